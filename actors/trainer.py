@@ -1,0 +1,98 @@
+"""The trainer actor: one rank of the TorchTitan model. Its arithmetic is in learner.py."""
+
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+from monarch.actor import Actor, current_rank, endpoint
+
+from titan_rl.config import Config
+from titan_rl.mesh.channel import RegionHandle, Transport
+from titan_rl.types import Row
+
+
+class Trainer(Actor):
+    """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
+
+    def __init__(self, config: Config, model_path: str, world_size: int):
+        self.config, self.model_path, self.world_size = config, model_path, world_size
+        self.rank = current_rank().rank
+
+    @endpoint
+    def open_store(self) -> tuple[str, int]:
+        """Rank 0 alone: where the ranks meet."""
+        from torch.distributed import TCPStore
+
+        self.store = TCPStore("127.0.0.1", 0, self.world_size, is_master=True, wait_for_workers=False)
+        return "127.0.0.1", self.store.port
+
+    @endpoint
+    def start(self, address: tuple[str, int]) -> int:
+        """Join the process group and build the model; this process's id."""
+        import torch.distributed as dist
+
+        from titan_rl.learner import Learner
+        from titan_rl.model.device import DEVICE_TYPE, local_device
+        from titan_rl.titan_config import build_titan
+
+        titan = build_titan(self.config)
+        if DEVICE_TYPE != "cpu":
+            import torch
+
+            torch.accelerator.set_device_index(local_device(self.rank).index)
+        store = dist.TCPStore(*address, self.world_size, is_master=False, wait_for_workers=False)
+        dist.init_process_group(
+            "gloo" if DEVICE_TYPE == "cpu" else "nccl",
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=titan.comm.init_timeout_seconds),
+        )
+        self.learner = Learner(self.config, titan, self.model_path)
+        return os.getpid()
+
+    @endpoint
+    def host(self) -> str:
+        return socket.gethostname()
+
+    @endpoint
+    def open_region(self, transport: Transport) -> RegionHandle:
+        """This rank's side of the weight channel."""
+        import torch
+
+        from titan_rl.mesh.channel import WeightWriter
+
+        dtype = getattr(torch, self.config.generator.dtype)
+        self.writer = WeightWriter(self.rank, self.learner.named_hf_parameters(), dtype)
+        return self.writer.handle(transport)
+
+    @endpoint
+    def warm_up(self, batches: list[list[Row]]) -> list[float]:
+        return self.learner.warm_up(batches, self.config.warmup.lr)
+
+    @endpoint
+    def train(self, rows: list[Row], has_signal: bool):
+        """One optimizer step on this rank's rows; StepMetrics of all ranks together."""
+        return self.learner.train(rows, has_signal, self.config.algorithm)
+
+    @endpoint
+    def publish(self, version: int) -> int:
+        """Lay the weights down for the generators; this rank's checksum."""
+        return self.writer.publish(version)
+
+    @endpoint
+    def save_checkpoint(self, folder: str) -> None:
+        from titan_rl.checkpoint import save_learner
+
+        save_learner(self.learner, Path(folder))
+
+    @endpoint
+    def load_checkpoint(self, folder: str) -> None:
+        from titan_rl.checkpoint import load_learner
+
+        load_learner(self.learner, Path(folder))
+
+    @endpoint
+    def save_hf(self, folder: str) -> None:
+        self.learner.save_hf(folder)

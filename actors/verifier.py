@@ -1,0 +1,50 @@
+"""The verifier actor: it drives episodes and has them scored, so that no slow tool or scorer stalls the controller."""
+
+import asyncio
+import os
+
+from monarch.actor import Actor, concurrent_endpoint
+
+from titan_rl.config import Config
+from titan_rl.episode import Sampling, demonstrate, run_group
+from titan_rl.tasks.base import make_task
+from titan_rl.tasks.scorer import Scorer
+from titan_rl.types import Group, Prompt, Rollout
+
+
+class Verifier(Actor):
+    """Drives many episodes at once; answers are scored one after the other in a process of its own."""
+
+    def __init__(self, config: Config, model_path: str):
+        self.config, self.model_path = config, model_path
+
+    @concurrent_endpoint
+    async def start(self, generators: list) -> tuple[int, int]:
+        """Load the tokenizer and start the scorer; the ids of both processes."""
+        from transformers import AutoTokenizer
+
+        task = self.config.task
+        arguments = dict(name=task.name, style=task.style, options=task.options)
+        self.generators = generators
+        self.task = make_task(**arguments)
+        self.tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, self.model_path)
+        self.scorer = Scorer(arguments, self.config.verifier.score_timeout)
+        await self.scorer.start()
+        return os.getpid(), self.scorer.process.pid
+
+    @concurrent_endpoint
+    async def run_group(self, prompt: Prompt, sampling: Sampling, replica: int) -> Group:
+        """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
+        return await run_group(
+            prompt,
+            task=self.task,
+            tokenizer=self.tokenizer,
+            ask=self.generators[replica].generate.call_one,
+            score=self.scorer.score,
+            sampling=sampling,
+            seed=self.config.run.seed,
+        )
+
+    @concurrent_endpoint
+    async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
+        return [demonstrate(prompt, self.task, self.tokenizer) for prompt in prompts]

@@ -1,0 +1,1 @@
+"""Reinforcement-learning post-training of language models on a mesh of actors."""

@@ -1,0 +1,24 @@
+"""Rewards in, advantages out: pure arithmetic on one group.
+
+Dimensions: G samples of a group.
+"""
+
+import numpy as np
+
+_EPSILON = 1e-6
+
+
+def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
+    """Each reward less the group's mean, over its standard deviation if ``normalize_std``; zeros if all are equal.
+
+    Source: GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr.GRPO, arXiv 2503.20783, section 3.2.
+    """
+    centred_G = rewards_G - rewards_G.mean()
+    if not centred_G.any():
+        return np.zeros_like(centred_G)
+    return centred_G / (rewards_G.std() + _EPSILON) if normalize_std else centred_G
+
+
+def demonstration(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
+    """Every sample counts alike: supervised learning."""
+    return np.ones_like(rewards_G)

@@ -1,0 +1,50 @@
+"""Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
+
+import numpy as np
+
+from titan_rl.algorithms import ALGORITHMS
+from titan_rl.config import AlgorithmConfig, RolloutConfig
+from titan_rl.packing import pack, token_weights
+from titan_rl.types import Batch, Group, Rollout, Sample
+
+
+def usable_rollouts(group: Group, algorithm: AlgorithmConfig) -> list[Rollout]:
+    """Those that may reach the loss: a timeout or a failure of the machinery never does."""
+    allowed = {"ok", "truncated"} if algorithm.train_truncated else {"ok"}
+    return [rollout for rollout in group.rollouts if rollout.status in allowed]
+
+
+def discard_reason(group: Group, algorithm: AlgorithmConfig) -> str | None:
+    """Why a group cannot be trained on, if it cannot: it takes two usable samples to compare."""
+    if group.refused:
+        return group.refused
+    if len(usable_rollouts(group, algorithm)) >= 2:
+        return None
+    statuses = [rollout.status for rollout in group.rollouts]
+    return max(("infra_error", "timeout", "truncated"), key=statuses.count)
+
+
+def _samples(rollouts: list[Rollout], algorithm: AlgorithmConfig) -> list[Sample]:
+    rewards_G = np.array([rollout.reward for rollout in rollouts], np.float64)
+    advantages_G = ALGORITHMS[algorithm.name].advantages(rewards_G, algorithm.normalize_std)
+    return [
+        Sample(rollout.tokens, rollout.provenance, rollout.logprobs, float(advantage))
+        for rollout, advantage in zip(rollouts, advantages_G, strict=True)
+    ]
+
+
+def build_batches(
+    groups: list[Group], algorithm: AlgorithmConfig, rollout: RolloutConfig, *, num_ranks: int, row_tokens: int
+) -> list[Batch]:
+    """One batch for each optimizer step; each is normalized by its own count of trained tokens."""
+    parts = np.array_split(np.arange(len(groups)), algorithm.updates_per_batch)
+    return [
+        pack(
+            [_samples(usable_rollouts(groups[index], algorithm), algorithm) for index in part],
+            num_ranks=num_ranks,
+            row_tokens=row_tokens,
+            share_prefix=rollout.share_prefix,
+            weigh=lambda samples: token_weights(samples, algorithm.aggregation, rollout.max_new_tokens),
+        )
+        for part in parts
+    ]

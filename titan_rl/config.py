@@ -1,0 +1,286 @@
+"""One TOML file, plus ``--section.key value`` overrides, becomes one checked configuration.
+
+The sections below are ours and need no torch. TorchTitan's sections keep its names and are built from its own
+dataclasses in titan_config.py. Whatever is wrong is a ConfigError: one line that says what, and how to mend it.
+"""
+
+import difflib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli
+from pydantic import Field, TypeAdapter, ValidationError
+
+TITAN_SECTIONS = (
+    "training",
+    "parallelism",
+    "optimizer",
+    "lr_scheduler",
+    "compile",
+    "activation_checkpoint",
+    "comm",
+    "debug",
+)
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class ConfigError(ValueError):
+    """A user's mistake: one line, exit code 2, nothing started."""
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    dir: str = ""
+    """Run directory; empty: ``runs/<file>-<date>-<time>``."""
+    seed: Whole = 1
+    """All randomness derives from it, by name."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    path: str = "tiny"
+    """A Hugging Face directory; ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
+
+
+@dataclass(kw_only=True)
+class TaskConfig:
+    name: str = "gcd"
+    """A reasoning-gym family (``titan-rl tasks`` lists them)."""
+    style: Literal["compact", "chat"] = "compact"
+    """``compact`` for tiny character models, ``chat`` for instruction-tuned ones."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the family, such as ``max_value``."""
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig:
+    name: str = "grpo"
+    """Which advantage and loss (algorithms.py)."""
+    normalize_std: bool = True
+    """Divide advantages by the group's standard deviation; false is Dr.GRPO's."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over the step's tokens; over its samples of each one's mean; or over samples x max_new_tokens (Dr.GRPO)."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """The ratio is clipped above 1 + clip_high."""
+    updates_per_batch: Count = 1
+    """Optimizer steps that a batch is split into."""
+    train_truncated: bool = True
+    """Whether samples that ran out of tokens are trained on (with the reward that they got)."""
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    prompts_per_step: Count = 16
+    """Groups that make up a batch."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Samples of each prompt."""
+    max_new_tokens: Count = 16
+    """Longest answer, end of sequence included."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the trainer uses the same."""
+    max_staleness: Whole = 0
+    """How many policy versions a sample may lag behind the weights it trains; 0 is on-policy and synchronous."""
+    share_prefix: bool = True
+    """Run a group's prompt through the trainer once instead of once a sample."""
+    max_retries: Whole = 2
+    """How often a group that met a failure of the machinery is issued again before it is discarded by name."""
+
+
+@dataclass(kw_only=True)
+class GeneratorConfig:
+    replicas: Count = 1
+    """vLLM engines."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_num_seqs: Count = 128
+    """Requests that one engine runs at once."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 0.5
+    """KV cache of one engine, where it runs on a CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """Share of a GPU's memory for one engine, where it runs on a GPU."""
+
+
+@dataclass(kw_only=True)
+class VerifierConfig:
+    procs: Count = 1
+    """Processes that drive episodes; each has scoring processes of its own."""
+    score_timeout: Seconds = 5.0
+    """Seconds that one answer may take to score; then its scorer is killed and the rollout is a ``timeout``."""
+    episode_timeout: Seconds = 300.0
+    """Seconds that a whole group may take."""
+
+
+@dataclass(kw_only=True)
+class WarmupConfig:
+    steps: Whole = 0
+    """Supervised steps on worked examples before reinforcement learning."""
+    examples_per_step: Count = 64
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate of the warm-up, which has an optimizer of its own."""
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    every: Whole = 0
+    """Steps between held-out evaluations; 0: only before the first step and after the last."""
+    prompts: Count = 256
+    """Held-out prompts, never trained on, answered greedily."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    every: Whole = 0
+    """Steps between checkpoints; 0: only when the run ends or is stopped."""
+    keep_latest_k: Count = 2
+
+
+@dataclass(kw_only=True)
+class MeshConfig:
+    transport: Literal["auto", "shared_memory", "rdma"] = "auto"
+    """How weights travel to generators; auto: shared memory on one host, RDMA between hosts."""
+    start_timeout: Seconds = 300.0
+    """Seconds within which all actors must be up."""
+    step_timeout: Seconds = 1800.0
+    """Seconds that one call to the trainer, or one weight update, may take."""
+
+
+@dataclass(kw_only=True)
+class MetricsConfig:
+    tensorboard: bool = True
+
+
+@dataclass(kw_only=True)
+class Config:
+    """A whole run. ``titan`` holds TorchTitan's sections as they were written."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    titan: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+OUR_SECTIONS = tuple(f.name for f in fields(Config) if f.name != "titan")
+
+
+def nearest(name: str, known) -> str:
+    """A hint for a misspelt name."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def build_section(cls: type, values: dict[str, Any], section: str):
+    """A dataclass from TOML values, strictly typed. Errors: ConfigError naming ``section.key``."""
+    known = {f.name for f in fields(cls) if not f.name.startswith("_")}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known)}")
+    try:
+        # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
+        return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([section, *(str(part) for part in first["loc"])])
+        raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """``["--training.steps", "20"]`` becomes ``{"training": {"steps": 20}}``; a bare flag is true; deeper dots nest."""
+    overrides: dict[str, dict[str, Any]] = {}
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        if not argument.startswith("--") or "." not in argument:
+            raise ConfigError(f"cannot read {argument!r}: overrides look like --section.key value")
+        name, has_value, text = argument[2:].partition("=")
+        if not has_value:
+            following = arguments[position + 1 : position + 2]
+            if following and not following[0].startswith("--"):
+                text, position = following[0], position + 1
+            else:
+                text = "true"
+        *path, key = name.split(".")
+        table = overrides
+        for part in path:
+            table = table.setdefault(part, {})
+        table[key] = _toml_value(text)
+        position += 1
+    return overrides
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomli.loads(f"value = {text}")["value"]
+    except tomli.TOMLDecodeError:
+        return text
+
+
+def _merge(base: dict, over: dict) -> dict:
+    merged = dict(base)
+    for key, value in over.items():
+        nests = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if nests else value
+    return merged
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Errors: ConfigError if the file is missing or is not TOML."""
+    try:
+        with open(path, "rb") as file:
+            return tomli.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a TOML file") from None
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Config:
+    """Parse and check our sections; TorchTitan's are checked by titan_config.build_titan. Needs no torch."""
+    tables = _merge(read_toml(path) if path else {}, overrides or {})
+    known = (*OUR_SECTIONS, *TITAN_SECTIONS)
+    for name, table in tables.items():
+        if name not in known:
+            raise ConfigError(f"unknown section [{name}]: {nearest(name, known)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
+    classes = {f.name: f.default_factory for f in fields(Config) if f.name != "titan"}
+    ours = {name: build_section(classes[name], tables.get(name, {}), name) for name in OUR_SECTIONS}
+    config = Config(**ours, titan={name: tables[name] for name in TITAN_SECTIONS if name in tables})
+    _check_combinations(config)
+    return config
+
+
+def _check_combinations(config: Config) -> None:
+    rollout, algorithm = config.rollout, config.algorithm
+    if algorithm.updates_per_batch > rollout.prompts_per_step:
+        raise ConfigError(
+            f"algorithm.updates_per_batch = {algorithm.updates_per_batch} is more than "
+            f"rollout.prompts_per_step = {rollout.prompts_per_step}: an optimizer step needs a group of its own"
+        )
+    if config.model.path == "tiny" and config.task.style == "chat":
+        raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
+    if config.model.path != "tiny" and not (Path(config.model.path) / "config.json").is_file():
+        raise ConfigError(
+            f"model.path = {config.model.path!r} holds no config.json: give a Hugging Face directory "
+            f"(`titan-rl model smollm2 DIR` makes one), or 'tiny'"
+        )
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, TorchTitan's sections beside ours."""
+    values = asdict(config)
+    return values | values.pop("titan")

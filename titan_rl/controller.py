@@ -1,0 +1,323 @@
+"""The loop. It moves prompts, small records and versions; tensors go from actor to actor.
+
+    prompts ─▶ groups ─▶ batch ─▶ optimizer step ─▶ weights v+1
+       ▲                                               │
+       └──────────── admission (staleness) ◀── live ◀──┘
+
+Admission decides who may be sampled under the live version; groups are trained in the order in which they were
+admitted, so what a batch holds does not depend on who was faster. With ``max_staleness = 0`` a batch is sampled,
+trained and published in turn; with more, sampling goes on meanwhile. There is no second code path.
+"""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from titan_rl.batching import build_batches, discard_reason
+from titan_rl.checkpoint import CheckpointFolder, ControllerState
+from titan_rl.config import AlgorithmConfig, Config
+from titan_rl.display import Display
+from titan_rl.episode import Sampling
+from titan_rl.evaluate import evaluate
+from titan_rl.ledger import Ledger
+from titan_rl.learner import StepMetrics, mean_metrics
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.waiting import within
+from titan_rl.metrics import MetricsLog, sampling_metrics, speeds, trained_metrics
+from titan_rl.packing import pack, token_weights
+from titan_rl.prompts import PromptStream
+from titan_rl.rollouts import write_rollouts
+from titan_rl.rundir import RunDir
+from titan_rl.staleness import Admission
+from titan_rl.statistics import Proportion
+from titan_rl.titan_config import TitanConfig
+from titan_rl.types import Batch, Group, Prompt, Sample
+
+_RESCUE_SECONDS = 60.0
+_MAX_DISCARDS = 20
+"""Batches' worth of groups that may be discarded in a row before the run gives up."""
+
+
+class Stopped(Exception):
+    """The user asked to stop."""
+
+
+@dataclass(frozen=True)
+class InFlight:
+    prompt: Prompt
+    group: asyncio.Task[Group]
+
+
+@dataclass
+class Progress:
+    """What a summary tells of a run, kept up as it goes."""
+
+    step: int = 0
+    held_out_before: Proportion | None = None
+    held_out_after: Proportion | None = None
+    seconds_to_first_step: float | None = None
+    seconds_warm_up: float = 0.0
+    seconds_training: float = 0.0
+
+
+class Controller:
+    """Owns the order of things. Everything else is owned by the components that it is given."""
+
+    def __init__(
+        self,
+        config: Config,
+        titan: TitanConfig,
+        run_dir: RunDir,
+        meshes: Meshes,
+        stream: PromptStream,
+        held_out: list[Prompt],
+        ledger: Ledger,
+        metrics: MetricsLog,
+        display: Display,
+    ):
+        self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
+        self.stream, self.held_out, self.ledger = stream, held_out, ledger
+        self.metrics, self.display = metrics, display
+        self.checkpoints = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+        self.progress = Progress()
+        self.stop_requested = asyncio.Event()
+        self._started = time.perf_counter()
+        self._in_flight: deque[InFlight] = deque()
+        self._backlog: deque[Prompt] = deque()
+        self._num_discarded_in_a_row = 0
+        self._saved_step = -1
+        self._trainer_is_idle = False
+
+    # the run
+
+    async def run(self, resume: bool) -> None:
+        """Errors: Stopped after a clean stop; anything else is a fault. Both save what can be saved."""
+        try:
+            await self._interruptible(self.meshes.start())
+            self.display.say(f"actors up after {self._elapsed():.1f} s, weights by {self.meshes.transport}")
+            self._trainer_is_idle = True
+            await (self._restore() if resume else self._begin())
+            start, before = time.perf_counter(), self.progress.seconds_training
+            while self.progress.step < self.titan.training.steps:
+                await self._step()
+                self.progress.seconds_training = before + time.perf_counter() - start
+            await self._finish()
+        except BaseException as error:
+            await self._rescue(error)
+            raise
+        finally:
+            for in_flight in self._in_flight:
+                in_flight.group.cancel()
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    async def _begin(self) -> None:
+        await self._warm_up()
+        await self._go_live(0)
+        self.progress.held_out_before = await self._evaluate("before reinforcement learning")
+
+    async def _restore(self) -> None:
+        found = self.checkpoints.latest()
+        assert found is not None, "the run directory was checked for a checkpoint"
+        path, state = found
+        await self.meshes.call_trainer("load_checkpoint", str(path))
+        self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in self.ledger.rewind(state.step))
+        self.stream.position = max([state.stream_position, *(int(p.id.rpartition("/")[2]) + 1 for p in self._backlog)])
+        self.progress.step = self._saved_step = state.step
+        self.progress.seconds_training = state.seconds_training
+        if (before := state.held_out_before) is not None:
+            self.progress.held_out_before = Proportion(before["correct"], before["count"])
+        self.display.say(f"resumed from {path}, {len(self._backlog)} prompts pending")
+        await self._go_live(state.step)
+
+    async def _finish(self) -> None:
+        for in_flight in self._in_flight:  # only prompts beyond the last step; they stay pending in the ledger
+            in_flight.group.cancel()
+        self.progress.held_out_after = await self._evaluate("after")
+        await self._save()
+        await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
+
+    async def _rescue(self, error: BaseException) -> None:
+        """Save a whole checkpoint if the trainer is between two steps and has something new."""
+        if not self._trainer_is_idle or self.progress.step in (0, self._saved_step):
+            return
+        try:
+            await within(_RESCUE_SECONDS, "saving the last checkpoint", self._save())
+            if isinstance(error, Stopped):
+                await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
+        except Exception as failure:  # the error that ended the run matters more
+            self.display.say(f"could not save step {self.progress.step}: {failure}")
+
+    async def _interruptible(self, awaitable):
+        """The awaitable's result, or Stopped as soon as the user asks."""
+        work = asyncio.ensure_future(awaitable)
+        stop = asyncio.ensure_future(self.stop_requested.wait())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not work.done():
+            work.cancel()
+            raise Stopped
+        return work.result()
+
+    # one step
+
+    async def _step(self) -> None:
+        start = time.perf_counter()
+        version = self.progress.step
+        groups = await self._interruptible(self._collect())
+        collected = time.perf_counter()
+        batches = build_batches(
+            groups,
+            self.config.algorithm,
+            self.config.rollout,
+            num_ranks=self.meshes.world_size,
+            row_tokens=self.titan.training.seq_len,
+        )
+        recording = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, version + 1, groups))
+        metrics = await self._train(batches)
+        await recording
+        self.ledger.train([group.prompt_id for group in groups], version + 1)
+        self.progress.step = version + 1
+        if self.progress.seconds_to_first_step is None:
+            self.progress.seconds_to_first_step = self._elapsed()
+        trained = time.perf_counter()
+        statistics = await self._go_live(version + 1)
+        now = time.perf_counter()
+        seconds = {
+            "generate": max(s.seconds_busy for s in statistics),
+            "score": sum(group.seconds_score for group in groups) / self.config.verifier.procs,
+            "wait": collected - start,
+            "forward_backward": metrics.seconds_forward_backward,
+            "optimizer": metrics.seconds_optimizer,
+            "weight_sync": now - trained,
+            "generator_pause": max(s.seconds_update for s in statistics),
+            "step": now - start,
+        }
+        await self._record(groups, batches, metrics, seconds, sum(s.num_tokens for s in statistics))
+        every = self.config.checkpoint.every
+        if every and self.progress.step % every == 0:
+            await self._save()
+
+    async def _collect(self) -> list[Group]:
+        """The next batch's groups, in the order of their admission."""
+        groups: list[Group] = []
+        while len(groups) < self.config.rollout.prompts_per_step:
+            self._admit()
+            group = await self._in_flight[0].group
+            self._in_flight.popleft()
+            reason = discard_reason(group, self.config.algorithm)
+            if reason is None:
+                groups.append(group)
+                self._num_discarded_in_a_row = 0
+            else:
+                self._discard(group, reason)
+        return groups
+
+    def _discard(self, group: Group, reason: str) -> None:
+        self.ledger.discard(group.prompt_id, reason)
+        self.admission.give_back()
+        self._num_discarded_in_a_row += 1
+        if self._num_discarded_in_a_row >= _MAX_DISCARDS * self.config.rollout.prompts_per_step:
+            raise RuntimeError(
+                f"the last {self._num_discarded_in_a_row} groups were all discarded, the last for {reason}"
+            )
+
+    def _admit(self) -> None:
+        while self.admission.can_admit():
+            self.admission.admit()
+            prompt = self._next_prompt()
+            self._in_flight.append(InFlight(prompt, asyncio.create_task(self._sample(prompt))))
+
+    def _next_prompt(self) -> Prompt:
+        if self._backlog:
+            return self._backlog.popleft()
+        prompt = next(self.stream)
+        self.ledger.issue(prompt.id)
+        return prompt
+
+    async def _sample(self, prompt: Prompt) -> Group:
+        rollout = self.config.rollout
+        sampling = Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, self.meshes.max_tokens)
+        group = await self.meshes.run_group(prompt, sampling)
+        for _ in range(rollout.max_retries):
+            if all(r.status != "infra_error" for r in group.rollouts):
+                break
+            group = await self.meshes.run_group(prompt, sampling)
+        return group
+
+    async def _train(self, batches: list[Batch]) -> StepMetrics:
+        self._trainer_is_idle = False
+        metrics = [await self.meshes.train(batch.rows, batch.has_signal) for batch in batches]
+        self._trainer_is_idle = True
+        return mean_metrics(metrics)
+
+    async def _go_live(self, version: int) -> list:
+        """Publish the weights, have all generators apply them, and admit what may now be sampled."""
+        statistics = await self.meshes.sync_weights(version)
+        if version == 0 or not hasattr(self, "admission"):
+            rollout = self.config.rollout
+            self.admission = Admission(rollout.prompts_per_step, rollout.max_staleness, version)
+        self.admission.advance(version)
+        return statistics
+
+    async def _record(
+        self, groups: list[Group], batches: list[Batch], metrics: StepMetrics, seconds: dict[str, float], generated: int
+    ) -> None:
+        step = self.progress.step
+        record = {"step": step, **sampling_metrics(groups, step - 1), **trained_metrics(metrics)}
+        record |= {f"seconds_{name}": value for name, value in seconds.items()}
+        record |= speeds(seconds, generated, sum(batch.num_tokens for batch in batches))
+        every = self.config.eval.every
+        if every and step % every == 0 and step < self.titan.training.steps:
+            record["held_out_accuracy"] = (await self._evaluate(f"at step {step}")).value
+        self.metrics.write(record)
+        self.display.step(record)
+
+    # what happens besides steps
+
+    async def _evaluate(self, when: str) -> Proportion:
+        result = await self._interruptible(evaluate(self.meshes, self.held_out, self.config.rollout.max_new_tokens))
+        self.metrics.write({"step": self.progress.step, "held_out_accuracy": result.value})
+        self.display.say(f"held-out accuracy {when}: {result}")
+        return result
+
+    async def _warm_up(self) -> None:
+        """Supervised steps on demonstrations from a stream of their own."""
+        warmup = self.config.warmup
+        if not warmup.steps:
+            return
+        start = time.perf_counter()
+        stream = PromptStream(self.stream.task, self.config.run.seed, "warmup")
+        prompts = list(islice(stream, warmup.steps * warmup.examples_per_step))
+        rollouts = await self._interruptible(self.meshes.demonstrate(prompts))
+        samples = [Sample(r.tokens, r.provenance, r.logprobs, 1.0) for r in rollouts]
+        batches = [
+            pack(
+                [[sample] for sample in samples[begin : begin + warmup.examples_per_step]],
+                num_ranks=self.meshes.world_size,
+                row_tokens=self.titan.training.seq_len,
+                share_prefix=False,
+                weigh=lambda part: token_weights(part, AlgorithmConfig().aggregation, 1),
+            )
+            for begin in range(0, len(samples), warmup.examples_per_step)
+        ]
+        losses = await self._interruptible(self.meshes.warm_up([batch.rows for batch in batches]))
+        self.progress.seconds_warm_up = time.perf_counter() - start
+        self.display.say(
+            f"warm-up: {len(losses)} supervised steps in {self.progress.seconds_warm_up:.1f} s, "
+            f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
+        )
+
+    async def _save(self) -> None:
+        progress = self.progress
+        folder = self.checkpoints.begin(progress.step)
+        await self.meshes.call_trainer("save_checkpoint", str(folder))
+        before = progress.held_out_before
+        state = ControllerState(
+            progress.step, self.stream.position, before.as_dict() if before else None, progress.seconds_training
+        )
+        self.checkpoints.commit(folder, state)
+        self._saved_step = progress.step

@@ -1,0 +1,78 @@
+"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+_COLUMNS = {
+    "reward": "{:.3f}",
+    "accuracy": "{:.1%}",
+    "groups_with_signal": "{:.0%}",
+    "entropy": "{:.3f}",
+    "response_length": "{:.1f}",
+    "clip_fraction": "{:.2%}",
+    "agreement_mean": "{:.6f}",
+    "agreement_max": "{:.4f}",
+    "kl_k3": "{:.2e}",
+    "grad_norm": "{:.3f}",
+    "staleness_max": "{:.0f}",
+    "seconds_generate": "{:.2f}",
+    "seconds_score": "{:.2f}",
+    "seconds_wait": "{:.2f}",
+    "seconds_forward_backward": "{:.2f}",
+    "seconds_optimizer": "{:.2f}",
+    "seconds_weight_sync": "{:.2f}",
+    "tokens_per_second_generate": "{:,.0f}",
+    "tokens_per_second_forward_backward": "{:,.0f}",
+}
+_IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
+_NUM_SHOWN = 8
+_LINE_EVERY = 10
+
+
+class Display:
+    """``step`` after each step, ``say`` for anything else, which also goes to the run's log; a context manager."""
+
+    def __init__(self, num_steps: int, log: Path | None = None):
+        self.console = Console()
+        self._log = open(log, "a", buffering=1) if log else None
+        self.num_steps = num_steps
+        self._recent: list[dict[str, float]] = []
+        self._live = (
+            Live(console=self.console, refresh_per_second=4, transient=False) if self.console.is_terminal else None
+        )
+
+    def __enter__(self) -> "Display":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._live:
+            self._live.stop()
+        if self._log:
+            self._log.close()
+
+    def say(self, text: str) -> None:
+        if self._log:
+            self._log.write(text + "\n")
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def step(self, record: dict[str, float]) -> None:
+        self._recent = [*self._recent[1 - _NUM_SHOWN :], record]
+        if self._live:
+            self._live.update(self._table())
+        elif record["step"] % _LINE_EVERY == 0 or record["step"] in (1, self.num_steps):
+            values = "  ".join(f"{name} {_COLUMNS[name].format(record[name])}" for name in _IN_LINE)
+            self.say(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
+
+    def _table(self) -> Table:
+        table = Table(title=f"step {self._recent[-1]['step']} of {self.num_steps}")
+        table.add_column("")
+        for record in self._recent:
+            table.add_column(str(record["step"]), justify="right")
+        for name, form in _COLUMNS.items():
+            table.add_row(name.replace("_", " "), *(form.format(record[name]) for record in self._recent))
+        return table

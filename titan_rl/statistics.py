@@ -1,0 +1,38 @@
+"""Proportions with their uncertainty."""
+
+import math
+from dataclasses import dataclass
+
+_Z = 1.959963984540054
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """``correct`` of ``count``, with Wilson's 95 % interval (Wilson 1927, JASA 22, 209-212)."""
+
+    correct: int
+    count: int
+
+    @property
+    def value(self) -> float:
+        return self.correct / self.count
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        n, p = self.count, self.value
+        centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z / (1 + _Z**2 / n) * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
+        return centre - half, centre + half
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%})"
+
+    def as_dict(self) -> dict:
+        return {
+            "accuracy": self.value,
+            "correct": self.correct,
+            "count": self.count,
+            "interval_95": list(self.interval),
+        }

@@ -1,0 +1,121 @@
+"""reasoning-gym families by name, as compact strings for tiny models or as chat messages.
+
+Nine families are refused: their scorers run the model's answer as Python. Three more pay for answers that say
+nothing, so for them only the exact answer counts.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.factory import DATASETS
+
+from titan_rl.config import ConfigError, nearest
+from titan_rl.types import Prompt
+
+RUNS_THE_ANSWER = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+PAYS_FOR_NOTHING = frozenset({"coin_flip", "complex_arithmetic", "game_of_life_halting"})
+
+
+def _expression(metadata: dict) -> str:
+    return metadata["expression"].replace(" ", "") + "="
+
+
+def _numbers(metadata: dict) -> str:
+    return ",".join(map(str, metadata["numbers"])) + "="
+
+
+COMPACT: dict[str, Callable[[dict], str]] = {
+    "chain_sum": _expression,
+    "count_bits": lambda metadata: f"{metadata['number']}=",
+    "decimal_chain_sum": _expression,
+    "fraction_simplification": lambda metadata: f"{metadata['numerator']}/{metadata['denominator']}=",
+    "gcd": _numbers,
+    "lcm": _numbers,
+    "products": _expression,
+    "spell_backward": lambda metadata: f"{metadata['word']}=",
+}
+"""Families that can be asked in a few characters, from their metadata."""
+
+
+def usable_families() -> list[str]:
+    return sorted(set(DATASETS) - RUNS_THE_ANSWER - {"composite"})
+
+
+class ReasoningGymTask:
+    def __init__(self, name: str, style: str, options: dict[str, Any]):
+        if name in RUNS_THE_ANSWER:
+            raise ConfigError(
+                f"task.name = {name!r} is refused: its scorer runs the model's answer as Python; choose another"
+            )
+        if name not in usable_families():
+            raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, usable_families())}")
+        if style == "compact" and name not in COMPACT:
+            raise ConfigError(
+                f"task.style = 'compact' is not defined for {name!r}: use 'chat', or one of {', '.join(sorted(COMPACT))}"
+            )
+        self.name, self.style, self.options = name, style, dict(options)
+        self.shots = self.options.pop("shots", 0)
+        if not isinstance(self.shots, int) or self.shots < 0:
+            raise ConfigError(f"task.options.shots = {self.shots!r}: give the number of worked examples, at least 0")
+        self._check_options()
+        self._datasets: dict[int, Any] = {}
+        self._dataset(0)
+
+    def _check_options(self) -> None:
+        known = {f.name for f in dataclasses.fields(DATASETS[self.name][1])} - {"seed", "size"}
+        for key in self.options:
+            if key not in known:
+                raise ConfigError(f"unknown key task.options.{key}: {nearest(key, known | {'shots'})}")
+
+    def _dataset(self, seed: int):
+        if seed not in self._datasets:
+            try:
+                self._datasets[seed] = reasoning_gym.create_dataset(
+                    self.name, seed=seed, size=2**31 - 1, **self.options
+                )
+            except (AssertionError, TypeError, ValueError) as error:
+                raise ConfigError(f"task.options = {self.options}: {self.name} says {error}") from None
+        return self._datasets[seed]
+
+    def _entry(self, prompt: Prompt) -> dict:
+        return self._dataset(prompt.entry["seed"])[prompt.entry["index"]]
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        entry = self._dataset(seed)[index]
+        text = COMPACT[self.name](entry["metadata"]) if self.style == "compact" else entry["question"].strip()
+        return Prompt(f"{stream}/{index:07d}", text, str(entry["answer"]), {"seed": seed, "index": index})
+
+    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+        if self.style == "compact":
+            return prompt.text
+        messages = []
+        for shot in range(self.shots):  # from a seed of their own, so no shot gives a held-out answer away by design
+            example = self.prompt("shot", 2**31 - 1, shot)
+            messages += [dict(role="user", content=example.text), dict(role="assistant", content=example.answer)]
+        return [*messages, dict(role="user", content=prompt.text)]
+
+    def demonstration(self, prompt: Prompt) -> str:
+        return prompt.answer
+
+    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
+        return None
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        answer, entry = answers[-1].strip(), self._entry(prompt)
+        if self.name in PAYS_FOR_NOTHING:
+            return {"exact": float(answer == str(entry["answer"]))}
+        return {"score": float(self._dataset(prompt.entry["seed"]).score_answer(answer=answer, entry=entry))}

@@ -1,0 +1,142 @@
+"""The vocabulary that crosses rooms, from a prompt to a packed batch. No torch here: these travel in messages.
+
+Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+Status = Literal["ok", "truncated", "timeout", "infra_error"]
+"""How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
+
+
+class Provenance(IntEnum):
+    """Who wrote a token."""
+
+    TEMPLATE = 0
+    MODEL = 1
+    TOOL = 2
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question of a task."""
+
+    id: str
+    """Unique in a run: the stream and the place in it, e.g. ``train/000012``."""
+    text: str
+    answer: str
+    """The expected answer. It stays with the verifier: no generator and no sandbox ever sees it."""
+    entry: dict
+    """What the task's scorer needs besides."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of the model inside a rollout: tokens [start, stop)."""
+
+    start: int
+    stop: int
+    stop_reason: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a generator gives back for one request."""
+
+    tokens: np.ndarray
+    """int32 [T], end of sequence included."""
+    logprobs: np.ndarray
+    """float32 [T]: log-probability of each token under the distribution that it was drawn from."""
+    versions: np.ndarray
+    """int32 [T]: policy version that made each token."""
+    stop_reason: str
+
+
+@dataclass
+class Rollout:
+    """One sample: every token with its provenance, its sampling logprob and its policy version."""
+
+    prompt_id: str
+    sample: int
+    tokens: np.ndarray
+    provenance: np.ndarray
+    """int8 [T]"""
+    logprobs: np.ndarray
+    """float32 [T]; 0 where the model did not write the token."""
+    versions: np.ndarray
+    """int32 [T]; -1 where the model did not write the token."""
+    turns: list[Turn]
+    status: Status
+    reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    text: str = ""
+    """What the model wrote, for people."""
+
+    @property
+    def num_model_tokens(self) -> int:
+        return int((self.provenance == Provenance.MODEL).sum())
+
+
+@dataclass
+class Group:
+    """The samples of one prompt."""
+
+    prompt_id: str
+    rollouts: list[Rollout]
+    refused: str = ""
+    """Why there are no rollouts, if there are none."""
+    seconds_generate: float = 0.0
+    """From the first request to the last answer."""
+    seconds_score: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the packer needs of a rollout."""
+
+    tokens: np.ndarray
+    provenance: np.ndarray
+    logprobs: np.ndarray
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens [start, start + length) of a packed row, which see themselves and their prefix."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One packed row. Trained token s was predicted at position ``source_S[s]`` of the row."""
+
+    tokens_T: np.ndarray
+    positions_T: np.ndarray
+    segments: list[Segment]
+    source_S: np.ndarray
+    target_S: np.ndarray
+    logprob_S: np.ndarray
+    """Sampling log-probability of each trained token."""
+    advantage_S: np.ndarray
+    weight_S: np.ndarray
+    """Weight of each trained token in the loss; the loss is a plain sum over all rows of all ranks."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for each data-parallel rank, the same number for every rank."""
+
+    rows: list[list[Row]]
+    num_tokens: int
+    """Tokens that go through the model."""
+    num_trained_tokens: int
+    has_signal: bool
+    """Whether any advantage differs from 0."""
