@@ -10,6 +10,7 @@ trained and published in turn; with more, sampling goes on meanwhile. There is n
 """
 
 import asyncio
+import json
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from titan_rl.config import AlgorithmConfig, Config
 from titan_rl.display import Display
 from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
-from titan_rl.ledger import Ledger
 from titan_rl.learner import StepMetrics, mean_metrics
+from titan_rl.ledger import Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import within
 from titan_rl.metrics import MetricsLog, sampling_metrics, speeds, trained_metrics
@@ -96,6 +97,7 @@ class Controller:
         """Errors: Stopped after a clean stop; anything else is a fault. Both save what can be saved."""
         try:
             await self._interruptible(self.meshes.start())
+            self.run_dir.pids.write_text(json.dumps(self.meshes.pids, indent=2) + "\n")
             self.display.say(f"actors up after {self._elapsed():.1f} s, weights by {self.meshes.transport}")
             self._trainer_is_idle = True
             await (self._restore() if resume else self._begin())

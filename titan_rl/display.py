@@ -37,7 +37,7 @@ class Display:
 
     def __init__(self, num_steps: int, log: Path | None = None):
         self.console = Console()
-        self._log = open(log, "a", buffering=1) if log else None
+        self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115  (closed on exit)
         self.num_steps = num_steps
         self._recent: list[dict[str, float]] = []
         self._live = (

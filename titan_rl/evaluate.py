@@ -2,11 +2,14 @@
 
 import asyncio
 
-from titan_rl.config import ConfigError
+from titan_rl.checks import check_model
+from titan_rl.config import Config, ConfigError
 from titan_rl.episode import Sampling
-from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.meshes import ALL_PARTS, Meshes
+from titan_rl.prompts import held_out_prompts
 from titan_rl.statistics import Proportion
-from titan_rl.tasks.base import correct
+from titan_rl.tasks.base import correct, make_task
+from titan_rl.titan_config import build_titan
 from titan_rl.types import Prompt
 
 
@@ -26,3 +29,18 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
         raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
     return Proportion(sum(correct(rollout.reward) for rollout in rollouts), len(rollouts))
+
+
+async def evaluate_directory(config: Config) -> Proportion:
+    """Held-out accuracy of ``model.path``, without a trainer. Errors: ConfigError before any start."""
+    if config.model.path == "tiny":
+        raise ConfigError("eval needs a model: give its Hugging Face directory")
+    task = make_task(config.task.name, config.task.style, config.task.options)
+    prompts = held_out_prompts(task, config.eval.prompts)
+    check_model(config)
+    meshes = Meshes(config, build_titan(config), config.model.path, ALL_PARTS - {"trainer"})
+    try:
+        await meshes.start()
+        return await evaluate(meshes, prompts, config.rollout.max_new_tokens)
+    finally:
+        await meshes.stop()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import titan_rl.model.device as device
+import titan_rl.model.device as device  # isort: skip  (before any other torchtitan module)
 
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
@@ -42,7 +42,7 @@ class StepMetrics:
     """Mean of exp|trainer logprob - sampling logprob|."""
     agreement_max: float = 1.0
     kl_k3: float = 0.0
-    """Mean of r - 1 - log r with r the ratio of trainer to sampler (Schulman's k3 estimator of KL(sampler, trainer))."""
+    """Mean of r - 1 - log r, r the ratio of trainer to sampler: Schulman's k3 estimate of KL(sampler, trainer)."""
     num_trained_tokens: int = 0
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0

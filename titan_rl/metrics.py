@@ -46,7 +46,7 @@ class MetricsLog:
     """``metrics.jsonl`` of a run directory, and TensorBoard beside it."""
 
     def __init__(self, root: Path, tensorboard: bool):
-        self._file = open(root / "metrics.jsonl", "a", buffering=1)
+        self._file = open(root / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115  (closed by close)
         self._writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter

@@ -25,12 +25,14 @@ class RunDir:
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"
+        self.pids = root / "pids.json"
+        """Process ids of the run's actors, by name."""
 
     def open(self, config: Config) -> None:
         """Make it ours. Errors: ConfigError if another process runs in it."""
         self.rollouts.mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
-        self._lock = open(self.root / "lock", "w")
+        self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -50,7 +52,7 @@ def new_run_dir(config: Config, config_file: str | None) -> RunDir:
 
 
 def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
-    """``run.dir``, or else the newest run of the same TOML. Errors: ConfigError if there is none, or no checkpoint in it."""
+    """``run.dir``, or else the newest run of the same TOML. Errors: ConfigError if none has a checkpoint."""
     if config.run.dir:
         roots = [Path(config.run.dir)]
     else:

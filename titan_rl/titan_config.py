@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-import titan_rl.model.device as device
+import titan_rl.model.device as device  # isort: skip  (before any other torchtitan module)
 
 from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer

@@ -24,6 +24,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     held_out = held_out_prompts(task, config.eval.prompts)
     run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
 
+    from titan_rl.checks import check_algorithm, check_model
     from titan_rl.titan_config import build_titan
 
     titan = build_titan(config)
@@ -31,28 +32,6 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     check_model(config)
     run_dir.open(config)
     return asyncio.run(_run(config, titan, run_dir, task, held_out, resume))
-
-
-def check_algorithm(config: Config) -> None:
-    from titan_rl.algorithms import ALGORITHMS
-    from titan_rl.config import nearest
-
-    if config.algorithm.name not in ALGORITHMS:
-        raise ConfigError(
-            f"algorithm.name = {config.algorithm.name!r} is unknown: {nearest(config.algorithm.name, ALGORITHMS)}"
-        )
-
-
-def check_model(config: Config) -> None:
-    """That the trainer can build it, from its config.json alone."""
-    if config.model.path == "tiny":
-        return
-    from titan_rl.model.spec import read_hf_config
-
-    try:
-        read_hf_config(config.model.path)
-    except ValueError as error:
-        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
 
 
 def model_path(config: Config, run_dir: RunDir) -> str:

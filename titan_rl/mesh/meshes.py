@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 
@@ -31,7 +31,10 @@ from titan_rl.model.spec import read_hf_config
 from titan_rl.titan_config import TitanConfig
 from titan_rl.types import Group, Prompt
 
-_STOP_SECONDS = 10.0
+ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
+"""Generators are needed by verifiers; a trainer stands alone."""
+_STOP_SECONDS = 3.0
+"""Seconds that processes have to stop by themselves; then they are killed."""
 
 
 class ActorFault(RuntimeError):
@@ -51,8 +54,8 @@ def _interrupts_ignored():
 class Meshes:
     """Owns every actor of a run and the weight channel between them."""
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str, with_trainer: bool = True):
-        self.config, self.titan, self.model_path, self.with_trainer = config, titan, model_path, with_trainer
+    def __init__(self, config: Config, titan: TitanConfig, model_path: str, parts: frozenset[str] = ALL_PARTS):
+        self.config, self.titan, self.model_path, self.parts = config, titan, model_path, parts
         self.world_size = titan.world_size
         self.pids: dict[int, str] = {}
         self._fault: asyncio.Future[str] | None = None
@@ -79,33 +82,25 @@ class Meshes:
         threads = share_cores(
             available_cores(), self.world_size, config.generator.replicas, alternating=config.rollout.max_staleness == 0
         )
-        if self.with_trainer:
-            self.trainer = self._spawn(
-                "trainer",
-                self.world_size,
-                trainer_environment(threads),
-                Trainer,
-                config,
-                self.model_path,
-                self.world_size,
-            )
-        self.generators = [
-            self._spawn(
-                f"generator{replica}",
-                1,
-                generator_environment(threads, DEVICE_TYPE == "cpu"),
-                *(Generator, config.generator, self.model_path, self.max_tokens),
-            )
-            for replica in range(config.generator.replicas)
-        ]
-        self.verifiers = self._spawn(
-            "verifier", config.verifier.procs, verifier_environment(), Verifier, config, self.model_path
-        )
-        starts = [self._start_generators(), self._start_verifiers()]
-        if self.with_trainer:
+        starts = []
+        if "trainer" in self.parts:
+            arguments = (Trainer, config, self.model_path, self.world_size)
+            self.trainer = self._spawn("trainer", self.world_size, trainer_environment(threads), *arguments)
             starts.append(self._start_trainer())
+        if "generators" in self.parts:
+            environment = generator_environment(threads, DEVICE_TYPE == "cpu")
+            arguments = (Generator, config.generator, self.model_path, self.max_tokens)
+            self.generators = [
+                self._spawn(f"generator{replica}", 1, environment, *arguments)
+                for replica in range(config.generator.replicas)
+            ]
+            starts.append(self._start_generators())
+        if "verifiers" in self.parts:
+            arguments = (Verifier, config, self.model_path)
+            self.verifiers = self._spawn("verifier", config.verifier.procs, verifier_environment(), *arguments)
+            starts.append(self._start_verifiers())
         await self.guard(config.mesh.start_timeout, "starting the actors", asyncio.gather(*starts))
-        if self.with_trainer:
+        if {"trainer", "generators"} <= self.parts:
             await self.guard(config.mesh.start_timeout, "connecting generators to the trainer", self._connect())
 
     @property
@@ -224,12 +219,12 @@ class Meshes:
         stops = [asyncio.ensure_future(_stop(mesh)) for mesh in reversed(self._proc_meshes)]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)
+        for pid in filter(_is_running, self.pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _STOP_SECONDS
-        while (alive := [pid for pid in self.pids if _is_running(pid)]) and time.monotonic() < deadline:
-            if time.monotonic() > deadline - _STOP_SECONDS / 2:
-                for pid in alive:
-                    os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.05)
+        while any(map(_is_running, self.pids)) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
 
 
 async def _gather(calls: list) -> list:

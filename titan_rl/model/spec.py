@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import titan_rl.model.device  # noqa: F401  (before any other torchtitan import)
+import titan_rl.model.device  # noqa: F401  # isort: skip  (before any other torchtitan module)
 
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
@@ -34,7 +34,7 @@ class PackedDecoder:
     """A TorchTitan decoder that projects only the chosen positions onto the vocabulary."""
 
     def forward(self, tokens_BL, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None):
-        """Logits of the row's positions ``logit_index_S``: [S, vocabulary]; of all of them, [B, L, vocabulary], if None."""
+        """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary]."""
         hidden = self.tok_embeddings(tokens_BL)
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
-from transformers import LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from titan_rl.model.tokenizer import character_tokenizer
 

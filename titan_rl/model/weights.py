@@ -26,9 +26,9 @@ def named_hf_parameters(spec: ModelSpec, model: torch.nn.Module) -> dict[str, to
     return {hf: state[titan] for hf, titan in hf_names(spec, list(state)).items()}
 
 
-def _tensor_files(path: Path) -> dict[str, Path]:
+def tensor_files(path: str | Path) -> dict[str, Path]:
     """Tensor name to the file that holds it. Errors: ValueError if the directory holds no safetensors."""
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(Path(path).glob("*.safetensors"))
     if not files:
         raise ValueError(f"no *.safetensors in {path}: give a Hugging Face model directory")
     names = {}
@@ -44,7 +44,7 @@ def load_hf(spec: ModelSpec, model: torch.nn.Module, path: str | Path) -> dict[s
 
     Every rank reads what it needs from the file. Errors: ValueError if a tensor is missing or its shape differs.
     """
-    parameters, files = named_hf_parameters(spec, model), _tensor_files(Path(path))
+    parameters, files = named_hf_parameters(spec, model), tensor_files(path)
     if missing := sorted(set(parameters) - set(files)):
         raise ValueError(f"{path} lacks {len(missing)} tensors that config.json asks for, first {missing[0]}")
     dtypes = {}
@@ -71,7 +71,7 @@ def full_tensors(parameters: dict[str, torch.Tensor]) -> Iterator[tuple[str, tor
 
 @torch.no_grad()
 def save_hf(spec: ModelSpec, model: torch.nn.Module, source: Path, out: Path, dtypes: dict[str, torch.dtype]) -> None:
-    """Write an HF directory: the tensors in ``dtypes``, everything else as in ``source``. All ranks call; rank 0 writes."""
+    """Write an HF directory: tensors in ``dtypes``, the rest as in ``source``. All ranks call; rank 0 writes."""
     writes = not dist.is_initialized() or dist.get_rank() == 0
     tensors = {}
     for name, tensor in full_tensors(named_hf_parameters(spec, model)):

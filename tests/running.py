@@ -1,0 +1,118 @@
+"""Runs of the real thing, small: the command line in a process of its own, and trainers on recorded rollouts."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from titan_rl.batching import build_batches
+from titan_rl.config import load_config
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.rollouts import read_rollouts
+from titan_rl.titan_config import build_titan
+
+SMALL = {
+    "task.name": "gcd",
+    "task.options.max_value": 60,
+    "rollout.prompts_per_step": 4,
+    "rollout.group_size": 4,
+    "rollout.max_new_tokens": 5,
+    "training.seq_len": 512,
+    "eval.prompts": 16,
+    "optimizer.lr": 1e-3,
+    "warmup.steps": 10,
+}
+
+
+def overrides(**settings) -> list[str]:
+    """``training__steps=3`` becomes ``--training.steps 3``, on top of SMALL."""
+    merged = SMALL | {name.replace("__", "."): value for name, value in settings.items()}
+    return [part for name, value in merged.items() for part in (f"--{name}", str(value))]
+
+
+def start(root: Path, *flags: str, **settings) -> subprocess.Popen:
+    """A training run under way; its output goes to ``root``'s side."""
+    command = [sys.executable, "-m", "titan_rl.train", "--run.dir", str(root), *flags, *overrides(**settings)]
+    with open(root.parent / f"{root.name}.out", "w") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def output(root: Path) -> str:
+    return (root.parent / f"{root.name}.out").read_text()
+
+
+def train(root: Path, *flags: str, timeout: float = 180, **settings) -> int:
+    """A whole training run; its exit code."""
+    return start(root, *flags, **settings).wait(timeout)
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below one, as /proc tells."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except FileNotFoundError:
+        return ""
+
+
+def wait_for_step(root: Path, step: int, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        metrics = root / "metrics.jsonl"
+        if metrics.exists() and f'"step": {step}, "reward"' in metrics.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was not reached: {output(root)[-2000:]}")
+
+
+def gone(pids: set[int], timeout: float = 10) -> bool:
+    deadline = time.monotonic() + timeout
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def replay(root: Path, first: int, last: int, *, checkpoint: Path | None = None, **settings) -> list:
+    """StepMetrics of fresh trainer actors on a run's recorded rollouts of steps ``first`` to ``last``."""
+    arguments = dict(zip(*[iter(overrides(**settings))] * 2, strict=True))
+    config = load_config(None, _tables(arguments))
+    titan = build_titan(config)
+
+    async def run():
+        meshes = Meshes(config, titan, str(root / "base_model"), frozenset({"trainer"}))
+        try:
+            await meshes.start()
+            if checkpoint is not None:
+                await meshes.call_trainer("load_checkpoint", str(checkpoint))
+            metrics = []
+            for step in range(first, last + 1):
+                [batch] = build_batches(
+                    read_rollouts(root / "rollouts", step),
+                    config.algorithm,
+                    config.rollout,
+                    num_ranks=meshes.world_size,
+                    row_tokens=titan.training.seq_len,
+                )
+                metrics.append(await meshes.train(batch.rows, batch.has_signal))
+            return metrics
+        finally:
+            await meshes.stop()
+
+    return asyncio.run(run())
+
+
+def _tables(arguments: dict[str, str]) -> dict:
+    from titan_rl.config import parse_overrides
+
+    return parse_overrides([part for pair in arguments.items() for part in pair])

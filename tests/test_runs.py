@@ -1,0 +1,87 @@
+"""Runs in other modes, and runs that are stopped or hurt: what they say, what they save, what they leave behind."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import running
+
+from titan_rl.ledger import Ledger
+from titan_rl.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+
+
+def test_asynchronous_two_of_everything_over_rdma(tmp_path):
+    """Staleness stays in its bound, two engines and two verifiers share the work, two ranks publish over RDMA."""
+    root = tmp_path / "run"
+    code = running.train(
+        root,
+        training__steps=6,
+        rollout__max_staleness=1,
+        generator__replicas=2,
+        verifier__procs=2,
+        parallelism__data_parallel_shard_degree=2,
+        mesh__transport="rdma",
+        algorithm__updates_per_batch=2,
+    )
+    assert code == 0, running.output(root)[-3000:]
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert max(record["staleness_max"] for record in records) == 1
+    assert all(record["agreement_mean"] <= 1.5 for record in records)
+    assert "weights by rdma" in running.output(root)
+    account = Ledger(root / "ledger.db").account()
+    assert account["trained"] == 24 and account["issued"] == 24 + account["pending"]
+
+
+def test_stop_saves_and_resume_goes_on(tmp_path):
+    root = tmp_path / "run"
+    process = running.start(root, training__steps=5000)
+    running.wait_for_step(root, 3)
+    children = running.descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole process group
+    assert process.wait(30) == 130, running.output(root)[-3000:]
+    assert running.gone(children)
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["why_ended"] == "stopped by the user"
+    done = summary["steps_done"]
+    assert (root / "checkpoints" / f"step-{done:06d}").is_dir() and (root / "model" / "config.json").is_file()
+
+    assert running.train(root, "--resume", training__steps=done + 2) == 0, running.output(root)[-3000:]
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["steps_done"] == done + 2
+    account = Ledger(root / "ledger.db").account()
+    assert account == {"issued": 4 * (done + 2), "trained": 4 * (done + 2), "pending": 0}
+
+
+@pytest.mark.parametrize("victim", ["generator", "trainer", "verifier"])
+def test_a_killed_actor_ends_the_run_by_name(tmp_path, victim):
+    root = tmp_path / "run"
+    process = running.start(root, training__steps=5000)
+    running.wait_for_step(root, 2)
+    children = running.descendants(process.pid)
+    pids = json.loads((root / "pids.json").read_text())
+    os.kill(next(int(pid) for pid, name in pids.items() if name.startswith(victim)), signal.SIGKILL)
+    start = time.monotonic()
+    assert process.wait(60) == 1, running.output(root)[-3000:]
+    assert time.monotonic() - start < 40
+    assert running.gone(children)
+    summary = json.loads((root / "summary.json").read_text())
+    assert victim in summary["why_ended"]
+
+
+def test_a_wrong_config_starts_nothing(tmp_path):
+    for settings, word in (
+        (dict(task__name="countdown"), "Python"),
+        (dict(rollout__group_size=1), "rollout.group_size"),
+        (dict(model__path=str(tmp_path)), "config.json"),
+        (dict(parallelism__tensor_parallel_degree=2), "tensor_parallel_degree"),
+        (dict(algorithm__name="gpro"), "grpo"),
+    ):
+        root = tmp_path / "run"
+        assert running.train(root, **settings) == 2
+        said = running.output(root).strip()
+        assert len(said.splitlines()) == 1 and word in said, said
+        assert not root.exists()

