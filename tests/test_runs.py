@@ -70,6 +70,8 @@ def test_a_killed_actor_ends_the_run_by_name(tmp_path, victim):
     assert running.gone(children)
     summary = json.loads((root / "summary.json").read_text())
     assert victim in summary["why_ended"]
+    if victim != "trainer":
+        assert list((root / "checkpoints").glob("step-*")), "the trainer was whole, so its state had to be saved"
 
 
 def test_a_wrong_config_starts_nothing(tmp_path):

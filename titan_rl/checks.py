@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from titan_rl.config import Config, ConfigError, nearest
+from titan_rl.tasks.base import Task
+from titan_rl.types import Prompt
 
 
 def check_algorithm(config: Config) -> None:
@@ -12,6 +14,25 @@ def check_algorithm(config: Config) -> None:
     if config.algorithm.name not in ALGORITHMS:
         raise ConfigError(
             f"algorithm.name = {config.algorithm.name!r} is unknown: {nearest(config.algorithm.name, ALGORITHMS)}"
+        )
+
+
+def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt]) -> None:
+    """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer."""
+    if config.model.path == "tiny":
+        return
+    from transformers import AutoTokenizer
+
+    from titan_rl.episode import encode_prompt
+    from titan_rl.model.spec import longest_rollout
+
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    longest = max(len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts)
+    room = longest_rollout(seq_len, config.model.path) - config.rollout.max_new_tokens
+    if longest > room:
+        raise ConfigError(
+            f"training.seq_len = {seq_len} leaves {room} tokens for prompts, but they have up to {longest}: "
+            f"raise it (the model's positions are the limit), or ask for less in task.options"
         )
 
 

@@ -22,11 +22,10 @@ from titan_rl.config import AlgorithmConfig, Config
 from titan_rl.display import Display
 from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
-from titan_rl.learner import StepMetrics, mean_metrics
 from titan_rl.ledger import Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import within
-from titan_rl.metrics import MetricsLog, sampling_metrics, speeds, trained_metrics
+from titan_rl.metrics import MetricsLog, mean_metrics, sampling_metrics, speeds, trained_metrics
 from titan_rl.packing import pack, token_weights
 from titan_rl.prompts import PromptStream
 from titan_rl.rollouts import write_rollouts
@@ -34,7 +33,7 @@ from titan_rl.rundir import RunDir
 from titan_rl.staleness import Admission
 from titan_rl.statistics import Proportion
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import Batch, Group, Prompt, Sample
+from titan_rl.types import Batch, Group, Prompt, Sample, StepMetrics
 
 _RESCUE_SECONDS = 60.0
 _MAX_DISCARDS = 20
@@ -118,6 +117,7 @@ class Controller:
 
     async def _begin(self) -> None:
         await self._warm_up()
+        self._open_admission(0)
         await self._go_live(0)
         self.progress.held_out_before = await self._evaluate("before reinforcement learning")
 
@@ -133,7 +133,12 @@ class Controller:
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion(before["correct"], before["count"])
         self.display.say(f"resumed from {path}, {len(self._backlog)} prompts pending")
+        self._open_admission(state.step)
         await self._go_live(state.step)
+
+    def _open_admission(self, version: int) -> None:
+        rollout = self.config.rollout
+        self.admission = Admission(rollout.prompts_per_step, rollout.max_staleness, version)
 
     async def _finish(self) -> None:
         for in_flight in self._in_flight:  # only prompts beyond the last step; they stay pending in the ledger
@@ -146,6 +151,7 @@ class Controller:
         """Save a whole checkpoint if the trainer is between two steps and has something new."""
         if not self._trainer_is_idle or self.progress.step in (0, self._saved_step):
             return
+        self.meshes.acknowledge_fault()
         try:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self._save())
             if isinstance(error, Stopped):
@@ -259,9 +265,6 @@ class Controller:
     async def _go_live(self, version: int) -> list:
         """Publish the weights, have all generators apply them, and admit what may now be sampled."""
         statistics = await self.meshes.sync_weights(version)
-        if version == 0 or not hasattr(self, "admission"):
-            rollout = self.config.rollout
-            self.admission = Admission(rollout.prompts_per_step, rollout.max_staleness, version)
         self.admission.advance(version)
         return statistics
 

@@ -1,5 +1,6 @@
 """What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
 
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +30,8 @@ _COLUMNS = {
 }
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
 _NUM_SHOWN = 8
-_LINE_EVERY = 10
+_LINE_SECONDS = 3.0
+"""Without a terminal, a line at most this often."""
 
 
 class Display:
@@ -39,6 +41,7 @@ class Display:
         self.console = Console()
         self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115  (closed on exit)
         self.num_steps = num_steps
+        self._last_line = 0.0
         self._recent: list[dict[str, float]] = []
         self._live = (
             Live(console=self.console, refresh_per_second=4, transient=False) if self.console.is_terminal else None
@@ -64,7 +67,8 @@ class Display:
         self._recent = [*self._recent[1 - _NUM_SHOWN :], record]
         if self._live:
             self._live.update(self._table())
-        elif record["step"] % _LINE_EVERY == 0 or record["step"] in (1, self.num_steps):
+        elif time.monotonic() - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
+            self._last_line = time.monotonic()
             values = "  ".join(f"{name} {_COLUMNS[name].format(record[name])}" for name in _IN_LINE)
             self.say(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from titan_rl.checks import check_model
+from titan_rl.checks import check_model, check_prompts
 from titan_rl.config import Config, ConfigError
 from titan_rl.episode import Sampling
 from titan_rl.mesh.meshes import ALL_PARTS, Meshes
@@ -16,14 +16,12 @@ from titan_rl.types import Prompt
 async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -> Proportion:
     """Share of right answers. An answer that the machinery failed to score is an error, not a wrong answer.
 
-    Errors: ConfigError if a prompt leaves no room for an answer; RuntimeError if an answer could not be scored.
+    Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored.
     """
     sampling = Sampling(num_samples=1, max_new_tokens=max_new_tokens, temperature=0.0, max_tokens=meshes.max_tokens)
     groups = await asyncio.gather(*(meshes.run_group(prompt, sampling) for prompt in prompts))
     if any(group.refused for group in groups):
-        raise ConfigError(
-            "a held-out prompt is longer than training.seq_len or the model's positions: raise training.seq_len"
-        )
+        raise RuntimeError("a held-out prompt leaves no room for an answer: raise training.seq_len")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
         raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}")
@@ -38,7 +36,9 @@ async def evaluate_directory(config: Config) -> Proportion:
     task = make_task(config.task.name, config.task.style, config.task.options)
     prompts = held_out_prompts(task, config.eval.prompts)
     check_model(config)
-    meshes = Meshes(config, build_titan(config), config.model.path, ALL_PARTS - {"trainer"})
+    titan = build_titan(config)
+    check_prompts(config, titan.training.seq_len, task, prompts)
+    meshes = Meshes(config, titan, config.model.path, ALL_PARTS - {"trainer"})
     try:
         await meshes.start()
         return await evaluate(meshes, prompts, config.rollout.max_new_tokens)

@@ -27,6 +27,9 @@ from titan_rl.mesh import vllm_transfer
 from titan_rl.mesh.channel import WeightReader, WeightVersion
 from titan_rl.types import Completion
 
+_PREFILL_TOKENS = 4096
+"""Tokens of one engine step, unless a single prompt needs more."""
+
 
 @dataclass(frozen=True)
 class _Action:
@@ -80,6 +83,9 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=on_cpu,
+        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
         async_scheduling=False,  # an update must know how many tokens each request has
         disable_log_stats=True,
         skip_tokenizer_init=True,

@@ -7,7 +7,7 @@ Dimensions: T tokens of a row, S trained tokens of a row, V words of the vocabul
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,26 +27,7 @@ from titan_rl.model.attention import plan_attention
 from titan_rl.model.spec import apply_parallelism, model_spec
 from titan_rl.model.weights import load_hf, named_hf_parameters, save_hf
 from titan_rl.titan_config import TitanConfig, adamw
-from titan_rl.types import Row
-
-
-@dataclass
-class StepMetrics:
-    """What one optimizer step did; means are over the batch's trained tokens, all ranks together."""
-
-    loss: float = 0.0
-    grad_norm: float = 0.0
-    entropy: float = 0.0
-    clip_fraction: float = 0.0
-    agreement_mean: float = 1.0
-    """Mean of exp|trainer logprob - sampling logprob|."""
-    agreement_max: float = 1.0
-    kl_k3: float = 0.0
-    """Mean of r - 1 - log r, r the ratio of trainer to sampler: Schulman's k3 estimate of KL(sampler, trainer)."""
-    num_trained_tokens: int = 0
-    learning_rate: float = 0.0
-    seconds_forward_backward: float = 0.0
-    seconds_optimizer: float = 0.0
+from titan_rl.types import Row, StepMetrics
 
 
 @dataclass(frozen=True)
@@ -225,15 +206,3 @@ class Learner:
 
     def save_hf(self, out: str | Path) -> None:
         save_hf(self.spec, self.model, self.model_path, Path(out), self.dtypes)
-
-
-def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
-    """Of a batch's several optimizer steps: sums of counts and seconds, the maximum of a maximum, else means."""
-    columns = {name: [asdict(m)[name] for m in metrics] for name in asdict(metrics[0])}
-    merged = {}
-    for name, values in columns.items():
-        if name.startswith(("num_", "seconds_")):
-            merged[name] = sum(values)
-        else:
-            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
-    return StepMetrics(**merged)

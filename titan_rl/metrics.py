@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from titan_rl.learner import StepMetrics
 from titan_rl.tasks.base import correct
-from titan_rl.types import Group, Provenance, Rollout
+from titan_rl.types import Group, Provenance, Rollout, StepMetrics
 
 
 def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
@@ -30,6 +29,18 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
 
 def _has_signal(rollouts: list[Rollout]) -> bool:
     return len({rollout.reward for rollout in rollouts if rollout.status in ("ok", "truncated")}) > 1
+
+
+def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
+    """Of a batch's several optimizer steps: sums of counts and seconds, the maximum of a maximum, else means."""
+    columns = {name: [asdict(m)[name] for m in metrics] for name in asdict(metrics[0])}
+    merged = {}
+    for name, values in columns.items():
+        if name.startswith(("num_", "seconds_")):
+            merged[name] = sum(values)
+        else:
+            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return StepMetrics(**merged)
 
 
 def trained_metrics(step: StepMetrics) -> dict[str, float]:

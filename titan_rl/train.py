@@ -24,12 +24,13 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     held_out = held_out_prompts(task, config.eval.prompts)
     run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
 
-    from titan_rl.checks import check_algorithm, check_model
+    from titan_rl.checks import check_algorithm, check_model, check_prompts
     from titan_rl.titan_config import build_titan
 
     titan = build_titan(config)
     check_algorithm(config)
     check_model(config)
+    check_prompts(config, titan.training.seq_len, task, held_out)
     run_dir.open(config)
     return asyncio.run(_run(config, titan, run_dir, task, held_out, resume))
 
@@ -68,7 +69,7 @@ async def _run(config: Config, titan, run_dir: RunDir, task, held_out, resume: b
         except Stopped:
             why, code = "stopped by the user", EXIT_STOPPED
         except Exception as error:  # told whole, written into the summary, and an exit code that says so
-            why, code = f"{type(error).__name__}: {error}", EXIT_FAULT
+            why, code = one_line(error), EXIT_FAULT
             display.say(traceback.format_exc())
         finally:
             await meshes.stop()
@@ -84,6 +85,12 @@ async def _run(config: Config, titan, run_dir: RunDir, task, held_out, resume: b
             if (result := getattr(controller.progress, f"held_out_{when}")) is not None:
                 display.say(f"held-out accuracy {when:>6}: {result}")
     return code
+
+
+def one_line(error: Exception) -> str:
+    """What failed and why, from an error that may hold the traceback of another process."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:

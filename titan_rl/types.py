@@ -140,3 +140,22 @@ class Batch:
     num_trained_tokens: int
     has_signal: bool
     """Whether any advantage differs from 0."""
+
+
+@dataclass
+class StepMetrics:
+    """What one optimizer step did; means are over the batch's trained tokens, all ranks together."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    entropy: float = 0.0
+    clip_fraction: float = 0.0
+    agreement_mean: float = 1.0
+    """Mean of exp|trainer logprob - sampling logprob|."""
+    agreement_max: float = 1.0
+    kl_k3: float = 0.0
+    """Mean of r - 1 - log r, r the ratio of trainer to sampler: Schulman's k3 estimate of KL(sampler, trainer)."""
+    num_trained_tokens: int = 0
+    learning_rate: float = 0.0
+    seconds_forward_backward: float = 0.0
+    seconds_optimizer: float = 0.0

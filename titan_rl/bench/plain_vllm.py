@@ -14,7 +14,16 @@ from titan_rl.mesh import vllm_transfer
 def main(path: str, dtype: str, max_len: int) -> None:
     vllm_transfer.register()
     arguments = engine_arguments(GeneratorConfig(dtype=dtype), path, max_len)
-    wanted = ("dtype", "max_model_len", "max_num_seqs", "enforce_eager", "skip_tokenizer_init", "logprobs_mode")
+    wanted = (
+        "dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "enforce_eager",
+        "skip_tokenizer_init",
+        "logprobs_mode",
+        "enable_chunked_prefill",
+        "max_num_batched_tokens",
+    )
     engine = LLM(
         path,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,

@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 
@@ -17,6 +17,7 @@ from monarch.config import configure
 
 from titan_rl.config import Config
 from titan_rl.episode import Sampling
+from titan_rl.mesh import processes
 from titan_rl.mesh.channel import WeightVersion, choose_transport
 from titan_rl.mesh.placement import (
     available_cores,
@@ -27,7 +28,7 @@ from titan_rl.mesh.placement import (
 )
 from titan_rl.mesh.waiting import within
 from titan_rl.model.device import DEVICE_TYPE
-from titan_rl.model.spec import read_hf_config
+from titan_rl.model.spec import longest_rollout
 from titan_rl.titan_config import TitanConfig
 from titan_rl.types import Group, Prompt
 
@@ -57,7 +58,9 @@ class Meshes:
     def __init__(self, config: Config, titan: TitanConfig, model_path: str, parts: frozenset[str] = ALL_PARTS):
         self.config, self.titan, self.model_path, self.parts = config, titan, model_path, parts
         self.world_size = titan.world_size
+        self.max_tokens = longest_rollout(titan.training.seq_len, model_path)
         self.pids: dict[int, str] = {}
+        self._mark = processes.new_mark()
         self._fault: asyncio.Future[str] | None = None
         self._proc_meshes = []
         self._groups_at = {"verifier": [0] * config.verifier.procs, "replica": [0] * config.generator.replicas}
@@ -103,14 +106,9 @@ class Meshes:
         if {"trainer", "generators"} <= self.parts:
             await self.guard(config.mesh.start_timeout, "connecting generators to the trainer", self._connect())
 
-    @property
-    def max_tokens(self) -> int:
-        """Longest rollout, prompt included: what a packed row and the model's positions both have room for."""
-        return min(self.titan.training.seq_len, read_hf_config(self.model_path).max_position_embeddings)
-
     def _spawn(self, name: str, count: int, environment: dict[str, str], actor: type, *arguments):
         with _interrupts_ignored():
-            command = default_bootstrap_cmd().with_env(environment)
+            command = default_bootstrap_cmd().with_env(environment | self._mark)
             procs = this_host().spawn_procs(per_host={"ranks": count}, name=name, bootstrap_command=command)
         self._proc_meshes.append(procs)
         return procs.spawn(name, actor, *arguments)
@@ -154,6 +152,10 @@ class Meshes:
             work.cancel()
             raise ActorFault(f"while {what}: {self._fault.result()}")
         return work.result()
+
+    def acknowledge_fault(self) -> None:
+        """What died is known; what is left may be asked again, to save what it holds."""
+        self._fault = asyncio.get_running_loop().create_future()
 
     # what the loop asks for
 
@@ -219,12 +221,10 @@ class Meshes:
         stops = [asyncio.ensure_future(_stop(mesh)) for mesh in reversed(self._proc_meshes)]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)
-        for pid in filter(_is_running, self.pids):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _STOP_SECONDS
-        while any(map(_is_running, self.pids)) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        while (left := processes.running(self._mark)) and time.monotonic() < deadline:
+            processes.kill(left)
+            await asyncio.sleep(0.05)
 
 
 async def _gather(calls: list) -> list:
@@ -243,11 +243,3 @@ async def _stop(mesh) -> None:
         await mesh.stop()
     except Exception as error:  # a mesh that lost a process cannot stop in good order; the pids are looked after below
         print(f"stopping a mesh: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

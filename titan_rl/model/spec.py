@@ -87,6 +87,11 @@ def read_hf_config(path: str | Path) -> PreTrainedConfig:
     return hf
 
 
+def longest_rollout(seq_len: int, path: str | Path) -> int:
+    """Tokens that a rollout may have, prompt included: what a packed row and the model's positions have room for."""
+    return min(seq_len, read_hf_config(path).max_position_embeddings)
+
+
 def model_config(hf: PreTrainedConfig):
     """TorchTitan's model config for an HF config."""
     family = FAMILIES[hf.model_type]

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from titan_rl.mesh.processes import MARK
 from titan_rl.tasks.base import make_task
 from titan_rl.types import Prompt, Status
 
@@ -45,7 +46,7 @@ class Scorer:
 
     async def start(self) -> None:
         """Errors: TimeoutError or RuntimeError if the process does not come up."""
-        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME") if key in os.environ}
+        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME", MARK) if key in os.environ}
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "titan_rl.tasks.scorer", json.dumps(self.task), str(self.timeout)),

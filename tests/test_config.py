@@ -1,0 +1,231 @@
+"""A user's mistake is one line that names the key and the mend; whatever is right comes through as it was written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli
+
+from titan_rl.config import OUR_SECTIONS, Config, ConfigError, as_dict, load_config, parse_overrides
+from titan_rl.tasks.base import make_task
+from titan_rl.titan_config import build_titan
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+
+
+def load(*arguments: str, file: Path | None = None) -> Config:
+    return load_config(file, parse_overrides(list(arguments)))
+
+
+def mistake(*arguments: str, file: Path | None = None) -> str:
+    """The one line of the ConfigError that the arguments earn."""
+    with pytest.raises(ConfigError) as caught:
+        build_titan(load(*arguments, file=file))
+    [line] = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "nearest"),
+    [
+        ("--taks.name=gcd", "[taks]", "'task'"),
+        ("--task.nmae=gcd", "task.nmae", "'name'"),
+        ("--rollout.max_stalenes=1", "rollout.max_stalenes", "'max_staleness'"),
+        ("--training.stesp=3", "training.stesp", "'steps'"),
+        ("--optimizer.beta=3", "optimizer.beta", "'betas'"),
+        ("--activation_checkpoint.mode=fulll", "activation_checkpoint.mode", "'full'"),
+        ("--titan.training=1", "[titan]", "training"),
+        ("--run.zzzzz=1", "run.zzzzz", "seed"),
+    ],
+)
+def test_unknown_name_is_told_with_the_nearest(argument, name, nearest):
+    line = mistake(argument)
+    assert name in line and nearest in line
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--run.seed=one",
+        "--run.seed='1'",
+        "--run.seed=1.0",
+        "--run.seed=true",
+        "--task.name=5",
+        "--task.options=3",
+        "--rollout.share_prefix=1",
+        "--rollout.temperature='hot'",
+        "--run.dir=2025-01-01",
+        "--training.steps=1.5",
+        "--training.mixed_precision_param=float8",
+        "--parallelism.data_parallel_shard_degree='2'",
+        "--optimizer.lr=fast",
+        "--activation_checkpoint.mode=[1]",
+    ],
+)
+def test_wrong_type_names_the_key(argument):
+    assert argument[2:].partition("=")[0] in mistake(argument)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--run.seed=-1",
+        "--rollout.group_size=1",
+        "--rollout.temperature=0",
+        "--rollout.temperature=nan",
+        "--rollout.max_staleness=-1",
+        "--algorithm.clip_low=1.0",
+        "--algorithm.aggregation=mean",
+        "--generator.gpu_memory_utilization=1.0",
+        "--verifier.score_timeout=0",
+        "--training.steps=0",
+        "--optimizer.lr=-1",
+        "--optimizer.betas=[0.9]",
+        "--optimizer.betas=[0.9, 1.5]",
+        "--parallelism.data_parallel_shard_degree=0",
+    ],
+)
+def test_value_out_of_range_names_the_key(argument):
+    assert argument[2:].partition("=")[0] in mistake(argument)
+
+
+def test_limits_themselves_are_allowed():
+    config = load("--rollout.group_size=2", "--run.seed=0", "--rollout.max_staleness=0", "--rollout.temperature=1")
+    assert (config.rollout.group_size, config.run.seed, config.rollout.temperature) == (2, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tables"),
+    [
+        (["--run.seed", "3"], {"run": {"seed": 3}}),
+        (["--run.seed=3", "--run.dir", "runs/a"], {"run": {"seed": 3, "dir": "runs/a"}}),
+        (["--optimizer.lr", "1e-3"], {"optimizer": {"lr": 1e-3}}),
+        (["--optimizer.weight_decay", "-1"], {"optimizer": {"weight_decay": -1}}),
+        (["--compile.enable"], {"compile": {"enable": True}}),
+        (["--compile.enable", "--run.seed", "1"], {"compile": {"enable": True}, "run": {"seed": 1}}),
+        (["--rollout.share_prefix", "false"], {"rollout": {"share_prefix": False}}),
+        (["--task.options.max_value", "12"], {"task": {"options": {"max_value": 12}}}),
+        (["--task.options={max_value=12}"], {"task": {"options": {"max_value": 12}}}),
+        (["--run.dir=a=b"], {"run": {"dir": "a=b"}}),
+        (["--run.dir="], {"run": {"dir": ""}}),
+        (["--run.seed=1", "--run.seed=2"], {"run": {"seed": 2}}),
+    ],
+)
+def test_overrides(arguments, tables):
+    assert parse_overrides(arguments) == tables
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train"], ["-run.seed", "1"], ["--seed", "1"], ["--run.seed", "1", "2"], ["--run.seed=1", "--run.seed.deeper=2"]],
+)
+def test_bad_form_of_an_override(arguments):
+    with pytest.raises(ConfigError) as caught:
+        parse_overrides(arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_override_goes_over_the_file_and_keeps_the_rest(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text(
+        "[run]\nseed = 3\n[task]\nname = 'lcm'\noptions = {max_value = 9, shots = 1}\n[training]\nsteps = 7"
+    )
+    config = load("--task.options.max_value=20", "--training.seq_len=64", file=file)
+    assert config.run.seed == 3 and config.task.name == "lcm"
+    assert config.task.options == {"max_value": 20, "shots": 1}
+    assert config.titan == {"training": {"steps": 7, "seq_len": 64}}
+
+
+def test_missing_file(tmp_path):
+    assert "none.toml" in mistake(file=tmp_path / "none.toml")
+    assert str(tmp_path) in mistake(file=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[run", b"[run]\nseed =", b"seed = \xff", b"[run]\nseed = 1\nseed = 2"])
+def test_file_that_is_not_toml(tmp_path, content):
+    file = tmp_path / "a.toml"
+    file.write_bytes(content)
+    assert "a.toml is not TOML" in mistake(file=file)
+
+
+def test_key_outside_a_section(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("run = 3")
+    assert "[run]" in mistake(file=file)
+
+
+def test_missing_model_is_told_before_anything_is_loaded(tmp_path):
+    assert "config.json" in mistake(f"--model.path={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--algorithm.updates_per_batch=17"], ["algorithm.updates_per_batch", "rollout.prompts_per_step"]),
+        (["--task.style=chat"], ["task.style", "model.path"]),
+        (["--rollout.max_new_tokens=64", "--training.seq_len=64"], ["rollout.max_new_tokens", "training.seq_len"]),
+        (["--training.local_batch_size=2"], ["training.local_batch_size"]),
+        (["--training.global_batch_size=8"], ["global_batch_size"]),
+    ],
+)
+def test_combinations_that_cannot_be(arguments, words):
+    line = mistake(*arguments)
+    assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize(
+    "kind", ["data_parallel_replicate", "tensor_parallel", "pipeline_parallel", "context_parallel"]
+)
+def test_layouts_that_are_not_trained_are_refused(kind):
+    assert f"parallelism.{kind}_degree" in mistake(f"--parallelism.{kind}_degree=2")
+
+
+def test_titan_sections_keep_what_serves_reinforcement_learning_unless_written():
+    titan = build_titan(load("--training.steps=7", "--parallelism.data_parallel_shard_degree=2"))
+    assert (titan.training.steps, titan.training.local_batch_size, titan.world_size) == (7, 1, 2)
+    assert titan.activation_checkpoint is None
+    assert build_titan(load("--activation_checkpoint.mode=full")).activation_checkpoint is not None
+
+
+def test_optimizer_short_form_is_one_adamw():
+    [group] = build_titan(load("--optimizer.lr=1e-3", "--optimizer.betas=[0.8, 0.9]")).optimizer.param_groups
+    assert group.optimizer_name == "AdamW" and group.pattern == ".*"
+    assert group.optimizer_kwargs["lr"] == 1e-3 and list(group.optimizer_kwargs["betas"]) == [0.8, 0.9]
+
+
+GROUP = '{pattern = ".*", optimizer_name = "AdamW", optimizer_kwargs = {lr = 0.1}%s}'
+
+
+def test_optimizer_groups_exclude_the_short_form():
+    groups = f"--optimizer.param_groups=[{GROUP % ''}]"
+    assert build_titan(load(groups)).optimizer.param_groups[0].optimizer_kwargs == {"lr": 0.1}
+    line = mistake(groups, "--optimizer.lr=1e-3")
+    assert "optimizer.lr" in line and "param_groups" in line
+
+
+def test_unknown_key_inside_an_optimizer_group():
+    assert "lrr" in mistake(f"--optimizer.param_groups=[{GROUP % ', lrr = 1'}]")
+
+
+def test_resolved_configuration_reads_back_as_itself():
+    values = as_dict(load("--run.seed=3", "--task.options.max_value=9", "--training.steps=7"))
+    assert set(values) >= set(OUR_SECTIONS) and values["training"]["steps"] == 7
+    assert as_dict(load_config(None, values)) == values
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_committed_file_is_right(file, tmp_path, monkeypatch):
+    model = tomli.loads(file.read_text()).get("model", {}).get("path", "tiny")
+    if model != "tiny":
+        (tmp_path / model).mkdir(parents=True)
+        (tmp_path / model / "config.json").touch()
+        monkeypatch.chdir(tmp_path)
+    config = load(file=file)
+    build_titan(config)
+    make_task(config.task.name, config.task.style, config.task.options)
+
+
+def test_our_sections_need_no_torch():
+    program = "import sys, titan_rl.config as c; c.load_config(None); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

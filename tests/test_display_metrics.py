@@ -1,0 +1,134 @@
+"""What a step measured: written once, read back once, and shown in plain lines where there is no terminal."""
+
+import json
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from titan_rl.display import Display
+from titan_rl.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, speeds, trained_metrics
+from titan_rl.types import Group, Rollout, StepMetrics
+
+
+def log_of(root, *records) -> None:
+    log = MetricsLog(root, tensorboard=False)
+    for record in records:
+        log.write(record)
+    log.close()
+
+
+def test_records_read_back_in_order(tmp_path):
+    records = [{"step": step, "reward": step / 3, "entropy": 1e-30} for step in (1, 2, 3)]
+    log_of(tmp_path, *records)
+    assert list(read_metrics(tmp_path)) == records
+
+
+def test_no_run_has_no_records(tmp_path):
+    assert list(read_metrics(tmp_path)) == []
+
+
+def test_resumed_steps_count_once_the_last_time(tmp_path):
+    log_of(tmp_path, {"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 3, "reward": 0.3})
+    log_of(tmp_path, {"step": 2, "reward": 0.5}, {"step": 3, "reward": 0.6})
+    assert [record["reward"] for record in read_metrics(tmp_path)] == [0.1, 0.5, 0.6]
+
+
+def test_evaluation_joins_the_record_of_its_step(tmp_path):
+    log_of(tmp_path, {"step": 1, "reward": 0.1}, {"step": 1, "held_out_accuracy": 0.5})
+    assert list(read_metrics(tmp_path)) == [{"step": 1, "reward": 0.1, "held_out_accuracy": 0.5}]
+
+
+def test_written_records_survive_a_process_that_does_not_close(tmp_path):
+    MetricsLog(tmp_path, tensorboard=False).write({"step": 1})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1}
+
+
+def test_metrics_of_several_updates():
+    one, two = StepMetrics(loss=1, agreement_max=3, num_trained_tokens=5), StepMetrics(loss=2, num_trained_tokens=6)
+    merged = mean_metrics([one, two])
+    assert (merged.loss, merged.agreement_max, merged.num_trained_tokens) == (1.5, 3, 11)
+
+
+def rollout_of(reward: float, status: str, version: int, num_tokens: int = 2) -> Rollout:
+    return Rollout(
+        "a",
+        0,
+        np.arange(1 + num_tokens),
+        np.array([0] + [1] * num_tokens, np.int8),
+        np.zeros(1 + num_tokens, np.float32),
+        np.array([-1] + [version] * num_tokens),
+        [],
+        status,
+        reward,
+    )
+
+
+def test_sampling_metrics_leave_failures_out_of_reward_and_lag():
+    groups = [
+        Group("a", [rollout_of(1.0, "ok", 4), rollout_of(0.5, "truncated", 3, 6), rollout_of(0.0, "timeout", 0)]),
+        Group("b", [rollout_of(1.0, "ok", 4), rollout_of(1.0, "ok", 4), rollout_of(0.0, "infra_error", 0)]),
+    ]
+    metrics = sampling_metrics(groups, version=5)
+    assert metrics == pytest.approx(
+        {
+            "reward": 3.5 / 4,
+            "accuracy": 3 / 4,
+            "response_length": 16 / 6,
+            "truncated": 1 / 6,
+            "groups_with_signal": 0.5,
+            "staleness_mean": 5 / 4,
+            "staleness_max": 2,
+        }
+    )
+
+
+def record_of(step: int) -> dict[str, float]:
+    seconds = dict.fromkeys(
+        ["generate", "score", "wait", "forward_backward", "optimizer", "weight_sync", "generator_pause", "step"], 0.5
+    )
+    rollouts = [rollout_of(float(reward), "ok", step - 1) for reward in (0, 1)]
+    record = {"step": step, **sampling_metrics([Group("a", rollouts)], step - 1), **trained_metrics(StepMetrics())}
+    return record | {f"seconds_{name}": value for name, value in seconds.items()} | speeds(seconds, 10, 20)
+
+
+def show(monkeypatch, num_steps: int, seconds_per_step: float, log=None) -> None:
+    clock = count(1000.0, seconds_per_step / 3)  # asked three times a step at most
+    monkeypatch.setattr("titan_rl.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with Display(num_steps, log) as display:
+        for step in range(1, num_steps + 1):
+            display.step(record_of(step))
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    show(monkeypatch, 12, seconds_per_step=600, log=tmp_path / "log.txt")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{step}/12" for step in range(1, 13)]
+    assert all("reward 0.500" in line and "accuracy 50.0%" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+    assert (tmp_path / "log.txt").read_text().splitlines() == lines
+
+
+def test_fast_steps_show_the_first_and_the_last_and_few_between(capsys, monkeypatch):
+    show(monkeypatch, 1000, seconds_per_step=0.1)
+    steps = [int(line.split()[1].partition("/")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert steps[0] == 1 and steps[-1] == 1000 and 5 < len(steps) < 100
+
+
+def test_remarks_are_printed_as_they_are(tmp_path, capsys):
+    remark = "a [bold]remark[/bold] of 12 " + 200 * "x"
+    with Display(25, tmp_path / "log.txt") as display:
+        display.say(remark)
+    assert capsys.readouterr().out.splitlines() == [remark] == (tmp_path / "log.txt").read_text().splitlines()
+
+
+def test_live_table_in_a_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    with Display(25) as display:
+        for step in range(1, 12):
+            display.step(record_of(step))
+    text = capsys.readouterr().out
+    assert "step 11 of 25" in text and "tokens per second generate" in text

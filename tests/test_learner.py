@@ -1,0 +1,192 @@
+"""Steps of one trainer rank: what must not change a gradient, and what must come back from a checkpoint."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from titan_rl.checkpoint import load_learner, save_learner
+from titan_rl.config import AlgorithmConfig, load_config
+from titan_rl.learner import Learner, agreement_sums, token_statistics
+from titan_rl.model.tiny import make_tiny
+from titan_rl.packing import pack, token_weights
+from titan_rl.titan_config import build_titan
+from titan_rl.types import Batch, Provenance, Sample, StepMetrics
+
+SETTINGS = AlgorithmConfig()
+VOCABULARY = 90
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    make_tiny(path, seed=1, hidden_size=64, num_layers=2)
+    return path
+
+
+@pytest.fixture
+def make_learner(model_path):
+    tables = {"optimizer": {"lr": 1e-3}, "training": {"steps": 10}, "lr_scheduler": {"decay_ratio": 1.0}}
+    config = load_config(None, tables)
+    return lambda: Learner(config, build_titan(config), model_path)
+
+
+def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scale: float = 1.0) -> Batch:
+    """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for _ in range(3):
+        prompt = rng.integers(3, VOCABULARY, rng.integers(1, 9))
+        groups.append([])
+        for _ in range(4):
+            tokens = np.concatenate([prompt, rng.integers(3, VOCABULARY, rng.integers(1, 12))])
+            provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
+            provenance[: len(prompt)] = Provenance.TEMPLATE
+            logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
+            groups[-1].append(Sample(tokens, provenance, logprobs, scale * float(rng.normal())))
+    return pack(
+        groups,
+        num_ranks=1,
+        row_tokens=row_tokens,
+        share_prefix=share_prefix,
+        weigh=lambda samples: token_weights(samples, "token", 16),
+    )
+
+
+def train(learner: Learner, seed: int) -> StepMetrics:
+    return learner.train(batch_of(seed).rows[0], True, SETTINGS)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: whole(parameter) for name, parameter in learner.named_hf_parameters().items()}
+
+
+def gradient(learner: Learner, batch: Batch) -> tuple[dict[str, float], torch.Tensor]:
+    totals = learner.forward_backward(batch.rows[0], SETTINGS)
+    flat = torch.cat([whole(parameter.grad).flatten() for parameter in learner.model.parameters()])
+    learner.optimizer.zero_grad()
+    return {name: float(value) for name, value in totals.items()}, flat
+
+
+def test_layout_changes_neither_loss_nor_gradient(make_learner):
+    learner = make_learner()
+    one_row = batch_of(0, row_tokens=1000, share_prefix=False)
+    assert len(one_row.rows[0]) == 1
+    totals, flat = gradient(learner, one_row)
+    assert flat.norm() > 0
+    for row_tokens in (20, 40, 1000):
+        for share_prefix in (True, False):
+            batch = batch_of(0, row_tokens=row_tokens, share_prefix=share_prefix)
+            other_totals, other_flat = gradient(learner, batch)
+            assert other_totals == pytest.approx(totals, rel=1e-5, abs=1e-6)
+            assert (other_flat - flat).norm() < 1e-5 * flat.norm()
+
+
+def test_rows_that_only_keep_ranks_in_step_add_nothing(make_learner):
+    learner = make_learner()
+    rows = batch_of(0, row_tokens=1000).rows[0]
+    [[dummy]] = pack([], num_ranks=1, row_tokens=8, share_prefix=True, weigh=lambda samples: []).rows
+    totals, flat = gradient(learner, Batch([rows], 0, 0, True))
+    with_dummy, flat_with_dummy = gradient(learner, Batch([[*rows, dummy]], 0, 0, True))
+    assert with_dummy == totals and torch.equal(flat, flat_with_dummy)
+
+
+def test_same_checkpoint_and_batch_give_the_same_bits(make_learner):
+    one, two = ([train(learner, step) for step in range(2)] for learner in (make_learner(), make_learner()))
+    for a, b in zip(one, two, strict=True):
+        assert (a.loss, a.grad_norm, a.entropy) == (b.loss, b.grad_norm, b.entropy)
+    assert one[0].loss != one[1].loss
+
+
+def test_batch_without_signal_moves_the_schedule_and_no_weight(make_learner):
+    learner = make_learner()
+    first = train(learner, 0)
+    before = weights(learner)
+    second = learner.train(batch_of(1, scale=0.0).rows[0], False, SETTINGS)
+    assert second.grad_norm == 0
+    after = weights(learner)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    third = train(learner, 2)
+    assert first.learning_rate > second.learning_rate > third.learning_rate
+    moved = weights(learner)
+    assert all(not torch.equal(before[name], moved[name]) for name in before)
+
+
+def test_metrics_are_means_over_trained_tokens(make_learner):
+    batch = batch_of(0, row_tokens=20)
+    metrics = make_learner().train(batch.rows[0], True, SETTINGS)
+    assert metrics.num_trained_tokens == batch.num_trained_tokens
+    assert 0 < metrics.entropy <= np.log(VOCABULARY + 10)
+    assert 0 <= metrics.clip_fraction <= 1
+    assert 1 < metrics.agreement_mean < metrics.agreement_max and metrics.kl_k3 > 0
+    assert metrics.learning_rate == 1e-3
+
+
+def test_warm_up_lowers_the_loss_and_leaves_optimizer_and_schedule_alone(make_learner):
+    learner = make_learner()
+    kept = learner.optimizer, learner.scheduler
+    demonstrations = batch_of(0)
+    for row in demonstrations.rows[0]:
+        row.advantage_S[:] = 1
+    losses = learner.warm_up([demonstrations.rows[0]] * 12, lr=1e-2)
+    assert losses[-1] < losses[0] - 1
+    assert (learner.optimizer, learner.scheduler) == kept
+    assert train(learner, 0).learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_token_statistics_against_torch(temperature):
+    torch.manual_seed(0)
+    logits_SV, target_S = 5 * torch.randn(7, 11, requires_grad=True), torch.randint(11, (7,))
+    statistics = token_statistics(logits_SV, target_S, temperature)
+    reference = torch.distributions.Categorical(logits=logits_SV / temperature)
+    torch.testing.assert_close(statistics.logprob_S, reference.log_prob(target_S))
+    torch.testing.assert_close(statistics.entropy_S, reference.entropy().detach())
+    assert statistics.logprob_S.requires_grad and not statistics.entropy_S.requires_grad
+
+
+def test_token_statistics_are_float32_whatever_the_logits():
+    statistics = token_statistics(torch.randn(3, 5).bfloat16(), torch.tensor([0, 1, 2]), 1.0)
+    assert statistics.logprob_S.dtype == statistics.entropy_S.dtype == torch.float32
+
+
+def test_agreement_by_hand():
+    trainer, sampler = torch.tensor([-1.0, -2.0, -9.0]), torch.tensor([-1.5, -1.0, 0.0])
+    sums = agreement_sums(trainer, sampler, torch.tensor([True, True, False]))
+    e = np.exp
+    assert float(sums["agreement_mean"]) == pytest.approx(e(0.5) + e(1))
+    assert float(sums["agreement_max"]) == pytest.approx(e(1))
+    assert float(sums["kl_k3"]) == pytest.approx((e(0.5) - 1 - 0.5) + (e(-1) - 1 + 1))
+
+
+def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path):
+    learner = make_learner()
+    for step in range(2):
+        train(learner, step)
+    save_learner(learner, tmp_path / "checkpoint")
+    saved = weights(learner)
+    random_saved = torch.rand(3), np.random.rand()
+    wanted = [train(learner, step) for step in (2, 3)]
+
+    resumed = make_learner()
+    torch.rand(100), np.random.rand(100)
+    load_learner(resumed, tmp_path / "checkpoint")
+    loaded = weights(resumed)
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    assert torch.equal(torch.rand(3), random_saved[0]) and np.random.rand() == random_saved[1]
+    for step, metrics in zip((2, 3), wanted, strict=True):
+        got = train(resumed, step)
+        assert (got.loss, got.grad_norm) == (metrics.loss, metrics.grad_norm)
+        assert got.learning_rate == metrics.learning_rate

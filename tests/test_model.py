@@ -1,0 +1,232 @@
+"""The TorchTitan models against transformers, on whole documents and on packed rows, and weights both ways."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from titan_rl.config import load_config
+from titan_rl.learner import Learner
+from titan_rl.model.attention import plan_attention
+from titan_rl.model.spec import read_hf_config
+from titan_rl.model.tiny import make_tiny
+from titan_rl.packing import pack, token_weights
+from titan_rl.titan_config import build_titan
+from titan_rl.types import Provenance, Row, Sample, Segment
+
+TOLERANCE = 1e-4
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+VARIANTS = {
+    "llama": {},
+    "llama untied": dict(tie_word_embeddings=False),
+    "qwen3": dict(architecture="qwen3"),
+    "qwen3 untied": dict(architecture="qwen3", tie_word_embeddings=False),
+    "rope llama3": dict(rope_parameters=LLAMA3),
+    "rope linear": dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
+    "rope yarn": dict(
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
+    ),
+}
+SMOLLM2 = os.environ.get("TITAN_RL_SMOLLM2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@torch.no_grad()
+def make_model(path, **settings) -> PreTrainedModel:
+    """A tiny model with weights so uneven that no norm, head or position can be taken for another."""
+    model = make_tiny(path, seed=1, hidden_size=64, num_layers=2, **settings).eval()
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.uniform_(0.5, 2.0, generator=generator)
+        else:
+            parameter.normal_(0, 0.2, generator=generator)
+    model.save_pretrained(path)
+    return model
+
+
+def learner_of(path) -> Learner:
+    config = load_config(None)
+    return Learner(config, build_titan(config), path)
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request, tmp_path_factory):
+    """(learner, transformers model) of one directory."""
+    path = tmp_path_factory.mktemp("model")
+    reference = make_model(path, **VARIANTS[request.param])
+    return learner_of(path), reference
+
+
+@torch.no_grad()
+def reference_logits(reference, tokens: np.ndarray) -> torch.Tensor:
+    return reference(torch.from_numpy(tokens).long()[None]).logits[0]
+
+
+@torch.no_grad()
+def row_logits(learner: Learner, row: Row) -> torch.Tensor:
+    """Logits at the row's source positions."""
+    return learner.model(
+        torch.from_numpy(row.tokens_T)[None],
+        positions=torch.from_numpy(row.positions_T)[None],
+        attention_masks=plan_attention(row.segments, len(row.tokens_T), torch.device("cpu")),
+        logit_index_S=torch.from_numpy(row.source_S),
+    )
+
+
+def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    assert got.shape == wanted.shape
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+def assert_documents_agree(learner: Learner, reference, lengths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    for length in lengths:
+        tokens = rng.integers(0, reference.config.vocab_size, length)
+        places = np.arange(length)
+        nothing = np.zeros(0, np.float32)
+        row = Row(tokens, places, [Segment(0, length)], places, places, nothing, nothing, nothing)
+        assert distance(row_logits(learner, row), reference_logits(reference, tokens)) < TOLERANCE
+
+
+def assert_packed_rows_agree(learner: Learner, reference, share_prefix: bool) -> None:
+    """Several prompts of different lengths to a row; ``advantage`` serves as the name of a sample."""
+    rng, samples = np.random.default_rng(1), []
+    groups = []
+    for prompt_length in (1, 5, 17):
+        prompt = rng.integers(0, reference.config.vocab_size, prompt_length)
+        groups.append([])
+        for length in (1, 2, 9, 16):
+            tokens = np.concatenate([prompt, rng.integers(0, reference.config.vocab_size, length)])
+            provenance = np.array([Provenance.TEMPLATE] * prompt_length + [Provenance.MODEL] * length, np.int8)
+            samples.append(Sample(tokens, provenance, np.zeros(len(tokens), np.float32), float(len(samples))))
+            groups[-1].append(samples[-1])
+    weigh = lambda part: token_weights(part, "token", 16)  # noqa: E731
+    batch = pack(groups, num_ranks=1, row_tokens=70, share_prefix=share_prefix, weigh=weigh)
+    assert 1 < len(batch.rows[0]) < len(groups) * 2
+    seen = set()
+    for row in batch.rows[0]:
+        logits = row_logits(learner, row)
+        for name in set(row.advantage_S.tolist()):
+            sample = samples[int(name)]
+            first = int(sample.provenance.argmax())
+            wanted = reference_logits(reference, sample.tokens)[first - 1 : -1]
+            assert distance(logits[torch.from_numpy(row.advantage_S == name)], wanted) < TOLERANCE
+            seen.add(int(name))
+    assert seen == set(range(len(samples)))
+
+
+def test_documents_agree_with_transformers(pair):
+    assert_documents_agree(*pair, lengths=[1, 2, 31, 200])
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_packed_rows_agree_with_transformers(pair, share_prefix):
+    assert_packed_rows_agree(*pair, share_prefix)
+
+
+def test_rope_scaling_is_not_the_plain_one(tmp_path):
+    """Else the agreement above would prove nothing about scaling."""
+    tokens = np.arange(3, 90)
+    plain, *scaled = (
+        reference_logits(make_model(tmp_path, **VARIANTS[name]), tokens)
+        for name in ("llama", "rope llama3", "rope linear", "rope yarn")
+    )
+    assert all(distance(logits, plain) > 100 * TOLERANCE for logits in scaled)
+
+
+@pytest.mark.skipif(not SMOLLM2, reason="TITAN_RL_SMOLLM2 names no directory of SmolLM2")
+@pytest.mark.parametrize("share_prefix", [True, False])
+def test_smollm2_agrees_with_transformers(share_prefix):
+    learner = learner_of(SMOLLM2)
+    reference = AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32).eval()
+    assert_documents_agree(learner, reference, lengths=[40])
+    assert_packed_rows_agree(learner, reference, share_prefix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", ["llama", "llama untied", "qwen3"])
+def test_weights_come_back_bit_for_bit(tmp_path, variant, dtype):
+    source, out = tmp_path / "source", tmp_path / "out"
+    make_model(source, **VARIANTS[variant]).to(dtype).save_pretrained(source)
+    learner_of(source).save_hf(out)
+    before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert set(before) == set(after)
+    for name, tensor in before.items():
+        assert after[name].dtype == dtype and torch.equal(after[name], tensor), name
+
+
+def test_saved_directory_is_whole(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    make_model(source)
+    learner_of(source).save_hf(out)
+    assert {file.name for file in source.iterdir()} == {file.name for file in out.iterdir()}
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert tokenizer.decode(tokenizer.encode("gcd(4,6) =\n2")) == "gcd(4,6) =\n2"
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_tiny_is_the_same_for_the_same_seed(tmp_path):
+    one, same, other = (make_tiny(tmp_path / str(n), seed=s).state_dict() for n, s in enumerate([1, 1, 2]))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "mend"),
+    [
+        ("attention_bias", True, "False"),
+        ("mlp_bias", True, "False"),
+        ("hidden_act", "gelu", "'silu'"),
+        ("model_type", "gpt2", "llama, qwen3"),
+    ],
+)
+def test_model_that_cannot_be_built_is_refused_with_the_mend(tmp_path, key, value, mend):
+    make_model(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ValueError) as caught:
+        read_hf_config(tmp_path)
+    [line] = str(caught.value).splitlines()
+    assert repr(value) in line and mend in line
+
+
+def test_rope_that_depends_on_the_length_is_refused(tmp_path):
+    rope = dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)
+    make_model(tmp_path, rope_parameters=rope)
+    with pytest.raises(ValueError, match="dynamic.*llama3"):
+        learner_of(tmp_path)
+
+
+def test_missing_and_misshapen_tensors_are_named(tmp_path):
+    make_model(tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(file)
+    save_file(tensors | {name: tensors[name][:5].clone()}, file)
+    with pytest.raises(ValueError, match=name):
+        learner_of(tmp_path)
+    del tensors[name]
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=f"lacks 1 tensors.*{name}"):
+        learner_of(tmp_path)
+    file.unlink()
+    with pytest.raises(ValueError, match="no .*safetensors"):
+        learner_of(tmp_path)

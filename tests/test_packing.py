@@ -1,0 +1,230 @@
+"""Whatever the layout, each trained token is predicted once, from its own sample's past, with its own weight."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from titan_rl.batching import build_batches, discard_reason, usable_rollouts
+from titan_rl.config import AlgorithmConfig, RolloutConfig
+from titan_rl.packing import pack, token_weights
+from titan_rl.types import Batch, Group, Provenance, Rollout, Row, Sample
+
+MAX_NEW_TOKENS = 12
+LAYOUTS = [
+    (seed, num_ranks, row_tokens, share_prefix)
+    for seed in range(8)
+    for num_ranks, row_tokens in [(1, 20), (1, 64), (2, 33), (3, 20), (7, 1000)]
+    for share_prefix in (True, False)
+]
+layouts = pytest.mark.parametrize(("seed", "num_ranks", "row_tokens", "share_prefix"), LAYOUTS)
+
+
+def random_groups(seed: int) -> list[list[Sample]]:
+    """Groups in which no two tokens are the same, but for the prompts that a group shares; at most 21 tokens each."""
+    rng = np.random.default_rng(seed)
+    tokens = iter(range(1, 100_000))
+
+    def sample(prompt: list[int]) -> Sample:
+        answer = [next(tokens) for _ in range(rng.integers(1, MAX_NEW_TOKENS + 1))]
+        wrote = rng.choice([Provenance.MODEL, Provenance.MODEL, Provenance.TOOL], len(answer))
+        wrote[0] = Provenance.MODEL
+        provenance = np.concatenate([np.full(len(prompt), Provenance.TEMPLATE), wrote]).astype(np.int8)
+        logprobs = -rng.random(len(provenance)).astype(np.float32)
+        return Sample(np.array(prompt + answer, np.int32), provenance, logprobs, float(rng.normal()))
+
+    def group() -> list[Sample]:
+        prompt = [next(tokens) for _ in range(rng.integers(1, 10))]
+        return [sample(prompt) for _ in range(rng.integers(1, 7))]
+
+    return [group() for _ in range(rng.integers(1, 6))]
+
+
+def packed(groups, num_ranks, row_tokens, share_prefix, aggregation="token") -> Batch:
+    return pack(
+        groups,
+        num_ranks=num_ranks,
+        row_tokens=row_tokens,
+        share_prefix=share_prefix,
+        weigh=lambda samples: token_weights(samples, aggregation, MAX_NEW_TOKENS),
+    )
+
+
+def rows_of(batch: Batch) -> list[Row]:
+    return [row for rows in batch.rows for row in rows]
+
+
+def is_dummy(row: Row) -> bool:
+    return not row.weight_S.any()
+
+
+def past(row: Row, source: int) -> list[int]:
+    """The tokens that the model sees when it predicts at ``source``."""
+    [segment] = [s for s in row.segments if s.start <= source < s.start + s.length]
+    prefix = row.tokens_T[segment.prefix_start : segment.prefix_start + segment.prefix_length]
+    return [*prefix.tolist(), *row.tokens_T[segment.start : source + 1].tolist()]
+
+
+@layouts
+def test_each_trained_token_is_predicted_once_from_its_own_past(seed, num_ranks, row_tokens, share_prefix):
+    groups = random_groups(seed)
+    expected = {
+        int(s.tokens[i]): (s.tokens[:i].tolist(), s.logprobs[i], np.float32(s.advantage))
+        for group in groups
+        for s in group
+        for i in np.flatnonzero(s.provenance == Provenance.MODEL)
+    }
+    batch = packed(groups, num_ranks, row_tokens, share_prefix)
+    seen = Counter()
+    for row in rows_of(batch):
+        if is_dummy(row):
+            continue
+        columns = zip(row.source_S, row.target_S, row.logprob_S, row.advantage_S, strict=True)
+        for source, target, logprob, advantage in columns:
+            seen[int(target)] += 1
+            assert (past(row, source), logprob, advantage) == expected[int(target)]
+            assert row.positions_T[source] == len(past(row, source)) - 1
+    assert seen == Counter(expected.keys())
+    assert batch.num_trained_tokens == len(expected)
+
+
+@layouts
+def test_segments_cover_each_row_and_positions_go_on_from_the_prefix(seed, num_ranks, row_tokens, share_prefix):
+    batch = packed(random_groups(seed), num_ranks, row_tokens, share_prefix)
+    for row in rows_of(batch):
+        end = 0
+        for segment in row.segments:
+            assert segment.start == end and segment.length > 0
+            assert segment.prefix_start + segment.prefix_length <= segment.start
+            end += segment.length
+            positions = row.positions_T[segment.start : end]
+            assert positions.tolist() == [*range(segment.prefix_length, segment.prefix_length + segment.length)]
+        assert end == len(row.tokens_T) == len(row.positions_T)
+
+
+@layouts
+def test_rows_keep_their_limit_and_every_rank_has_as_many(seed, num_ranks, row_tokens, share_prefix):
+    batch = packed(random_groups(seed), num_ranks, row_tokens, share_prefix)
+    assert len(batch.rows) == num_ranks
+    assert len({len(rows) for rows in batch.rows}) == 1
+    assert all(len(row.tokens_T) <= row_tokens for row in rows_of(batch))
+    assert sum(len(row.tokens_T) for row in rows_of(batch) if not is_dummy(row)) == batch.num_tokens
+
+
+@layouts
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_layout_changes_no_weight(seed, num_ranks, row_tokens, share_prefix, aggregation):
+    def trained(batch: Batch) -> Counter:
+        rows = [row for row in rows_of(batch) if not is_dummy(row)]
+        return Counter(item for r in rows for item in zip(r.target_S, r.weight_S, r.advantage_S, strict=True))
+
+    groups = random_groups(seed)
+    batch = packed(groups, num_ranks, row_tokens, share_prefix, aggregation)
+    assert trained(batch) == trained(packed(groups, 1, 10_000, False, aggregation))
+    if aggregation != "constant":
+        models = sum((s.provenance == Provenance.MODEL).any() for group in groups for s in group)
+        assert models and sum(float(row.weight_S.sum()) for row in rows_of(batch)) == pytest.approx(1, abs=1e-5)
+
+
+def test_ranks_without_work_get_rows_that_count_for_nothing():
+    [prompt, answer] = np.array([5, 6], np.int32), np.array([0, 1], np.int8)
+    batch = packed([[Sample(prompt, answer, np.zeros(2, np.float32), 1.0)]], 4, 16, True)
+    real, *dummies = sorted(rows_of(batch), key=is_dummy)
+    assert real.weight_S.tolist() == [1] and len(dummies) == 3
+    for row in dummies:
+        assert is_dummy(row) and not row.advantage_S.any() and len(row.tokens_T) == 1 and len(row.source_S) == 1
+
+
+def test_shared_prompt_is_laid_down_once():
+    prompt = list(range(100, 110))
+    group = [
+        Sample(np.array([*prompt, n], np.int32), np.array([0] * 10 + [1], np.int8), np.zeros(11, np.float32), float(n))
+        for n in range(8)
+    ]
+    assert packed([group], 1, 1000, True).num_tokens == 10
+    assert packed([group], 1, 1000, False).num_tokens == 80
+
+
+def test_group_too_long_for_a_row_repeats_its_prompt_instead_of_overflowing():
+    answers = [np.arange(n * 10, n * 10 + 8) for n in range(1, 5)]
+    group = [
+        Sample(np.array([1, 2, 3, *a], np.int32), np.array([0] * 3 + [1] * 8, np.int8), np.zeros(11, np.float32), 1.0)
+        for a in answers
+    ]
+    batch = packed([group], 1, 17, True)
+    assert [len(row.tokens_T) for row in rows_of(batch)] == [17, 17]
+
+
+def test_sample_longer_than_a_row_is_an_error():
+    sample = Sample(np.arange(9, dtype=np.int32), np.array([0] + [1] * 8, np.int8), np.zeros(9, np.float32), 1.0)
+    packed([[sample]], 1, 8, True)
+    with pytest.raises(AssertionError):
+        packed([[sample]], 1, 7, True)
+
+
+def test_packing_is_the_same_every_time():
+    once, again = (packed(random_groups(3), 2, 33, True) for _ in range(2))
+    for a, b in zip(rows_of(once), rows_of(again), strict=True):
+        assert a.tokens_T.tolist() == b.tokens_T.tolist() and a.source_S.tolist() == b.source_S.tolist()
+
+
+def group_of(name: str, *outcomes: tuple[float, str]) -> Group:
+    rollouts = [
+        Rollout(
+            name,
+            i,
+            np.array([7, 8, 9], np.int32),
+            np.array([0, 1, 1], np.int8),
+            np.zeros(3, np.float32),
+            np.array([-1, 0, 0], np.int32),
+            [],
+            status,
+            reward,
+        )
+        for i, (reward, status) in enumerate(outcomes)
+    ]
+    return Group(name, rollouts)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "train_truncated", "num_usable", "reason"),
+    [
+        (["ok", "ok", "timeout"], True, 2, None),
+        (["ok", "truncated"], True, 2, None),
+        (["ok", "truncated"], False, 1, "truncated"),
+        (["ok", "infra_error", "infra_error", "timeout"], True, 1, "infra_error"),
+        (["timeout", "timeout"], True, 0, "timeout"),
+    ],
+)
+def test_what_may_reach_the_loss(statuses, train_truncated, num_usable, reason):
+    algorithm = AlgorithmConfig(train_truncated=train_truncated)
+    group = group_of("a", *((1.0, status) for status in statuses))
+    assert len(usable_rollouts(group, algorithm)) == num_usable
+    assert discard_reason(group, algorithm) == reason
+
+
+def test_refused_group_is_discarded_by_its_own_name():
+    assert discard_reason(Group("a", [], refused="prompt_too_long"), AlgorithmConfig()) == "prompt_too_long"
+
+
+def test_failures_do_not_shift_the_advantages_of_the_rest():
+    group = group_of("a", (1.0, "ok"), (0.0, "infra_error"), (0.0, "ok"), (0.0, "timeout"))
+    [batch] = build_batches([group], AlgorithmConfig(), RolloutConfig(), num_ranks=1, row_tokens=64)
+    assert batch.num_trained_tokens == 4 and batch.has_signal
+    [row] = rows_of(batch)
+    assert sorted(row.advantage_S.tolist()) == pytest.approx([-1, -1, 1, 1], rel=1e-5)
+
+
+def test_equal_rewards_are_no_signal():
+    groups = [group_of(name, *[(reward, "ok")] * 7) for name, reward in (("a", 0.1), ("b", 1.0))]
+    [batch] = build_batches(groups, AlgorithmConfig(), RolloutConfig(), num_ranks=1, row_tokens=64)
+    assert not batch.has_signal
+
+
+def test_each_update_of_a_batch_is_normalized_by_itself():
+    groups = [group_of(str(n), *[(float(i), "ok") for i in range(2 + n)]) for n in range(4)]
+    algorithm = AlgorithmConfig(updates_per_batch=3)
+    batches = build_batches(groups, algorithm, RolloutConfig(), num_ranks=1, row_tokens=64)
+    assert [batch.num_trained_tokens for batch in batches] == [2 * (2 + 3), 2 * 4, 2 * 5]
+    for batch in batches:
+        assert sum(float(row.weight_S.sum()) for row in rows_of(batch)) == pytest.approx(1)

@@ -1,0 +1,75 @@
+"""Training never sees a held-out text, and a stream goes on where it stopped."""
+
+from itertools import islice
+
+import pytest
+
+from titan_rl.config import ConfigError
+from titan_rl.prompts import PromptStream, held_out_prompts, is_held_out
+from titan_rl.seeds import named_seed
+from titan_rl.types import Prompt
+
+
+class FewTexts:
+    """A task with 500 different texts, so that any two streams meet often."""
+
+    def __init__(self, num_texts: int = 500):
+        self.num_texts = num_texts
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        return Prompt(f"{stream}/{index:07d}", f"text {named_seed(seed, index) % self.num_texts}", "", {"seed": seed})
+
+
+@pytest.mark.parametrize("name", ["train", "warmup"])
+@pytest.mark.parametrize("seed", range(5))
+def test_training_and_held_out_share_no_text(seed, name):
+    trained = {prompt.text for prompt in islice(PromptStream(FewTexts(), seed, name), 2000)}
+    held_out = {prompt.text for prompt in held_out_prompts(FewTexts(), 60)}
+    assert len(trained) > 300 and len(held_out) == 60
+    assert not trained & held_out
+    assert not any(map(is_held_out, trained))
+
+
+def test_held_out_prompts_are_the_first_of_any_larger_set():
+    ids = [prompt.id for prompt in held_out_prompts(FewTexts(), 60)]
+    assert [prompt.id for prompt in held_out_prompts(FewTexts(), 20)] == ids[:20]
+    assert len(set(ids)) == 60
+
+
+def test_about_a_fifth_is_held_out():
+    assert 0.17 < sum(is_held_out(f"text {n}") for n in range(2000)) / 2000 < 0.23
+
+
+def test_stream_goes_on_from_its_position():
+    stream = PromptStream(FewTexts(), seed=3)
+    first = list(islice(stream, 20))
+    resumed = PromptStream(FewTexts(), seed=3, position=stream.position)
+    assert [next(resumed) for _ in range(10)] == [next(stream) for _ in range(10)]
+    assert [next(PromptStream(FewTexts(), seed=3))] == first[:1]
+
+
+def test_ids_are_unique_and_lead_back_to_the_prompt():
+    stream = PromptStream(FewTexts(), seed=3)
+    prompts = list(islice(stream, 100))
+    assert len({prompt.id for prompt in prompts}) == 100
+    assert [stream.by_id(prompt.id) for prompt in prompts] == prompts
+
+
+def test_seeds_and_names_give_different_streams():
+    streams = [PromptStream(FewTexts(), 1), PromptStream(FewTexts(), 2), PromptStream(FewTexts(), 1, "warmup")]
+    texts = [tuple(prompt.text for prompt in islice(stream, 10)) for stream in streams]
+    assert len(set(texts)) == 3
+
+
+def test_task_with_too_few_held_out_prompts():
+    num_held_out = sum(is_held_out(f"text {n}") for n in range(100))
+    assert len(held_out_prompts(FewTexts(100), num_held_out)) == num_held_out
+    with pytest.raises(ConfigError, match=f"eval.prompts = 50, .* only about {num_held_out} "):
+        held_out_prompts(FewTexts(100), 50)
+
+
+def test_named_seeds_tell_their_names_apart():
+    assert named_seed(1, "train", 2) == named_seed(1, "train", 2)
+    names = [("a",), ("b",), ("a", "b"), ("ab",), (1, 12), (11, 2), (12, 1), ("a", "", "b"), ("a", "b", "")]
+    assert len({named_seed(*name) for name in names}) == len(names)
+    assert all(0 <= named_seed(n) < 2**63 for n in range(1000))
