@@ -12,6 +12,12 @@ from titan_rl.metrics import MetricsLog, mean_metrics, read_metrics, sampling_me
 from titan_rl.types import Group, Rollout, StepMetrics
 
 
+@pytest.fixture(autouse=True)
+def no_forced_terminal(monkeypatch):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def log_of(root, *records) -> None:
     log = MetricsLog(root, tensorboard=False)
     for record in records:

@@ -90,6 +90,8 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         disable_log_stats=True,
         skip_tokenizer_init=True,
         logprobs_mode="processed_logprobs",
+        # bf16 logits are off by up to 1/16: most of what trainer and sampler disagree on
+        hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_transfer.BACKEND),
         **memory,

@@ -2,33 +2,23 @@
 
 import sys
 import time
+from dataclasses import fields
 
 from vllm import LLM, SamplingParams
+from vllm.engine.arg_utils import EngineArgs
 
 from titan_rl.bench.generate import _NEW_TOKENS, _prompts, _seeds
 from titan_rl.config import GeneratorConfig
 from titan_rl.generation import engine_arguments
-from titan_rl.mesh import vllm_transfer
+
+_NOT_PLAIN = ("weight_transfer_config", "async_scheduling")
 
 
 def main(path: str, dtype: str, max_len: int) -> None:
-    vllm_transfer.register()
     arguments = engine_arguments(GeneratorConfig(dtype=dtype), path, max_len)
-    wanted = (
-        "dtype",
-        "max_model_len",
-        "max_num_seqs",
-        "enforce_eager",
-        "skip_tokenizer_init",
-        "logprobs_mode",
-        "enable_chunked_prefill",
-        "max_num_batched_tokens",
-    )
-    engine = LLM(
-        path,
-        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
-        **{name: getattr(arguments, name) for name in wanted},
-    )
+    # the actor's settings, but for what plain vLLM has no use for, or does better by default
+    ours = {field.name: getattr(arguments, field.name) for field in fields(EngineArgs) if field.name not in _NOT_PLAIN}
+    engine = LLM(**{name: value for name, value in ours.items() if value != getattr(EngineArgs(), name)})
     print("ready", flush=True)
     for line in sys.stdin:
         requests, parameters = [], []

@@ -48,13 +48,17 @@ def trainer_environment(threads: Threads) -> dict[str, str]:
 
 
 def generator_environment(threads: Threads, on_cpu: bool) -> dict[str, str]:
-    environment = _COMMON | {
-        "OMP_NUM_THREADS": str(threads.generator),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
+    environment = (
+        _COMMON
+        | _KEEP_MEMORY
+        | {
+            "OMP_NUM_THREADS": str(threads.generator),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    )
     # on a CPU vLLM compiles a few sampler functions at the first step: 15 s the first time, and slower than eager
     return environment | ({"TORCHDYNAMO_DISABLE": "1"} if on_cpu else {})
 

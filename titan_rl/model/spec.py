@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import titan_rl.model.device  # noqa: F401  # isort: skip  (before any other torchtitan module)
 
+import torch
+import torch.nn.functional as F
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common import Embedding, Linear, RMSNorm
@@ -28,6 +30,17 @@ from titan_rl.model.rope import rope_config
 
 # weights always come from a file, so nothing is initialized
 _FROM_FILE = {"weight": skip_param_init}
+
+
+class Float32Head(Linear):
+    """An output head that projects in fp32 whatever the model computes in, as the generator's does."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        pass
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden.float(), self.weight.float())
 
 
 class PackedDecoder:
@@ -128,7 +141,7 @@ def model_config(hf: PreTrainedConfig):
         enable_weight_tying=hf.tie_word_embeddings,
         tok_embeddings=Embedding.Config(num_embeddings=hf.vocab_size, embedding_dim=dim, param_init=_FROM_FILE),
         norm=norm(dim),
-        lm_head=Linear.Config(in_features=dim, out_features=hf.vocab_size, param_init=_FROM_FILE),
+        lm_head=Float32Head.Config(in_features=dim, out_features=hf.vocab_size, param_init=_FROM_FILE),
         layers=[layer() for _ in range(hf.num_hidden_layers)],
     )
 
