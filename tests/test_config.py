@@ -55,7 +55,6 @@ def test_unknown_name_is_told_with_the_nearest(argument, name, nearest):
         "--task.options=3",
         "--rollout.share_prefix=1",
         "--rollout.temperature='hot'",
-        "--run.dir=2025-01-01",
         "--training.steps=1.5",
         "--training.mixed_precision_param=float8",
         "--parallelism.data_parallel_shard_degree='2'",
@@ -209,9 +208,22 @@ def test_unknown_key_inside_an_optimizer_group():
 
 
 def test_resolved_configuration_reads_back_as_itself():
-    values = as_dict(load("--run.seed=3", "--task.options.max_value=9", "--training.steps=7"))
-    assert set(values) >= set(OUR_SECTIONS) and values["training"]["steps"] == 7
+    config = load("--run.seed=3", "--task.options.max_value=9", "--training.steps=7")
+    values = as_dict(config)
+    assert set(values) == set(OUR_SECTIONS) and values["task"]["options"] == {"max_value": 9}
     assert as_dict(load_config(None, values)) == values
+    assert build_titan(config).as_dict()["training"]["steps"] == 7
+
+
+def test_a_date_is_a_name_of_a_directory():
+    assert load("--run.dir=2025-01-01").run.dir == "2025-01-01"
+
+
+@pytest.mark.parametrize(
+    "setting", ["training.dtype=bfloat16", "training.gc_freq=7", "comm.mode=fake_backend", "debug.seed=3"]
+)
+def test_a_setting_without_effect_is_refused(setting):
+    assert setting.partition("=")[0] in mistake(f"--{setting}")
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)

@@ -13,9 +13,9 @@ def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
 
     Source: GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr.GRPO, arXiv 2503.20783, section 3.2.
     """
+    if (rewards_G == rewards_G[0]).all():  # the mean of equal numbers may be off by a rounding error
+        return np.zeros_like(rewards_G)
     centred_G = rewards_G - rewards_G.mean()
-    if not centred_G.any():
-        return np.zeros_like(centred_G)
     return centred_G / (rewards_G.std() + _EPSILON) if normalize_std else centred_G
 
 

@@ -106,13 +106,21 @@ class CheckpointFolder:
             _sync(file)
         _sync(folder)
         place = self.path(state.step)
-        if place.exists():
-            shutil.rmtree(place)
+        replaced = self._set_aside(place)
         folder.rename(place)
         _sync(self.root)
-        for step in self.steps()[: -self.keep_latest_k]:
-            shutil.rmtree(self.path(step))
+        for old in [
+            *replaced,
+            *(path for step in self.steps()[: -self.keep_latest_k] for path in self._set_aside(self.path(step))),
+        ]:
+            shutil.rmtree(old)
         return place
+
+    def _set_aside(self, place: Path) -> list[Path]:
+        """Out of the checkpoints' names, so that no half of one is ever found."""
+        if not place.exists():
+            return []
+        return [place.rename(self.root / f"writing-old-{place.name}")]
 
     def latest(self) -> tuple[Path, ControllerState] | None:
         for step in reversed(self.steps()):

@@ -26,7 +26,7 @@ TITAN_SECTIONS = (
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class ConfigError(ValueError):
@@ -67,7 +67,7 @@ class AlgorithmConfig:
     """Mean over the step's tokens; over its samples of each one's mean; or over samples x max_new_tokens (Dr.GRPO)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    clip_high: Annotated[float, Field(gt=0, le=1e6)] = 0.2
     """The ratio is clipped above 1 + clip_high."""
     updates_per_batch: Count = 1
     """Optimizer steps that a batch is split into."""
@@ -83,7 +83,7 @@ class RolloutConfig:
     """Samples of each prompt."""
     max_new_tokens: Count = 16
     """Longest answer, end of sequence included."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Sampling temperature; the trainer uses the same."""
     max_staleness: Whole = 0
     """How many policy versions a sample may lag behind the weights it trains; 0 is on-policy and synchronous."""
@@ -191,7 +191,7 @@ def build_section(cls: type, values: dict[str, Any], section: str):
             raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known)}")
     try:
         # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
-        return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([section, *(str(part) for part in first["loc"])])
@@ -217,6 +217,8 @@ def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
         table = overrides
         for part in path:
             table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--{name} and another override exclude each other: {part} is a value or a table")
         table[key] = _toml_value(text)
         position += 1
     return overrides
@@ -254,7 +256,7 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
     known = (*OUR_SECTIONS, *TITAN_SECTIONS)
     for name, table in tables.items():
         if name not in known:
-            raise ConfigError(f"unknown section [{name}]: {nearest(name, known)}")
+            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest(name, known)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
     classes = {f.name: f.default_factory for f in fields(Config) if f.name != "titan"}
@@ -281,6 +283,5 @@ def _check_combinations(config: Config) -> None:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """The configuration as plain values, TorchTitan's sections beside ours."""
-    values = asdict(config)
-    return values | values.pop("titan")
+    """Our sections as plain values."""
+    return {name: asdict(getattr(config, name)) for name in OUR_SECTIONS}

@@ -24,7 +24,7 @@ from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
 from titan_rl.ledger import Ledger
 from titan_rl.mesh.meshes import Meshes
-from titan_rl.mesh.waiting import within
+from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.metrics import MetricsLog, mean_metrics, sampling_metrics, speeds, trained_metrics
 from titan_rl.packing import pack, token_weights
 from titan_rl.prompts import PromptStream
@@ -127,7 +127,8 @@ class Controller:
         path, state = found
         await self.meshes.call_trainer("load_checkpoint", str(path))
         self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in self.ledger.rewind(state.step))
-        self.stream.position = max([state.stream_position, *(int(p.id.rpartition("/")[2]) + 1 for p in self._backlog)])
+        self.stream.position = state.stream_position
+        self.stream.go_beyond(self.ledger.last_issued())
         self.progress.step = self._saved_step = state.step
         self.progress.seconds_training = state.seconds_training
         if (before := state.held_out_before) is not None:
@@ -249,11 +250,13 @@ class Controller:
     async def _sample(self, prompt: Prompt) -> Group:
         rollout = self.config.rollout
         sampling = Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, self.meshes.max_tokens)
-        group = await self.meshes.run_group(prompt, sampling)
-        for _ in range(rollout.max_retries):
-            if all(r.status != "infra_error" for r in group.rollouts):
+        for _ in range(1 + rollout.max_retries):
+            try:
+                group = await self.meshes.run_group(prompt, sampling)
+            except DeadlineError:
+                group = Group(prompt.id, [], refused="timeout")
+            if not group.refused and all(r.status != "infra_error" for r in group.rollouts):
                 break
-            group = await self.meshes.run_group(prompt, sampling)
         return group
 
     async def _train(self, batches: list[Batch]) -> StepMetrics:
@@ -320,6 +323,7 @@ class Controller:
         progress = self.progress
         folder = self.checkpoints.begin(progress.step)
         await self.meshes.call_trainer("save_checkpoint", str(folder))
+        self.ledger.sync()
         before = progress.held_out_before
         state = ControllerState(
             progress.step, self.stream.position, before.as_dict() if before else None, progress.seconds_training

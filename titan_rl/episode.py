@@ -63,6 +63,8 @@ class Episode:
         self.versions = np.full(len(prompt_tokens), -1, np.int32)
         self.turns: list[Turn] = []
         self.answers: list[str] = []
+        self.cut_short = False
+        """Whether the conversation would have gone on, but for want of room."""
 
     def _append(self, tokens, provenance: Provenance, logprobs, versions) -> None:
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
@@ -80,7 +82,7 @@ class Episode:
         self._append(tokens, Provenance.TOOL, np.zeros(len(tokens)), np.full(len(tokens), -1))
 
     def finish(self, prompt: Prompt, sample: int, score: Score) -> Rollout:
-        truncated = score.status == "ok" and self.turns[-1].stop_reason == "length"
+        truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
         return Rollout(
             prompt_id=prompt.id,
             sample=sample,
@@ -116,10 +118,9 @@ async def run_group(
     async def converse(episode: Episode, sample: int) -> None:
         while (reply := task.reply(prompt, episode.answers)) is not None:
             reply_tokens = np.asarray(tokenizer.encode(reply, add_special_tokens=False), np.int32)
-            if (
-                len(episode.tokens) + len(reply_tokens) >= sampling.max_tokens
-                or episode.turns[-1].stop_reason == "length"
-            ):
+            no_room = len(episode.tokens) + len(reply_tokens) >= sampling.max_tokens
+            if no_room or episode.turns[-1].stop_reason == "length":
+                episode.cut_short = True
                 return
             episode.add_reply(reply_tokens)
             [completion] = await ask(request(episode.tokens, [sample], len(episode.turns)))

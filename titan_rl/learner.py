@@ -70,7 +70,6 @@ class Learner:
         self.dtypes = load_hf(self.spec, self.model, model_path)
         self.optimizer, self.scheduler = self._build_optimizer(titan.optimizer)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
-        self._use_autocast = not any(isinstance(m, FSDPModule) for m in self.model.modules())
 
     def _build_model(self) -> torch.nn.Module:
         titan = self.titan
@@ -149,9 +148,11 @@ class Learner:
         """Clip, step, clear; the gradient norm before clipping and the learning rate used.
 
         Without a signal the gradient is exactly zero: the optimizer is left alone, lest its momentum move the
-        weights, and only the schedule advances.
+        weights, and only the schedule advances. Errors: FloatingPointError for a gradient that is not finite.
         """
         norm = dist_utils.clip_grad_norm_(list(self.model.parameters()), self.titan.training.max_norm, foreach=True)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"the gradient norm is {float(norm)}: the weights were left as they were")
         learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
         if has_signal:
             self.optimizer.step()

@@ -34,11 +34,15 @@ class Ledger:
         self._settle([("discarded", None, reason, prompt_id)])
 
     def _settle(self, rows: list[tuple]) -> None:
-        self._connection.execute("begin")
         statement = "update prompts set state = ?, step = ?, reason = ? where id = ? and state = 'pending'"
-        for row in rows:
-            changed = self._connection.execute(statement, row).rowcount
-            assert changed == 1, f"{row[-1]} is not pending, so it cannot be {row[0]}"
+        self._connection.execute("begin")
+        try:
+            for row in rows:
+                changed = self._connection.execute(statement, row).rowcount
+                assert changed == 1, f"{row[-1]} is not pending, so it cannot be {row[0]}"
+        except BaseException:
+            self._connection.execute("rollback")
+            raise
         self._connection.execute("commit")
 
     def rewind(self, step: int) -> list[str]:
@@ -46,6 +50,15 @@ class Ledger:
         self._connection.execute("update prompts set state = 'pending', step = null where step > ?", (step,))
         rows = self._connection.execute("select id from prompts where state = 'pending' order by id")
         return [prompt_id for (prompt_id,) in rows]
+
+    def last_issued(self) -> str | None:
+        """The id that comes last in the stream's order."""
+        [(prompt_id,)] = self._connection.execute("select max(id) from prompts")
+        return prompt_id
+
+    def sync(self) -> None:
+        """All that was committed is on disk, beyond a power cut."""
+        self._connection.execute("pragma wal_checkpoint(truncate)")
 
     def account(self) -> dict[str, int]:
         """``issued``, ``trained`` and ``pending``, and ``discarded (reason)`` for each reason."""

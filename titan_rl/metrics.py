@@ -57,7 +57,10 @@ class MetricsLog:
     """``metrics.jsonl`` of a run directory, and TensorBoard beside it."""
 
     def __init__(self, root: Path, tensorboard: bool):
-        self._file = open(root / "metrics.jsonl", "a", buffering=1)  # noqa: SIM115  (closed by close)
+        path = root / "metrics.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115  (closed by close)
+        self._file.write("\n" if torn else "")
         self._writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -83,6 +86,9 @@ def read_metrics(root: Path) -> Iterator[dict[str, float]]:
     records: dict[int, dict[str, float]] = {}
     path = root / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else []:
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:  # a line that the process died in
+            continue
         records[record["step"]] = records.get(record["step"], {}) | record
     return iter([records[step] for step in sorted(records)])

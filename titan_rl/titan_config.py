@@ -1,10 +1,10 @@
 """TorchTitan's sections of the TOML, built into TorchTitan's own dataclasses."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import titan_rl.model.device as device  # isort: skip  (before any other torchtitan module)
 
-from torchtitan.components.optimizer import OptimizersContainer, default_adamw
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -16,6 +16,13 @@ _TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local
 _PARALLELISM = dict(data_parallel_shard_degree=1, spmd_backend="partial_dtensor")
 _LR_SCHEDULER = dict(warmup_steps=0, decay_ratio=0.0)
 _ADAMW = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
+# a setting that changes nothing would be a silent mistake, so only these may be given
+_HONOURED = {
+    "training": {"seq_len", "steps", "max_norm", "mixed_precision_param", "enable_cpu_offload"},
+    "parallelism": {"data_parallel_shard_degree", "fsdp_reshard_after_forward"},
+    "comm": {"init_timeout_seconds"},
+    "debug": set(),
+}
 _ACTIVATION_CHECKPOINT = {"none": None, "full": FullAC, "selective": SelectiveAC}
 
 
@@ -29,6 +36,10 @@ class TitanConfig:
     activation_checkpoint: object | None
     comm: CommConfig
     debug: DebugConfig
+
+    def as_dict(self) -> dict:
+        """All sections as plain values, what was left out included."""
+        return asdict(self)
 
     @property
     def world_size(self) -> int:
@@ -53,14 +64,16 @@ def _optimizer(values: dict) -> OptimizersContainer.Config:
             raise ConfigError(
                 f"optimizer.{min(short)} and optimizer.param_groups exclude each other: move it into a group"
             )
+        for group in values["param_groups"]:
+            build_section(ParamGroupConfig, group, "optimizer.param_groups")
         return build_section(OptimizersContainer.Config, values, "optimizer")
     short = _ADAMW | {key: value for key, value in values.items() if key in _ADAMW}
-    for key, value in short.items():
-        numbers = value if key == "betas" else [value]
-        if not isinstance(numbers, list) or not all(isinstance(n, int | float) and n >= 0 for n in numbers):
-            raise ConfigError(
-                f"optimizer.{key} = {value!r}: give {'two numbers' if key == 'betas' else 'a number'} of at least 0"
-            )
+    betas = short["betas"]
+    if not isinstance(betas, list) or len(betas) != 2 or not all(type(b) in (int, float) and 0 <= b < 1 for b in betas):
+        raise ConfigError(f"optimizer.betas = {betas!r}: give two numbers from 0 to below 1")
+    for key in ("lr", "eps", "weight_decay"):
+        if type(short[key]) not in (int, float) or not 0 <= short[key] < float("inf"):
+            raise ConfigError(f"optimizer.{key} = {short[key]!r}: give a number of at least 0")
     config = build_section(
         OptimizersContainer.Config, {k: v for k, v in values.items() if k not in _ADAMW}, "optimizer"
     )
@@ -70,7 +83,7 @@ def _optimizer(values: dict) -> OptimizersContainer.Config:
 
 def _activation_checkpoint(values: dict):
     mode = values.pop("mode", "none")
-    if mode not in _ACTIVATION_CHECKPOINT:
+    if not isinstance(mode, str) or mode not in _ACTIVATION_CHECKPOINT:
         raise ConfigError(f"activation_checkpoint.mode = {mode!r}: {nearest(str(mode), _ACTIVATION_CHECKPOINT)}")
     policy = _ACTIVATION_CHECKPOINT[mode]
     if policy is None:
@@ -81,6 +94,7 @@ def _activation_checkpoint(values: dict):
 def build_titan(config: Config) -> TitanConfig:
     """Errors: ConfigError for an unknown key, a wrong type, or a layout that this release does not train."""
     section = {name: dict(values) for name, values in config.titan.items()}
+    _refuse_unhonoured(section)
     titan = TitanConfig(
         training=build_section(TrainingConfig, _TRAINING | section.get("training", {}), "training"),
         parallelism=build_section(ParallelismConfig, _PARALLELISM | section.get("parallelism", {}), "parallelism"),
@@ -97,28 +111,26 @@ def build_titan(config: Config) -> TitanConfig:
     return titan
 
 
+def _refuse_unhonoured(section: dict[str, dict]) -> None:
+    classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
+    for name, honoured in _HONOURED.items():
+        defaults = {f.name: f.default for f in fields(classes[name])} | {"training": _TRAINING}.get(name, {})
+        for key, value in section.get(name, {}).items():
+            if key in defaults and key not in honoured and value != defaults[key]:
+                why = "FSDP2 is the only trainer layout" if name == "parallelism" else "it has no effect here"
+                raise ConfigError(f"{name}.{key} = {value!r} is refused: {why}; leave it out")
+
+
 def _check(config: Config, titan: TitanConfig) -> None:
     parallelism, training = titan.parallelism, titan.training
-    for key in (
-        "data_parallel_replicate",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "context_parallel",
-        "expert_parallel",
-    ):
-        if getattr(parallelism, f"{key}_degree") != 1:
-            raise ConfigError(
-                f"parallelism.{key}_degree must be 1: trainers shard with FSDP2 (data_parallel_shard_degree) only"
-            )
     if parallelism.data_parallel_shard_degree < 1:
         raise ConfigError("parallelism.data_parallel_shard_degree must be at least 1: give the number of trainer ranks")
-    if training.local_batch_size != 1 or training.global_batch_size != -1:
-        raise ConfigError(
-            "training.local_batch_size and global_batch_size stay at 1 and -1: rows are packed up to training.seq_len "
-            "tokens, and a batch is rollout.prompts_per_step x rollout.group_size samples"
-        )
     if training.steps < 1:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
+    if not 0 < training.max_norm < float("inf"):
+        raise ConfigError(f"training.max_norm = {training.max_norm} must be a number above 0")
+    if titan.lr_scheduler.warmup_steps < 0:
+        raise ConfigError(f"lr_scheduler.warmup_steps = {titan.lr_scheduler.warmup_steps} must be at least 0")
     if config.rollout.max_new_tokens >= training.seq_len:
         raise ConfigError(
             f"rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "

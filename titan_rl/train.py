@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from titan_rl.config import Config, ConfigError, load_config, parse_overrides
+from titan_rl.config import Config, ConfigError, as_dict, load_config, parse_overrides
 from titan_rl.prompts import PromptStream, held_out_prompts
 from titan_rl.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.tasks.base import make_task
@@ -31,7 +31,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     check_algorithm(config)
     check_model(config)
     check_prompts(config, titan.training.seq_len, task, held_out)
-    run_dir.open(config)
+    run_dir.open(as_dict(config) | titan.as_dict())
     return asyncio.run(_run(config, titan, run_dir, task, held_out, resume))
 
 
@@ -113,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
         resume = "--resume" in arguments
         overrides = parse_overrides([argument for argument in arguments if argument != "--resume"])
         job = overrides.pop("job", {})
+        if not isinstance(job, dict) or not isinstance(job.get("config_file", ""), str):
+            raise ConfigError("--job.config_file takes the path of a TOML file")
         if set(job) - {"config_file"}:
             raise ConfigError(f"unknown key job.{min(set(job) - {'config_file'})}: [job] takes config_file only")
         return train(job.get("config_file"), overrides, resume)

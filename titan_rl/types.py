@@ -26,7 +26,7 @@ class Prompt:
     """One question of a task."""
 
     id: str
-    """Unique in a run: the stream and the place in it, e.g. ``train/000012``."""
+    """Unique in a run: the stream and the place in it, e.g. ``train/0000012``."""
     text: str
     answer: str
     """The expected answer. It stays with the verifier: no generator and no sandbox ever sees it."""

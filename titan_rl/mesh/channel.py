@@ -9,6 +9,7 @@ nothing is left behind whoever dies; between hosts it is read with RDMABuffer.
 Each rank lays down just its own shards; a reader puts a tensor together from the rows that each rank holds.
 """
 
+import math
 import mmap
 import os
 import socket
@@ -204,8 +205,8 @@ class WeightReader:
     @staticmethod
     async def _read_remote(handle: RegionHandle, region: _Region, slot: int, timeout: float) -> None:
         header, *slots = handle.remote
-        await slots[slot].read_into(region.slot(slot), timeout=int(timeout))
-        await header.read_into(region.bytes[:_HEADER_BYTES], timeout=int(timeout))
+        await slots[slot].read_into(region.slot(slot), timeout=math.ceil(timeout))
+        await header.read_into(region.bytes[:_HEADER_BYTES], timeout=math.ceil(timeout))
 
     def _check_stamps(self, version: WeightVersion) -> None:
         for handle, region in zip(self.handles, self._regions, strict=True):

@@ -17,7 +17,12 @@ async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
     async def wait():
         return await awaitable
 
+    work = asyncio.ensure_future(wait())
     try:
-        return await asyncio.wait_for(wait(), seconds)
-    except TimeoutError:
-        raise DeadlineError(f"{what} did not end within {seconds:g} s") from None
+        done, _ = await asyncio.wait({work}, timeout=seconds)
+    finally:
+        if not work.done():
+            work.cancel()
+    if not done:
+        raise DeadlineError(f"{what} did not end within {seconds:g} s")
+    return work.result()

@@ -12,6 +12,8 @@ if not torch.accelerator.is_available():
 DEVICE_TYPE: str = titan_utils.device_type
 
 
-def local_device(local_rank: int) -> torch.device:
-    """The device that rank ``local_rank`` of this host trains on."""
-    return torch.device(DEVICE_TYPE) if DEVICE_TYPE == "cpu" else torch.device(DEVICE_TYPE, local_rank)
+def local_device(rank: int) -> torch.device:
+    """The device that a trainer rank works on; ranks fill one host after the other."""
+    if DEVICE_TYPE == "cpu":
+        return torch.device("cpu")
+    return torch.device(DEVICE_TYPE, rank % torch.accelerator.device_count())

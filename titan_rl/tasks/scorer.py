@@ -6,21 +6,26 @@ pickle, because what comes back from a process that a hostile answer went throug
 
 import asyncio
 import json
+import math
 import os
 import resource
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from titan_rl.mesh.processes import MARK
+from titan_rl.mesh.waiting import within
 from titan_rl.tasks.base import make_task
 from titan_rl.types import Prompt, Status
 
 _MEMORY_BYTES = 4 << 30
 _START_SECONDS = 60.0
+_LINE_BYTES = 1 << 20
+_MESSAGE_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -47,32 +52,42 @@ class Scorer:
     async def start(self) -> None:
         """Errors: TimeoutError or RuntimeError if the process does not come up."""
         environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME", MARK) if key in os.environ}
-        self.process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "titan_rl.tasks.scorer", json.dumps(self.task), str(self.timeout)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
+            limit=_LINE_BYTES,
         )
-        ready = await asyncio.wait_for(self.process.stdout.readline(), _START_SECONDS)
-        if ready != b'"ready"\n':
-            raise RuntimeError(f"the scorer of task {self.task['name']} did not start")
+        self.process = process
+        try:
+            ready = await within(_START_SECONDS, "starting a scorer", process.stdout.readline())
+            if ready != b'"ready"\n':
+                raise RuntimeError(f"the scorer of task {self.task['name']} did not start")
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
-        if self.process is not None:
-            if self.process.returncode is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            await self.process.wait()
-            self.process = None
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """A score for each rollout's answers, each within the deadline, and the seconds that they took together."""
         async with self.lock:
             start, scores = time.perf_counter(), []
-            while len(scores) < len(rollouts):
-                async for score in self._score_until_failure(prompt, rollouts[len(scores) :]):
-                    scores.append(score)
+            try:
+                while len(scores) < len(rollouts):
+                    async for score in self._score_until_failure(prompt, rollouts[len(scores) :]):
+                        scores.append(score)
+            except BaseException:  # answers still under way must not be taken for the next prompt's
+                await self.stop()
+                raise
             return scores, time.perf_counter() - start
 
     async def _score_until_failure(self, prompt: Prompt, rollouts: list[list[str]]) -> AsyncIterator[Score]:
@@ -83,19 +98,26 @@ class Scorer:
         self.process.stdin.write(("\n".join(lines) + "\n").encode())
         for _ in rollouts:
             try:
-                line = await asyncio.wait_for(self.process.stdout.readline(), self.timeout)
+                score = _read_score(await asyncio.wait_for(self.process.stdout.readline(), self.timeout))
             except TimeoutError:
-                await self.stop()
-                yield Score("timeout", {}, f"scoring took longer than {self.timeout} s")
-                return
-            try:
-                result = json.loads(line)
-                score = Score(result["status"], {k: float(v) for k, v in result["parts"].items()}, result["message"])
+                score = Score("timeout", {}, f"scoring took longer than {self.timeout} s")
             except (ValueError, KeyError, TypeError, AttributeError):
-                await self.stop()
-                yield Score("infra_error", {}, "the scorer process died or answered nonsense")
-                return
+                score = Score("infra_error", {}, "the scorer process died or answered nonsense")
+            else:
+                yield score
+                continue
+            await self.stop()
             yield score
+            return
+
+
+def _read_score(line: bytes) -> Score:
+    """Errors: ValueError, KeyError, TypeError or AttributeError for anything but a score."""
+    result = json.loads(line)
+    score = Score(result["status"], {name: float(part) for name, part in result["parts"].items()}, result["message"])
+    if not math.isfinite(score.reward):
+        return Score("infra_error", {}, f"the scorer gave {score.reward}")
+    return score
 
 
 def _serve(task_arguments: dict[str, Any], timeout: float) -> None:
@@ -113,7 +135,9 @@ def _serve(task_arguments: dict[str, Any], timeout: float) -> None:
             parts = task.score(Prompt(**request["prompt"]), request["answers"])
             result = dict(status="ok", parts=parts, message="")
         except Exception as error:  # whatever a scorer trips over is reported by name, never a reward
-            result = dict(status="infra_error", parts={}, message=f"{type(error).__name__}: {error}")
+            result = dict(
+                status="infra_error", parts={}, message=f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS]
+            )
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(result), file=output)
 
