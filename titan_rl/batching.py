@@ -48,3 +48,23 @@ def build_batches(
         )
         for part in parts
     ]
+
+
+def demonstration_batches(
+    rollouts: list[Rollout], examples_per_step: int, *, num_ranks: int, row_tokens: int
+) -> list[Batch]:
+    """One batch for each supervised step, every example alike. Errors: ValueError if one is longer than a row."""
+    longest = max(len(rollout.tokens) for rollout in rollouts)
+    if longest > row_tokens:
+        raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {row_tokens}")
+    groups = [[Sample(rollout.tokens, rollout.provenance, rollout.logprobs, 1.0)] for rollout in rollouts]
+    return [
+        pack(
+            groups[begin : begin + examples_per_step],
+            num_ranks=num_ranks,
+            row_tokens=row_tokens,
+            share_prefix=False,
+            weigh=lambda samples: token_weights(samples, "token", 1),
+        )
+        for begin in range(0, len(groups), examples_per_step)
+    ]

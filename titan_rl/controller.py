@@ -16,9 +16,9 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from titan_rl.batching import build_batches, discard_reason
+from titan_rl.batching import build_batches, demonstration_batches, discard_reason
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
-from titan_rl.config import AlgorithmConfig, Config
+from titan_rl.config import Config
 from titan_rl.display import Display
 from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
@@ -26,14 +26,14 @@ from titan_rl.ledger import Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.metrics import MetricsLog, mean_metrics, sampling_metrics, speeds, trained_metrics
-from titan_rl.packing import pack, token_weights
 from titan_rl.prompts import PromptStream
 from titan_rl.rollouts import write_rollouts
 from titan_rl.rundir import RunDir
 from titan_rl.staleness import Admission
 from titan_rl.statistics import Proportion
+from titan_rl.summary import Progress
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import Batch, Group, Prompt, Sample, StepMetrics
+from titan_rl.types import Batch, Group, Prompt, StepMetrics
 
 _RESCUE_SECONDS = 60.0
 _MAX_DISCARDS = 20
@@ -50,16 +50,20 @@ class InFlight:
     group: asyncio.Task[Group]
 
 
-@dataclass
-class Progress:
-    """What a summary tells of a run, kept up as it goes."""
+class Laps:
+    """Seconds of the phases of a step, one after the other."""
 
-    step: int = 0
-    held_out_before: Proportion | None = None
-    held_out_after: Proportion | None = None
-    seconds_to_first_step: float | None = None
-    seconds_warm_up: float = 0.0
-    seconds_training: float = 0.0
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = self._last = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        return self._last - self._start
 
 
 class Controller:
@@ -142,8 +146,6 @@ class Controller:
         self.admission = Admission(rollout.prompts_per_step, rollout.max_staleness, version)
 
     async def _finish(self) -> None:
-        for in_flight in self._in_flight:  # only prompts beyond the last step; they stay pending in the ledger
-            in_flight.group.cancel()
         self.progress.held_out_after = await self._evaluate("after")
         await self._save()
         await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
@@ -174,10 +176,9 @@ class Controller:
     # one step
 
     async def _step(self) -> None:
-        start = time.perf_counter()
-        version = self.progress.step
+        laps = Laps()
         groups = await self._interruptible(self._collect())
-        collected = time.perf_counter()
+        laps.end("wait")
         batches = build_batches(
             groups,
             self.config.algorithm,
@@ -185,30 +186,18 @@ class Controller:
             num_ranks=self.meshes.world_size,
             row_tokens=self.titan.training.seq_len,
         )
-        recording = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, version + 1, groups))
-        metrics = await self._train(batches)
-        await recording
-        self.ledger.train([group.prompt_id for group in groups], version + 1)
-        self.progress.step = version + 1
-        if self.progress.seconds_to_first_step is None:
-            self.progress.seconds_to_first_step = self._elapsed()
-        trained = time.perf_counter()
-        statistics = await self._go_live(version + 1)
-        now = time.perf_counter()
-        seconds = {
-            "generate": max(s.seconds_busy for s in statistics),
-            "score": sum(group.seconds_score for group in groups) / self.config.verifier.procs,
-            "wait": collected - start,
-            "forward_backward": metrics.seconds_forward_backward,
-            "optimizer": metrics.seconds_optimizer,
-            "weight_sync": now - trained,
-            "generator_pause": max(s.seconds_update for s in statistics),
-            "step": now - start,
-        }
-        await self._record(groups, batches, metrics, seconds, sum(s.num_tokens for s in statistics))
-        every = self.config.checkpoint.every
-        if every and self.progress.step % every == 0:
+        metrics = await self._train(groups, batches)
+        laps.end("train")
+        statistics = await self._go_live(self.progress.step)
+        laps.end("weight_sync")
+        self._record(groups, batches, metrics, statistics, laps)
+        if self._is_due(self.config.eval.every) and self.progress.step < self.titan.training.steps:
+            await self._evaluate(f"at step {self.progress.step}")
+        if self._is_due(self.config.checkpoint.every):
             await self._save()
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.progress.step % every == 0
 
     async def _collect(self) -> list[Group]:
         """The next batch's groups, in the order of their admission."""
@@ -238,7 +227,9 @@ class Controller:
         while self.admission.can_admit():
             self.admission.admit()
             prompt = self._next_prompt()
-            self._in_flight.append(InFlight(prompt, asyncio.create_task(self._sample(prompt))))
+            group = asyncio.create_task(self._sample(prompt))
+            group.add_done_callback(lambda task: task.cancelled() or task.exception())  # the first to fail is told
+            self._in_flight.append(InFlight(prompt, group))
 
     def _next_prompt(self) -> Prompt:
         if self._backlog:
@@ -259,10 +250,18 @@ class Controller:
                 break
         return group
 
-    async def _train(self, batches: list[Batch]) -> StepMetrics:
+    async def _train(self, groups: list[Group], batches: list[Batch]) -> StepMetrics:
+        """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained."""
+        step = self.progress.step + 1
+        writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
         self._trainer_is_idle = False
         metrics = [await self.meshes.train(batch.rows, batch.has_signal) for batch in batches]
         self._trainer_is_idle = True
+        await writing
+        self.ledger.train([group.prompt_id for group in groups], step)
+        self.progress.step = step
+        if self.progress.seconds_to_first_step is None:
+            self.progress.seconds_to_first_step = self._elapsed()
         return mean_metrics(metrics)
 
     async def _go_live(self, version: int) -> list:
@@ -271,16 +270,25 @@ class Controller:
         self.admission.advance(version)
         return statistics
 
-    async def _record(
-        self, groups: list[Group], batches: list[Batch], metrics: StepMetrics, seconds: dict[str, float], generated: int
+    def _record(
+        self, groups: list[Group], batches: list[Batch], metrics: StepMetrics, statistics: list, laps: Laps
     ) -> None:
         step = self.progress.step
+        seconds = {
+            "generate": max(engine.seconds_busy for engine in statistics),
+            "score": sum(group.seconds_score for group in groups) / self.config.verifier.procs,
+            "wait": laps.seconds["wait"],
+            "forward_backward": metrics.seconds_forward_backward,
+            "optimizer": metrics.seconds_optimizer,
+            "weight_sync": laps.seconds["weight_sync"],
+            "generator_pause": max(engine.seconds_update for engine in statistics),
+            "step": laps.total,
+        }
+        generated = sum(engine.num_tokens for engine in statistics)
+        trained = sum(batch.num_tokens for batch in batches)
         record = {"step": step, **sampling_metrics(groups, step - 1), **trained_metrics(metrics)}
         record |= {f"seconds_{name}": value for name, value in seconds.items()}
-        record |= speeds(seconds, generated, sum(batch.num_tokens for batch in batches))
-        every = self.config.eval.every
-        if every and step % every == 0 and step < self.titan.training.steps:
-            record["held_out_accuracy"] = (await self._evaluate(f"at step {step}")).value
+        record |= speeds(seconds, generated, trained)
         self.metrics.write(record)
         self.display.step(record)
 
@@ -301,17 +309,12 @@ class Controller:
         stream = PromptStream(self.stream.task, self.config.run.seed, "warmup")
         prompts = list(islice(stream, warmup.steps * warmup.examples_per_step))
         rollouts = await self._interruptible(self.meshes.demonstrate(prompts))
-        samples = [Sample(r.tokens, r.provenance, r.logprobs, 1.0) for r in rollouts]
-        batches = [
-            pack(
-                [[sample] for sample in samples[begin : begin + warmup.examples_per_step]],
-                num_ranks=self.meshes.world_size,
-                row_tokens=self.titan.training.seq_len,
-                share_prefix=False,
-                weigh=lambda part: token_weights(part, AlgorithmConfig().aggregation, 1),
-            )
-            for begin in range(0, len(samples), warmup.examples_per_step)
-        ]
+        batches = demonstration_batches(
+            rollouts,
+            warmup.examples_per_step,
+            num_ranks=self.meshes.world_size,
+            row_tokens=self.titan.training.seq_len,
+        )
         losses = await self._interruptible(self.meshes.warm_up([batch.rows for batch in batches]))
         self.progress.seconds_warm_up = time.perf_counter() - start
         self.display.say(

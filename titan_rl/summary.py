@@ -2,11 +2,24 @@
 
 import json
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
-from titan_rl.controller import Progress
 from titan_rl.metrics import read_metrics
 from titan_rl.rundir import RunDir, package_versions
+from titan_rl.statistics import Proportion
+
+
+@dataclass
+class Progress:
+    """What the controller alone knows of a run, kept up as it goes."""
+
+    step: int = 0
+    held_out_before: Proportion | None = None
+    held_out_after: Proportion | None = None
+    seconds_to_first_step: float | None = None
+    seconds_warm_up: float = 0.0
+    seconds_training: float = 0.0
 
 
 def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:

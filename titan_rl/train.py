@@ -68,6 +68,8 @@ async def _run(config: Config, titan, run_dir: RunDir, task, held_out, resume: b
             await controller.run(resume)
         except Stopped:
             why, code = "stopped by the user", EXIT_STOPPED
+        except asyncio.CancelledError:  # the second Ctrl-C
+            why, code = "stopped by the user at once", EXIT_STOPPED
         except Exception as error:  # told whole, written into the summary, and an exit code that says so
             why, code = one_line(error), EXIT_FAULT
             display.say(traceback.format_exc())
