@@ -136,11 +136,11 @@ class Meshes:
 
     def _watch_faults(self) -> None:
         loop = asyncio.get_running_loop()
-        self._fault = loop.create_future()
+        fault = self._fault = loop.create_future()
 
         def on_fault(failure) -> None:
             report = str(failure.report() if hasattr(failure, "report") else failure)
-            loop.call_soon_threadsafe(lambda: self._fault.done() or self._fault.set_result(report))
+            loop.call_soon_threadsafe(lambda: fault.done() or fault.set_result(report))
 
         monarch.actor.unhandled_fault_hook = on_fault
 
@@ -154,7 +154,7 @@ class Meshes:
         return work.result()
 
     def acknowledge_fault(self) -> None:
-        """What died is known; what is left may be asked again, to save what it holds."""
+        """What died is known; what is left may be asked, under deadlines alone, to save what it holds."""
         self._fault = asyncio.get_running_loop().create_future()
 
     # what the loop asks for

@@ -18,6 +18,7 @@ async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
         return await awaitable
 
     work = asyncio.ensure_future(wait())
+    work.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may fail after we stopped waiting
     try:
         done, _ = await asyncio.wait({work}, timeout=seconds)
     finally:

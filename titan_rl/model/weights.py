@@ -76,7 +76,8 @@ def save_hf(spec: ModelSpec, model: torch.nn.Module, source: Path, out: Path, dt
     tensors = {}
     for name, tensor in full_tensors(named_hf_parameters(spec, model)):
         if writes:
-            tensors[name] = tensor.to(dtypes[name]).cpu().contiguous()
+            # a gathered tensor may be a view of padded memory, which safetensors refuses
+            tensors[name] = tensor.to(dtypes[name]).cpu().clone(memory_format=torch.contiguous_format)
     if writes:
         out.mkdir(parents=True, exist_ok=True)
         for pattern in _NOT_WEIGHTS:
