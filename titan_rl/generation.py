@@ -110,6 +110,7 @@ class GenerationEngine:
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._samples: dict[str, _Sample] = {}
         self._num_requests = 0
+        self._posting = threading.Lock()
         self._broken: BaseException | None = None
         started: Future = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="vllm engine", daemon=True)
@@ -143,10 +144,12 @@ class GenerationEngine:
     def _post(
         self, run: Callable[[], Any], future: Future | None = None, *, answers_itself: bool = False, fatal: bool = False
     ) -> Future:
-        if self._broken is not None:
-            raise RuntimeError("the vLLM engine has failed before") from self._broken
         action = _Action(run, future or Future(), answers_itself, fatal)
-        self._inbox.put(action)
+        with self._posting:  # so that nothing is put into the inbox of a thread that has just given up
+            if self._broken is not None:
+                raise RuntimeError("the vLLM engine has failed before") from self._broken
+            action.future.set_running_or_notify_cancel()  # from now on only the engine's thread ends it
+            self._inbox.put(action)
         return action.future
 
     def _run(self, started: Future) -> None:
@@ -162,7 +165,8 @@ class GenerationEngine:
                 if self._engine.has_unfinished_requests():
                     self._step()
         except BaseException as error:  # the engine is beyond use: every caller, now and later, must hear of it
-            self._broken = error
+            with self._posting:
+                self._broken = error
             for pending in {id(s.pending): s.pending for s in self._samples.values()}.values():
                 pending.future.set_exception(error)
             while not self._inbox.empty():
