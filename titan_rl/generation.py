@@ -27,6 +27,8 @@ from titan_rl.mesh import vllm_transfer
 from titan_rl.mesh.channel import WeightReader, WeightVersion
 from titan_rl.types import Completion
 
+_CPU_BLOCK_TOKENS = 32
+"""The smallest that vLLM's CPU attention takes: only whole blocks of a prompt are shared, and its default is 128."""
 _PREFILL_TOKENS = 4096
 """Tokens of one engine step, unless a single prompt needs more."""
 
@@ -73,7 +75,7 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
     """vLLM's settings; log-probabilities are those of the distribution that was sampled from."""
     on_cpu = current_platform.is_cpu()
     memory: dict[str, Any] = (
-        dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30))
+        dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
         if on_cpu
         else dict(gpu_memory_utilization=config.gpu_memory_utilization)
     )
