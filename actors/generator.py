@@ -9,14 +9,16 @@ from monarch.actor import Actor, concurrent_endpoint
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
 from titan_rl.mesh.channel import RegionHandle, Transport, WeightReader, WeightVersion
+from titan_rl.mesh.logs import send_output_to
 from titan_rl.model.tokenizer import stop_token_ids
-from titan_rl.types import Completion
+from titan_rl.types import Completion, EngineStatistics
 
 
 class Generator(Actor):
     """One replica. Its engine runs in a thread of its own, so no endpoint ever blocks the actor."""
 
-    def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int):
+    def __init__(self, logs: str | None, replica: int, config: GeneratorConfig, model_path: str, max_model_len: int):
+        send_output_to(logs, f"generator{replica}")
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
 
     @concurrent_endpoint
@@ -39,8 +41,8 @@ class Generator(Actor):
         await asyncio.wrap_future(self.engine.connect(self.reader))
 
     @concurrent_endpoint
-    async def update(self, version: WeightVersion, timeout: float):
-        """Fetch a version and apply it between two engine steps; EngineStatistics of the one that it replaces."""
+    async def update(self, version: WeightVersion, timeout: float) -> EngineStatistics:
+        """Fetch a version and apply it between two engine steps; what the engine did under the one before."""
         await self.reader.fetch(version, timeout)
         return await asyncio.wrap_future(self.engine.update(self.reader, version))
 
@@ -49,5 +51,5 @@ class Generator(Actor):
         return await asyncio.wrap_future(self.engine.generate(request))
 
     @concurrent_endpoint
-    async def take_statistics(self):
+    async def take_statistics(self) -> EngineStatistics:
         return await asyncio.wrap_future(self.engine.take_statistics())

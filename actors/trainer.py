@@ -9,13 +9,15 @@ from monarch.actor import Actor, current_rank, endpoint
 
 from titan_rl.config import Config
 from titan_rl.mesh.channel import RegionHandle, Transport
+from titan_rl.mesh.logs import send_output_to
 from titan_rl.types import Row
 
 
 class Trainer(Actor):
     """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
 
-    def __init__(self, config: Config, model_path: str, world_size: int):
+    def __init__(self, logs: str | None, config: Config, model_path: str, world_size: int):
+        send_output_to(logs, f"trainer{current_rank().rank}")
         self.config, self.model_path, self.world_size = config, model_path, world_size
         self.rank = current_rank().rank
 

@@ -3,10 +3,11 @@
 import asyncio
 import os
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor, concurrent_endpoint, current_rank
 
 from titan_rl.config import Config
 from titan_rl.episode import Sampling, demonstrate, run_group
+from titan_rl.mesh.logs import send_output_to
 from titan_rl.tasks.base import make_task
 from titan_rl.tasks.scorer import Scorer
 from titan_rl.types import Group, Prompt, Rollout
@@ -15,7 +16,8 @@ from titan_rl.types import Group, Prompt, Rollout
 class Verifier(Actor):
     """Drives many episodes at once; answers are scored one after the other in a process of its own."""
 
-    def __init__(self, config: Config, model_path: str):
+    def __init__(self, logs: str | None, config: Config, model_path: str):
+        send_output_to(logs, f"verifier{current_rank().rank}")
         self.config, self.model_path = config, model_path
 
     @concurrent_endpoint

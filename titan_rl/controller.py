@@ -33,7 +33,7 @@ from titan_rl.staleness import Admission
 from titan_rl.statistics import Proportion
 from titan_rl.summary import Progress
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import Batch, Group, Prompt, StepMetrics
+from titan_rl.types import Batch, EngineStatistics, Group, Prompt, StepMetrics
 
 _RESCUE_SECONDS = 60.0
 _MAX_DISCARDS = 20
@@ -264,14 +264,19 @@ class Controller:
             self.progress.seconds_to_first_step = self._elapsed()
         return mean_metrics(metrics)
 
-    async def _go_live(self, version: int) -> list:
+    async def _go_live(self, version: int) -> list[EngineStatistics]:
         """Publish the weights, have all generators apply them, and admit what may now be sampled."""
         statistics = await self.meshes.sync_weights(version)
         self.admission.advance(version)
         return statistics
 
     def _record(
-        self, groups: list[Group], batches: list[Batch], metrics: StepMetrics, statistics: list, laps: Laps
+        self,
+        groups: list[Group],
+        batches: list[Batch],
+        metrics: StepMetrics,
+        statistics: list[EngineStatistics],
+        laps: Laps,
     ) -> None:
         step = self.progress.step
         seconds = {

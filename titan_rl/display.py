@@ -52,9 +52,14 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def close_table(self) -> None:
+        """Leave the table as it is; what is said from now on stands below it."""
         if self._live:
             self._live.stop()
+            self._live = None
+
+    def __exit__(self, *_) -> None:
+        self.close_table()
         if self._log:
             self._log.close()
 

@@ -25,7 +25,7 @@ from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
 from titan_rl.mesh import vllm_transfer
 from titan_rl.mesh.channel import WeightReader, WeightVersion
-from titan_rl.types import Completion
+from titan_rl.types import Completion, EngineStatistics
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention takes: only whole blocks of a prompt are shared, and its default is 128."""
@@ -58,17 +58,6 @@ class _Sample:
     place: int
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(tokens made so far, policy version that makes the next ones), in order."""
-
-
-@dataclass
-class EngineStatistics:
-    """What an engine did under one version of the weights."""
-
-    seconds_busy: float = 0.0
-    num_tokens: int = 0
-    num_steps: int = 0
-    seconds_update: float = 0.0
-    """How long generation stood still for the update that ended the version."""
 
 
 def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_len: int) -> EngineArgs:

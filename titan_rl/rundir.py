@@ -25,6 +25,8 @@ class RunDir:
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"
+        self.logs = root / "logs"
+        """What each actor printed."""
         self.pids = root / "pids.json"
         """Process ids of the run's actors, by name."""
 
@@ -32,6 +34,7 @@ class RunDir:
         """Make it ours, and keep the resolved config in it. Errors: ConfigError if another process runs in it."""
         self.rollouts.mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
         self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -58,7 +58,7 @@ async def _run(config: Config, titan, run_dir: RunDir, task, held_out, resume: b
     ledger = Ledger(run_dir.ledger)
     metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
     stream = PromptStream(task, config.run.seed)
-    meshes = Meshes(config, titan, model_path(config, run_dir))
+    meshes = Meshes(config, titan, model_path(config, run_dir), logs=run_dir.logs.absolute())
     with Display(titan.training.steps, run_dir.log) as display:
         display.say(f"run directory {run_dir.root}")
         controller = Controller(config, titan, run_dir, meshes, stream, held_out, ledger, metrics, display)
@@ -79,6 +79,9 @@ async def _run(config: Config, titan, run_dir: RunDir, task, held_out, resume: b
             summary = write_summary(run_dir, controller.progress, titan.training.steps, why, ledger.account())
             ledger.close()
             plot_curves(run_dir.root, run_dir.curves)
+        display.close_table()
+        if code == EXIT_FAULT:
+            display.say(f"what the actors printed is in {run_dir.logs}")
         display.say(
             f"{why}: {summary['steps_done']} of {summary['steps_asked']} steps, "
             f"training took {summary['seconds_training'] + summary['seconds_warm_up']:.0f} s"

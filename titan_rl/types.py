@@ -159,3 +159,14 @@ class StepMetrics:
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0
     seconds_optimizer: float = 0.0
+
+
+@dataclass
+class EngineStatistics:
+    """What an engine did under one version of the weights."""
+
+    seconds_busy: float = 0.0
+    num_tokens: int = 0
+    num_steps: int = 0
+    seconds_update: float = 0.0
+    """How long generation stood still for the update that ended the version."""

@@ -9,6 +9,7 @@ nothing is left behind whoever dies; between hosts it is read with RDMABuffer.
 Each rank lays down just its own shards; a reader puts a tensor together from the rows that each rank holds.
 """
 
+import asyncio
 import math
 import mmap
 import os
@@ -197,6 +198,9 @@ class WeightReader:
         if self.transport == "rdma":
             for handle, region in zip(self.handles, self._regions, strict=True):
                 await self._read_remote(handle, region, version.slot, timeout)
+        await asyncio.to_thread(self._check_whole, version)
+
+    def _check_whole(self, version: WeightVersion) -> None:
         self._check_stamps(version)
         for handle, region, checksum in zip(self.handles, self._regions, version.checksums, strict=True):
             if _checksum(region.slot(version.slot)) != checksum:

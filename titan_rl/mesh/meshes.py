@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 
@@ -55,8 +56,16 @@ def _interrupts_ignored():
 class Meshes:
     """Owns every actor of a run and the weight channel between them."""
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str, parts: frozenset[str] = ALL_PARTS):
+    def __init__(
+        self,
+        config: Config,
+        titan: TitanConfig,
+        model_path: str,
+        parts: frozenset[str] = ALL_PARTS,
+        logs: Path | None = None,
+    ):
         self.config, self.titan, self.model_path, self.parts = config, titan, model_path, parts
+        self.logs = None if logs is None else str(logs)
         self.world_size = titan.world_size
         self.max_tokens = longest_rollout(titan.training.seq_len, model_path)
         self.pids: dict[int, str] = {}
@@ -87,19 +96,19 @@ class Meshes:
         )
         starts = []
         if "trainer" in self.parts:
-            arguments = (Trainer, config, self.model_path, self.world_size)
+            arguments = (Trainer, self.logs, config, self.model_path, self.world_size)
             self.trainer = self._spawn("trainer", self.world_size, trainer_environment(threads), *arguments)
             starts.append(self._start_trainer())
         if "generators" in self.parts:
             environment = generator_environment(threads, DEVICE_TYPE == "cpu")
-            arguments = (Generator, config.generator, self.model_path, self.max_tokens)
+            arguments = (config.generator, self.model_path, self.max_tokens)
             self.generators = [
-                self._spawn(f"generator{replica}", 1, environment, *arguments)
+                self._spawn(f"generator{replica}", 1, environment, Generator, self.logs, replica, *arguments)
                 for replica in range(config.generator.replicas)
             ]
             starts.append(self._start_generators())
         if "verifiers" in self.parts:
-            arguments = (Verifier, config, self.model_path)
+            arguments = (Verifier, self.logs, config, self.model_path)
             self.verifiers = self._spawn("verifier", config.verifier.procs, verifier_environment(), *arguments)
             starts.append(self._start_verifiers())
         await self.guard(config.mesh.start_timeout, "starting the actors", asyncio.gather(*starts))

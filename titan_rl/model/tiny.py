@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from titan_rl.model.tokenizer import character_tokenizer
 
@@ -38,6 +39,7 @@ def make_tiny(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_class(config)
