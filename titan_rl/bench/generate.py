@@ -96,8 +96,8 @@ async def _measure(config, path: str) -> dict[str, list[float]]:
                 speeds[name] += [speed] if number else []
         return speeds
     finally:
-        plain.stdin.close()
-        plain.wait(30)
+        plain.kill()
+        plain.wait()
         await procs.stop()
 
 

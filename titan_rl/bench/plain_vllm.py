@@ -2,23 +2,23 @@
 
 import sys
 import time
-from dataclasses import fields
 
 from vllm import LLM, SamplingParams
-from vllm.engine.arg_utils import EngineArgs
 
 from titan_rl.bench.generate import _NEW_TOKENS, _prompts, _seeds
 from titan_rl.config import GeneratorConfig
 from titan_rl.generation import engine_arguments
 
-_NOT_PLAIN = ("weight_transfer_config", "async_scheduling")
+_SETTINGS = (
+    *("model", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+    *("enforce_eager", "kv_cache_memory_bytes", "block_size", "logprobs_mode", "skip_tokenizer_init", "hf_overrides"),
+)
+"""The actor's, but for what plain vLLM has no use for (weight transfer) or may do better (asynchronous scheduling)."""
 
 
 def main(path: str, dtype: str, max_len: int) -> None:
     arguments = engine_arguments(GeneratorConfig(dtype=dtype), path, max_len)
-    # the actor's settings, but for what plain vLLM has no use for, or does better by default
-    ours = {field.name: getattr(arguments, field.name) for field in fields(EngineArgs) if field.name not in _NOT_PLAIN}
-    engine = LLM(**{name: value for name, value in ours.items() if value != getattr(EngineArgs(), name)})
+    engine = LLM(**{name: getattr(arguments, name) for name in _SETTINGS})
     print("ready", flush=True)
     for line in sys.stdin:
         requests, parameters = [], []

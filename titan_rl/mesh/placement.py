@@ -37,6 +37,8 @@ _COMMON = {
 }
 # freed memory is kept: giving it back and faulting it in again cost a quarter of a CPU training step
 _KEEP_MEMORY = {
+    # actors and engines work off the main thread, whose arena alone can keep blocks of more than 64 MiB
+    "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
     "MALLOC_TOP_PAD_": str(1 << 26),
