@@ -177,10 +177,15 @@ class Config:
 OUR_SECTIONS = tuple(f.name for f in fields(Config) if f.name != "titan")
 
 
+_NUM_NAMED = 20
+
+
 def nearest(name: str, known) -> str:
     """A hint for a misspelt name."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    listed = sorted(known)
+    more = f" and {len(listed) - _NUM_NAMED} more" if len(listed) > _NUM_NAMED else ""
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(listed[:_NUM_NAMED])}{more}"
 
 
 def build_section(cls: type, values: dict[str, Any], section: str):

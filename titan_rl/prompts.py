@@ -12,6 +12,8 @@ from titan_rl.tasks.base import Task
 from titan_rl.types import Prompt
 
 _MAX_HELD_OUT_RUN = 10_000
+_MAX_WITHOUT_NEW = 5_000
+"""Prompts in a row without a new held-out one, after which a task is taken to have no more."""
 _DATASET_SEEDS = 2**30
 """reasoning-gym adds the index to the seed, so seeds stay small; each stream has its own."""
 
@@ -56,12 +58,14 @@ def held_out_prompts(task: Task, count: int) -> list[Prompt]:
     """``count`` different held-out prompts. Errors: ConfigError if the task has fewer."""
     dataset_seed = named_seed("held out") % _DATASET_SEEDS
     prompts: dict[str, Prompt] = {}
-    for index in range(200 * count):
+    index = last_new = 0
+    while len(prompts) < count and index - last_new < _MAX_WITHOUT_NEW:
         prompt = task.prompt("held_out", dataset_seed, index)
-        if is_held_out(prompt.text):
-            prompts.setdefault(prompt.text, prompt)
-        if len(prompts) == count:
-            return list(prompts.values())
+        if is_held_out(prompt.text) and prompt.text not in prompts:
+            prompts[prompt.text], last_new = prompt, index
+        index += 1
+    if len(prompts) == count:
+        return list(prompts.values())
     raise ConfigError(
         f"eval.prompts = {count}, but the task has only about {len(prompts)} different held-out prompts: "
         f"ask for fewer, or widen task.options"

@@ -159,8 +159,14 @@ class Meshes:
         await asyncio.wait({work, self._fault}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             work.cancel()
-            raise ActorFault(f"while {what}: {self._fault.result()}")
+            raise ActorFault(f"{self._who_died()} while {what}: {self._fault.result()}")
         return work.result()
+
+    def _who_died(self) -> str:
+        """Monarch's report may name a helper actor of the process that died; we know it by its id."""
+        alive = set(processes.running(self._mark))
+        dead = [name for pid, name in self.pids.items() if pid not in alive]
+        return f"{', '.join(dead)} died" if dead else "an actor failed"
 
     def acknowledge_fault(self) -> None:
         """What died is known; what is left may be asked, under deadlines alone, to save what it holds."""
