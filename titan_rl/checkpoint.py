@@ -106,13 +106,12 @@ class CheckpointFolder:
             _sync(file)
         _sync(folder)
         place = self.path(state.step)
-        replaced = self._set_aside(place)
+        aside = self._set_aside(place)
         folder.rename(place)
         _sync(self.root)
-        for old in [
-            *replaced,
-            *(path for step in self.steps()[: -self.keep_latest_k] for path in self._set_aside(self.path(step))),
-        ]:
+        for step in self.steps()[: -self.keep_latest_k]:
+            aside += self._set_aside(self.path(step))
+        for old in aside:
             shutil.rmtree(old)
         return place
 

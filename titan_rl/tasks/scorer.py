@@ -50,7 +50,7 @@ class Scorer:
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Errors: TimeoutError or RuntimeError if the process does not come up."""
+        """Errors: DeadlineError or RuntimeError if the process does not come up."""
         environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME", MARK) if key in os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
