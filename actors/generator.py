@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -33,6 +34,10 @@ class Generator(Actor):
 
         self.engine = await asyncio.to_thread(load)
         return os.getpid()
+
+    @concurrent_endpoint
+    async def host(self) -> str:
+        return socket.gethostname()
 
     @concurrent_endpoint
     async def connect(self, regions: list[RegionHandle], transport: Transport) -> None:

@@ -81,7 +81,7 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         disable_log_stats=True,
         skip_tokenizer_init=True,
         logprobs_mode="processed_logprobs",
-        # bf16 logits are off by up to 1/16: most of what trainer and sampler disagree on
+        # bf16 logits are off by up to 1/16, a third of what trainer and sampler disagreed on
         hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_transfer.BACKEND),

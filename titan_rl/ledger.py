@@ -40,7 +40,7 @@ class Ledger:
             for row in rows:
                 changed = self._connection.execute(statement, row).rowcount
                 assert changed == 1, f"{row[-1]} is not pending, so it cannot be {row[0]}"
-        except BaseException:
+        except BaseException:  # all rows or none, and no transaction left open, whatever it was
             self._connection.execute("rollback")
             raise
         self._connection.execute("commit")

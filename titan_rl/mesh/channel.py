@@ -13,7 +13,6 @@ import asyncio
 import math
 import mmap
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ class RegionHandle:
     """All that a reader needs to reach one rank's region; small, and made once."""
 
     rank: int
-    host: str
     pid: int
     fd: int
     slot_bytes: int
@@ -145,7 +143,6 @@ class WeightWriter:
         """Inside an actor if the transport is RDMA."""
         return RegionHandle(
             rank=self.rank,
-            host=socket.gethostname(),
             pid=os.getpid(),
             fd=self._fd,
             slot_bytes=self.slot_bytes,

@@ -136,8 +136,10 @@ class Meshes:
             self.pids[pid], self.pids[scorer_pid] = f"verifier {point.rank}", f"scorer {point.rank}"
 
     async def _connect(self) -> None:
-        host = next(iter((await self.trainer.host.call()).values()))
-        self.transport = choose_transport(self.config.mesh.transport, host, host)
+        host = await self.trainer.slice(ranks=0).host.call_one()
+        others = await _gather([generator.host.call_one() for generator in self.generators])
+        elsewhere = next((other for other in others if other != host), host)
+        self.transport = choose_transport(self.config.mesh.transport, host, elsewhere)
         regions = list((await self.trainer.open_region.call(self.transport)).values())
         await asyncio.gather(*(g.connect.call_one(regions, self.transport) for g in self.generators))
 

@@ -66,7 +66,7 @@ class Scorer:
             ready = await within(_START_SECONDS, "starting a scorer", process.stdout.readline())
             if ready != b'"ready"\n':
                 raise RuntimeError(f"the scorer of task {self.task['name']} did not start")
-        except BaseException:
+        except BaseException:  # cancelled included: a process that is not ready must not be taken for one
             await self.stop()
             raise
 
