@@ -1,60 +1,73 @@
-"""The generator actor: a vLLM engine that many episodes ask at once, and that takes new weights between its steps."""
+"""The generator actor: a rank of a vLLM engine that many episodes ask, and that takes weights between its steps."""
 
 import asyncio
 import os
-import socket
 from pathlib import Path
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor, concurrent_endpoint, current_rank
 
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
-from titan_rl.mesh.channel import RegionHandle, Transport, WeightReader, WeightVersion
+from titan_rl.mesh.channel import ReaderSetup
 from titan_rl.mesh.logs import send_output_to
-from titan_rl.model.tokenizer import stop_token_ids
+from titan_rl.mesh.plan import Interner, Units
+from titan_rl.mesh.transports import Place, here
 from titan_rl.types import Completion, EngineStatistics
 
 
 class Generator(Actor):
-    """One replica. Its engine runs in a thread of its own, so no endpoint ever blocks the actor."""
+    """A tensor-parallel rank of one replica; rank 0 answers for all. The engine runs in a thread of its own, so no
+    endpoint ever blocks the actor."""
 
     def __init__(self, logs: str | None, replica: int, config: GeneratorConfig, model_path: str, max_model_len: int):
-        send_output_to(logs, f"generator{replica}")
+        self.rank = current_rank().rank
+        send_output_to(logs, f"generator{replica}" + (f".{self.rank}" if config.tensor_parallel > 1 else ""))
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
 
     @concurrent_endpoint
-    async def start(self) -> int:
-        """Load vLLM and the model; this process's id."""
+    async def start(self, meeting_file: str) -> int:
+        """Load vLLM and the model, with the replica's other ranks; this process's id."""
 
         def load():
-            from titan_rl.generation import GenerationEngine, engine_arguments
+            from titan_rl.generation import GenerationEngine
 
-            arguments = engine_arguments(self.config, self.model_path, self.max_model_len)
-            return GenerationEngine(arguments, stop_token_ids(Path(self.model_path)))
+            return GenerationEngine(self.config, self.model_path, self.max_model_len, self.rank, Path(meeting_file))
 
         self.engine = await asyncio.to_thread(load)
         return os.getpid()
 
     @concurrent_endpoint
-    async def host(self) -> str:
-        return socket.gethostname()
+    async def place(self) -> Place:
+        return here()
 
     @concurrent_endpoint
-    async def connect(self, regions: list[RegionHandle], transport: Transport) -> None:
+    async def needs(self) -> Units:
+        """What this rank stores, as vLLM's own loader told."""
+        from titan_rl.mesh.vllm_recording import needs
+
+        return needs(self.engine.recorded, Interner())
+
+    @concurrent_endpoint
+    async def connect(self, setup: ReaderSetup) -> None:
         """Open the trainer's regions; once, before the first update."""
-        self.reader = WeightReader(regions, transport)
-        await asyncio.wrap_future(self.engine.connect(self.reader))
+        self.reader = await asyncio.to_thread(self.engine.connect, setup)
 
     @concurrent_endpoint
-    async def update(self, version: WeightVersion, timeout: float) -> EngineStatistics:
-        """Fetch a version and apply it between two engine steps; what the engine did under the one before."""
+    async def fetch(self, version: int, timeout: float) -> None:
+        """Bring this rank's bytes of a version here, while the engine goes on."""
         await self.reader.fetch(version, timeout)
-        return await asyncio.wrap_future(self.engine.update(self.reader, version))
+
+    @concurrent_endpoint
+    async def apply(self, version: int) -> EngineStatistics:
+        """Rank 0, when all ranks have fetched: use the version from the next step on; what was done under the last."""
+        return await asyncio.wrap_future(self.engine.update(version))
 
     @concurrent_endpoint
     async def generate(self, request: Request) -> list[Completion]:
+        """Rank 0."""
         return await asyncio.wrap_future(self.engine.generate(request))
 
     @concurrent_endpoint
     async def take_statistics(self) -> EngineStatistics:
+        """Rank 0."""
         return await asyncio.wrap_future(self.engine.take_statistics())

@@ -1,16 +1,18 @@
 """The trainer actor: one rank of the TorchTitan model. Its arithmetic is in learner.py."""
 
 import os
-import socket
 from datetime import timedelta
 from pathlib import Path
 
 from monarch.actor import Actor, current_rank, endpoint
 
 from titan_rl.config import Config
-from titan_rl.mesh.channel import RegionHandle, Transport
+from titan_rl.mesh.batches import RowsHandle, pull_rows
+from titan_rl.mesh.channel import WeightWriter, holdings
 from titan_rl.mesh.logs import send_output_to
-from titan_rl.types import Row
+from titan_rl.mesh.plan import Interner, SlotLayout, Units
+from titan_rl.mesh.region import RegionHandle
+from titan_rl.mesh.transports import Place, here
 
 
 class Trainer(Actor):
@@ -38,7 +40,7 @@ class Trainer(Actor):
         from titan_rl.model.device import DEVICE_TYPE, local_device
         from titan_rl.titan_config import build_titan
 
-        titan = build_titan(self.config)
+        self.titan = titan = build_titan(self.config)
         if DEVICE_TYPE != "cpu":
             import torch
 
@@ -55,33 +57,38 @@ class Trainer(Actor):
         return os.getpid()
 
     @endpoint
-    def host(self) -> str:
-        return socket.gethostname()
+    def place(self) -> Place:
+        return here()
 
     @endpoint
-    def open_region(self, transport: Transport) -> RegionHandle:
+    def holdings(self) -> Units:
+        """What this rank can give to generators."""
+        return holdings(self.learner.shards(), Interner())
+
+    @endpoint
+    def open_region(self, layout: SlotLayout, over_rdma: bool) -> RegionHandle:
         """This rank's side of the weight channel."""
-        import torch
-
-        from titan_rl.mesh.channel import WeightWriter
-
-        dtype = getattr(torch, self.config.generator.dtype)
-        self.writer = WeightWriter(self.rank, self.learner.named_hf_parameters(), dtype)
-        return self.writer.handle(transport)
+        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device)
+        return self.writer.region.handle(over_rdma)
 
     @endpoint
-    def warm_up(self, batches: list[list[Row]]) -> list[float]:
-        return self.learner.warm_up(batches, self.config.warmup.lr)
+    def warm_up(self, batches: list[RowsHandle]) -> list[float]:
+        """Supervised steps; ``batches[group]`` holds that group's rows of every step."""
+        return self.learner.warm_up(self._pull(batches), self.config.warmup.lr)
 
     @endpoint
-    def train(self, rows: list[Row], has_signal: bool):
-        """One optimizer step on this rank's rows; StepMetrics of all ranks together."""
-        return self.learner.train(rows, has_signal, self.config.algorithm)
+    def train(self, batch: list[RowsHandle], has_signal: bool):
+        """One optimizer step on the rows of this rank's group; StepMetrics of all ranks together."""
+        return self.learner.train(self._pull(batch), has_signal, self.config.algorithm)
+
+    def _pull(self, batch: list[RowsHandle]):
+        return pull_rows(batch[self.titan.batch_rank(self.rank)], self.config.mesh.step_timeout)
 
     @endpoint
-    def publish(self, version: int) -> int:
-        """Lay the weights down for the generators; this rank's checksum."""
-        return self.writer.publish(version)
+    def publish(self, version: int) -> float:
+        """Lay the weights down for the generators; the seconds that it took."""
+        self.writer.publish(version)
+        return self.writer.seconds_publish
 
     @endpoint
     def save_checkpoint(self, folder: str) -> None:

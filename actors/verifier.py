@@ -3,14 +3,18 @@
 import asyncio
 import os
 
-from monarch.actor import Actor, concurrent_endpoint, current_rank
+from monarch.actor import Actor, ActorError, concurrent_endpoint, current_rank
 
 from titan_rl.config import Config
-from titan_rl.episode import Sampling, demonstrate, run_group
+from titan_rl.episode import Request, Sampling, demonstrate, run_group
 from titan_rl.mesh.logs import send_output_to
 from titan_rl.tasks.base import make_task
 from titan_rl.tasks.scorer import Scorer
-from titan_rl.types import Group, Prompt, Rollout
+from titan_rl.types import Completion, Group, Prompt, Rollout
+
+
+class ReplicaFailed(RuntimeError):
+    """A generator could not answer; the group may be sampled by another."""
 
 
 class Verifier(Actor):
@@ -37,15 +41,25 @@ class Verifier(Actor):
     @concurrent_endpoint
     async def run_group(self, prompt: Prompt, sampling: Sampling, replica: int) -> Group:
         """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
-        return await run_group(
-            prompt,
-            task=self.task,
-            tokenizer=self.tokenizer,
-            ask=self.generators[replica].generate.call_one,
-            score=self.scorer.score,
-            sampling=sampling,
-            seed=self.config.run.seed,
-        )
+
+        async def ask(request: Request) -> list[Completion]:
+            try:
+                return await self.generators[replica].generate.call_one(request)
+            except ActorError as error:
+                raise ReplicaFailed from error
+
+        try:
+            return await run_group(
+                prompt,
+                task=self.task,
+                tokenizer=self.tokenizer,
+                ask=ask,
+                score=self.scorer.score,
+                sampling=sampling,
+                seed=self.config.run.seed,
+            )
+        except ReplicaFailed as failure:
+            return Group(prompt.id, [], refused="infra_error", replica_failure=str(failure.__cause__))
 
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:

@@ -101,8 +101,9 @@ def replay(root: Path, first: int, last: int, *, checkpoint: Path | None = None,
                     read_rollouts(root / "rollouts", step),
                     config.algorithm,
                     config.rollout,
-                    num_ranks=meshes.world_size,
+                    num_ranks=titan.batch_degree,
                     row_tokens=titan.training.seq_len,
+                    row_multiple=titan.row_multiple,
                 )
                 metrics.append(await meshes.train(batch.rows, batch.has_signal))
             return metrics

@@ -2,137 +2,215 @@
 
 import asyncio
 import mmap
-from dataclasses import replace
+import threading
 
 import pytest
 import torch
 
-from titan_rl.mesh.channel import (
-    RegionHandle,
-    TornRead,
-    WeightReader,
-    WeightVersion,
-    WeightWriter,
-    choose_transport,
-)
+from titan_rl.mesh.channel import ReaderSetup, WeightReader, WeightWriter, holdings
+from titan_rl.mesh.plan import Box, Interner, Need, Plan, Read
+from titan_rl.mesh.region import WRITING, checksum, header_pages
+from titan_rl.mesh.sources import TornRead, share_out
+from titan_rl.mesh.transports import Place, choose_transport, describe
+from titan_rl.model.shards import Shard
 
-DTYPES = [torch.float32, torch.bfloat16]
+CPU = torch.device("cpu")
+SHAPES = {"embed": (7, 5), "norm": (3,), "cube": (2, 3, 4)}
 
 
-def parameters_of(seed: int) -> dict[str, torch.Tensor]:
+def values_of(seed: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
-    return {"embed": torch.randn(7, 5), "norm": torch.randn(3), "cube": torch.randn(2, 3, 4)}
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    return Box((0,) * len(shape), shape)
 
 
 class Channel:
-    """One trainer rank and one reader; each version holds other values."""
+    """Trainer ranks that split every tensor by rows, and one reader of all; each version holds other values."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32):
-        self.parameters = parameters_of(0)
-        self.writer = WeightWriter(0, self.parameters, dtype)
-        self.handle = self.writer.handle("shared_memory")
-        self.reader = WeightReader([self.handle], "shared_memory")
+    def __init__(self, ranks: int = 1, dtype: str = "float32"):
+        self.parameters = values_of(0)
+        interner = Interner()
+        shards = [self.rows(rank, ranks) for rank in range(ranks)]
+        needs = interner.units(("", Need(name, whole(shape), dtype)) for name, shape in SHAPES.items())
+        self.plan = Plan([holdings(held, interner) for held in shards], [needs])
+        self.writers = [WeightWriter(rank, held, self.plan.slot(rank), CPU) for rank, held in enumerate(shards)]
+        self.handles = [writer.region.handle(over_rdma=False) for writer in self.writers]
+        self.reader = WeightReader(ReaderSetup(self.plan.reads(0, 0), self.handles, ["shared_memory"] * ranks), CPU)
 
-    def publish(self, number: int) -> WeightVersion:
-        for name, values in parameters_of(number).items():
+    def rows(self, rank: int, ranks: int) -> list[Shard]:
+        shards, parameters = [], self.parameters
+        for name, shape in SHAPES.items():
+            parts = parameters[name].chunk(ranks)
+            if rank < len(parts):
+                start = sum(len(part) for part in parts[:rank])
+                shards.append(Shard(name, shape, (start,) + (0,) * (len(shape) - 1), parts[rank]))
+        return shards
+
+    def publish(self, version: int) -> None:
+        for name, values in values_of(version).items():
             self.parameters[name].copy_(values)
-        return WeightVersion(number, (self.writer.publish(number),))
+        for writer in self.writers:
+            writer.publish(version)
 
-    def fetch(self, version: WeightVersion) -> dict[str, torch.Tensor]:
-        asyncio.run(self.reader.fetch(version, timeout=5))
-        return {name: tensor.clone() for name, tensor in self.reader.tensors(version)}
+    def fetch(self, version: int, timeout: float = 5) -> dict[str, torch.Tensor]:
+        asyncio.run(self.reader.fetch(version, timeout))
+        got = {name: torch.full(shape, float("nan")) for name, shape in SHAPES.items()}
+        for name, need, box, values in self.reader.pieces():
+            got[name][box.within(need)] = values.float()
+        return got
 
-
-def assert_same(got: dict[str, torch.Tensor], number: int, dtype: torch.dtype = torch.float32) -> None:
-    wanted = parameters_of(number)
-    assert set(got) == set(wanted)
-    for name, tensor in wanted.items():
-        assert got[name].dtype == dtype and torch.equal(got[name], tensor.to(dtype)), name
-
-
-def flip_byte(handle: RegionHandle, slot: int, offset: int) -> None:
-    with open(f"/proc/{handle.pid}/fd/{handle.fd}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        memory[mmap.PAGESIZE + slot * handle.slot_bytes + offset] ^= 1
+    def scribble(self, rank: int, version: int, offset: int) -> None:
+        handle = self.handles[rank]
+        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[header_pages(len(handle.blocks)) + version % 2 * handle.slot_bytes + offset] ^= 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_values_arrive_as_they_were_cast(dtype):
-    channel = Channel(dtype)
-    for number in range(4):
-        version = channel.publish(number)
-        assert_same(channel.fetch(version), number, dtype)
-        channel.reader.confirm(version)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_arrive_as_they_were_cast(ranks, dtype):
+    channel = Channel(ranks, dtype)
+    for version in range(4):
+        channel.publish(version)
+        got = channel.fetch(version)
+        for name, tensor in values_of(version).items():
+            assert torch.equal(got[name], tensor.to(getattr(torch, dtype)).float()), name
+        assert channel.reader.held == version
 
 
-def test_version_stays_readable_until_the_one_after_the_next():
+def test_what_was_fetched_stays_while_the_next_is_laid_down():
     channel = Channel()
-    first = channel.publish(1)
+    channel.publish(1)
+    before = channel.fetch(1)
     channel.publish(2)
-    assert_same(channel.fetch(first), 1)
-    channel.reader.confirm(first)
     channel.publish(3)
-    with pytest.raises(TornRead, match="holds version 3 where 1 was announced"):
-        channel.fetch(first)
+    again = {name: values.clone() for name, _, _, values in channel.reader.pieces()}
+    assert all(torch.equal(before[name], again[name]) for name in SHAPES)
 
 
-def test_overwriting_while_it_is_applied_is_noticed_at_the_end():
+def test_a_flipped_byte_is_seen():
+    channel = Channel(ranks=2)
+    channel.publish(1)
+    for writer in channel.writers:
+        writer.wait()
+    channel.scribble(1, 1, 0)
+    with pytest.raises(TornRead, match="rank 1 fails its checksum"):
+        channel.fetch(1, timeout=0.2)
+    assert channel.reader.held is None
+
+
+def test_a_torn_read_is_read_again():
     channel = Channel()
-    first = channel.publish(1)
-    channel.fetch(first)
-    channel.publish(3)
-    with pytest.raises(TornRead):
-        channel.reader.confirm(first)
+    channel.publish(1)
+    channel.writers[0].wait()
+    channel.scribble(0, 1, 0)
+    mend = threading.Timer(0.2, channel.scribble, (0, 1, 0))
+    mend.start()
+    got = channel.fetch(1)
+    mend.join()
+    assert torch.equal(got["norm"], values_of(1)["norm"])
 
 
-@pytest.mark.parametrize("offset", [0, 7 * 5 * 4 - 1, 192 + 2 * 3 * 4 * 4 - 1])
-def test_corrupted_byte_fails_the_checksum(offset):
+def test_a_version_that_is_being_written_is_waited_for():
     channel = Channel()
-    first, second = channel.publish(1), channel.publish(2)
-    assert_same(channel.fetch(first), 1)
-    flip_byte(channel.handle, first.slot, offset)
-    with pytest.raises(TornRead, match="version 1 .*rank 0.* checksum"):
-        channel.fetch(first)
-    assert_same(channel.fetch(second), 2)
+    channel.publish(1)
+    channel.writers[0].wait()
+    stamps = channel.writers[0].region.header.stamps
+    stamps[1] = WRITING
+    finish = threading.Timer(0.2, lambda: stamps.__setitem__(1, 1))
+    finish.start()
+    channel.fetch(1)
+    finish.join()
 
 
-def test_announced_version_that_was_never_written_is_not_read():
-    channel = Channel()
-    with pytest.raises(TornRead):
-        channel.fetch(WeightVersion(0, (0,)))
-    version = channel.publish(1)
-    with pytest.raises(TornRead):
-        channel.fetch(WeightVersion(3, version.checksums))
-
-
-def test_shards_of_two_ranks_are_put_together_whatever_the_order():
-    """Two writers of plain tensors stand for two ranks; their handles are told what the shards are part of."""
-    whole = torch.arange(20.0).view(5, 4)
-    rows = {1: slice(3, 5), 0: slice(0, 3)}
-    writers = [WeightWriter(rank, {"w": whole[part].clone()}, torch.float32) for rank, part in rows.items()]
-    handles = []
-    for writer, part in zip(writers, rows.values(), strict=True):
-        handle = writer.handle("shared_memory")
-        handles.append(replace(handle, chunks=[replace(handle.chunks[0], shape=(5, 4), row=part.start)]))
-    reader = WeightReader(handles, "shared_memory")
-    version = WeightVersion(0, tuple(writer.publish(0) for writer in writers))
-    asyncio.run(reader.fetch(version, timeout=5))
-    [(name, tensor)] = reader.tensors(version)
-    assert name == "w" and torch.equal(tensor, whole)
-
-    flip_byte(handles[1], version.slot, 0)
-    with pytest.raises(TornRead, match="rank 0"):
-        asyncio.run(reader.fetch(version, timeout=5))
+def test_a_version_that_never_comes_is_an_error_by_name():
+    channel = Channel(ranks=2)
+    channel.publish(1)
+    with pytest.raises(TornRead, match="trainer rank 0 has not finished version 2"):
+        channel.fetch(2, timeout=0.1)
 
 
 def test_one_rank_behind_makes_the_version_invisible():
-    writers = [WeightWriter(rank, {f"w{rank}": torch.ones(2)}, torch.float32) for rank in range(2)]
-    reader = WeightReader([writer.handle("shared_memory") for writer in writers], "shared_memory")
-    version = WeightVersion(1, (writers[0].publish(1), 0))
+    channel = Channel(ranks=2)
+    channel.writers[0].publish(1)
     with pytest.raises(TornRead, match="rank 1"):
-        asyncio.run(reader.fetch(version, timeout=5))
+        channel.fetch(1, timeout=0.1)
 
 
-def test_transport_follows_the_hosts_unless_it_is_set():
-    assert choose_transport("auto", "a", "a") == "shared_memory"
-    assert choose_transport("auto", "a", "b") == "rdma"
-    assert choose_transport("rdma", "a", "a") == "rdma"
+def test_a_superseded_version_is_refused_at_once():
+    channel = Channel()
+    for version in (1, 2, 3):
+        channel.publish(version)
+    with pytest.raises(TornRead, match="version 3 where 1 was asked for"):
+        channel.fetch(1, timeout=60)
+
+
+def test_bytes_are_counted():
+    channel = Channel(ranks=2)
+    channel.publish(0)
+    channel.fetch(0)
+    needed = sum(4 * torch.Size(shape).numel() for shape in SHAPES.values())
+    assert channel.reader.bytes_read == needed
+
+
+def test_checksums_see_any_byte_and_any_swap():
+    """The GPU's as well: it is plain torch."""
+    from titan_rl.mesh.region import _weighted_sum
+
+    data = torch.arange(1003, dtype=torch.int32).view(torch.uint8)[:-1].clone()
+    for digest in (checksum, _weighted_sum):
+        first = digest(data)
+        assert 0 <= first < 1 << 64
+        for place in (0, 1, 500, len(data) - 1):
+            data[place] += 1
+            assert digest(data) != first
+            data[place] -= 1
+        swapped = data.clone()
+        swapped[:4], swapped[4:8] = data[4:8], data[:4]
+        assert digest(swapped) != first and digest(data) == first
+
+
+def test_work_is_shared_out_by_bytes():
+    reads = [(None, Read(0, 0, 0, nbytes, 0)) for nbytes in (8, 8, 8, 8, 1)]
+    shares = list(share_out(reads, 2))
+    assert sum(shares, []) == reads and [sum(r.nbytes for _, r in share) for share in shares] == [24, 9]
+    assert list(share_out([], 2)) == []
+
+
+def test_transport_follows_the_places_unless_it_is_set():
+    cpu, gpu, far = Place("a", "cpu"), Place("a", "cuda", True), Place("b", "cuda", True)
+    assert choose_transport("auto", cpu, cpu) == choose_transport("auto", gpu, cpu) == "shared_memory"
+    assert choose_transport("auto", gpu, gpu) == "cuda_ipc"
+    assert choose_transport("auto", gpu, far) == "rdma_ibverbs"
+    assert choose_transport("auto", cpu, far) == "rdma_tcp"
+    assert choose_transport("rdma_tcp", cpu, cpu) == "rdma_tcp"
+    assert describe(["rdma_tcp", "shared_memory", "rdma_tcp"]) == "shared_memory (1 pair), rdma_tcp (2 pairs)"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA IPC needs a GPU")
+def test_cuda_ipc_between_two_processes():
+    """A child maps the parent's GPU memory and fetches a version from it."""
+    channel = Channel.__new__(Channel)
+    channel.parameters = {name: tensor.cuda() for name, tensor in values_of(0).items()}
+    interner = Interner()
+    shards = channel.rows(0, 1)
+    needs = interner.units(("", Need(name, whole(shape), "float32")) for name, shape in SHAPES.items())
+    plan = Plan([holdings(shards, interner)], [needs])
+    writer = WeightWriter(0, shards, plan.slot(0), torch.device("cuda"))
+    writer.publish(1)
+    setup = ReaderSetup(plan.reads(0, 0), [writer.region.handle(over_rdma=False)], ["cuda_ipc"])
+    context = torch.multiprocessing.get_context("spawn")
+    child = context.Process(target=_fetch_on_gpu, args=(setup,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+
+
+def _fetch_on_gpu(setup: ReaderSetup) -> None:
+    reader = WeightReader(setup, torch.device("cuda"))
+    asyncio.run(reader.fetch(1, 60))
+    got = {name: values for name, _, _, values in reader.pieces()}
+    assert all(torch.equal(got[name].cpu(), tensor) for name, tensor in values_of(0).items())

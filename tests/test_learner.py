@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from batches import VOCABULARY, batch_of
 
 from titan_rl.checkpoint import load_learner, save_learner
 from titan_rl.config import AlgorithmConfig, load_config
-from titan_rl.learner import Learner, agreement_sums, token_statistics
+from titan_rl.learner import Learner, agreement_sums
 from titan_rl.model.tiny import make_tiny
-from titan_rl.packing import pack, token_weights
+from titan_rl.packing import pack
 from titan_rl.titan_config import build_titan
-from titan_rl.types import Batch, Provenance, Sample, StepMetrics
+from titan_rl.types import Batch, StepMetrics
 
 SETTINGS = AlgorithmConfig()
-VOCABULARY = 90
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,43 +38,17 @@ def make_learner(model_path):
     return lambda: Learner(config, build_titan(config), model_path)
 
 
-def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scale: float = 1.0) -> Batch:
-    """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for _ in range(3):
-        prompt = rng.integers(3, VOCABULARY, rng.integers(1, 9))
-        groups.append([])
-        for _ in range(4):
-            tokens = np.concatenate([prompt, rng.integers(3, VOCABULARY, rng.integers(1, 12))])
-            provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
-            provenance[: len(prompt)] = Provenance.TEMPLATE
-            logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
-            groups[-1].append(Sample(tokens, provenance, logprobs, scale * float(rng.normal())))
-    return pack(
-        groups,
-        num_ranks=1,
-        row_tokens=row_tokens,
-        share_prefix=share_prefix,
-        weigh=lambda samples: token_weights(samples, "token", 16),
-    )
-
-
 def train(learner: Learner, seed: int) -> StepMetrics:
     return learner.train(batch_of(seed).rows[0], True, SETTINGS)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: whole(parameter) for name, parameter in learner.named_hf_parameters().items()}
+    return {shard.name: shard.tensor.clone() for shard in learner.shards()}
 
 
 def gradient(learner: Learner, batch: Batch) -> tuple[dict[str, float], torch.Tensor]:
     totals = learner.forward_backward(batch.rows[0], SETTINGS)
-    flat = torch.cat([whole(parameter.grad).flatten() for parameter in learner.model.parameters()])
+    flat = torch.cat([p.grad.full_tensor().detach().flatten().clone() for p in learner.model_parts[0].parameters()])
     learner.optimizer.zero_grad()
     return {name: float(value) for name, value in totals.items()}, flat
 
@@ -144,22 +117,6 @@ def test_warm_up_lowers_the_loss_and_leaves_optimizer_and_schedule_alone(make_le
     assert losses[-1] < losses[0] - 1
     assert (learner.optimizer, learner.scheduler) == kept
     assert train(learner, 0).learning_rate == 1e-3
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_token_statistics_against_torch(temperature):
-    torch.manual_seed(0)
-    logits_SV, target_S = 5 * torch.randn(7, 11, requires_grad=True), torch.randint(11, (7,))
-    statistics = token_statistics(logits_SV, target_S, temperature)
-    reference = torch.distributions.Categorical(logits=logits_SV / temperature)
-    torch.testing.assert_close(statistics.logprob_S, reference.log_prob(target_S))
-    torch.testing.assert_close(statistics.entropy_S, reference.entropy().detach())
-    assert statistics.logprob_S.requires_grad and not statistics.entropy_S.requires_grad
-
-
-def test_token_statistics_are_float32_whatever_the_logits():
-    statistics = token_statistics(torch.randn(3, 5).bfloat16(), torch.tensor([0, 1, 2]), 1.0)
-    assert statistics.logprob_S.dtype == statistics.entropy_S.dtype == torch.float32
 
 
 def test_agreement_by_hand():

@@ -98,7 +98,7 @@ def reference_logits(reference, tokens: np.ndarray) -> torch.Tensor:
 @torch.no_grad()
 def row_logits(learner: Learner, row: Row) -> torch.Tensor:
     """Logits at the row's source positions."""
-    return learner.model(
+    return learner.model_parts[0](
         torch.from_numpy(row.tokens_T)[None],
         positions=torch.from_numpy(row.positions_T)[None],
         attention_masks=plan_attention(row.segments, len(row.tokens_T), torch.device("cpu")),

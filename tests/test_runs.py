@@ -24,14 +24,14 @@ def test_asynchronous_two_of_everything_over_rdma(tmp_path):
         generator__replicas=2,
         verifier__procs=2,
         parallelism__data_parallel_shard_degree=2,
-        mesh__transport="rdma",
+        mesh__transport="rdma_tcp",
         algorithm__updates_per_batch=2,
     )
     assert code == 0, running.output(root)[-3000:]
     records = [record for record in read_metrics(root) if "reward" in record]
     assert max(record["staleness_max"] for record in records) == 1
     assert all(record["agreement_mean"] <= 1.5 for record in records)
-    assert "weights by rdma" in running.output(root)
+    assert "weights by rdma_tcp" in running.output(root)
     account = Ledger(root / "ledger.db").account()
     assert account["trained"] == 24 and account["issued"] == 24 + account["pending"]
 

@@ -34,7 +34,13 @@ def _samples(rollouts: list[Rollout], algorithm: AlgorithmConfig) -> list[Sample
 
 
 def build_batches(
-    groups: list[Group], algorithm: AlgorithmConfig, rollout: RolloutConfig, *, num_ranks: int, row_tokens: int
+    groups: list[Group],
+    algorithm: AlgorithmConfig,
+    rollout: RolloutConfig,
+    *,
+    num_ranks: int,
+    row_tokens: int,
+    row_multiple: int = 1,
 ) -> list[Batch]:
     """One batch for each optimizer step; each is normalized by its own count of trained tokens."""
     parts = np.array_split(np.arange(len(groups)), algorithm.updates_per_batch)
@@ -43,6 +49,7 @@ def build_batches(
             [_samples(usable_rollouts(groups[index], algorithm), algorithm) for index in part],
             num_ranks=num_ranks,
             row_tokens=row_tokens,
+            row_multiple=row_multiple,
             share_prefix=rollout.share_prefix,
             weigh=lambda samples: token_weights(samples, algorithm.aggregation, rollout.max_new_tokens),
         )
@@ -51,7 +58,7 @@ def build_batches(
 
 
 def demonstration_batches(
-    rollouts: list[Rollout], examples_per_step: int, *, num_ranks: int, row_tokens: int
+    rollouts: list[Rollout], examples_per_step: int, *, num_ranks: int, row_tokens: int, row_multiple: int = 1
 ) -> list[Batch]:
     """One batch for each supervised step, every example alike. Errors: ValueError if one is longer than a row."""
     longest = max(len(rollout.tokens) for rollout in rollouts)
@@ -63,6 +70,7 @@ def demonstration_batches(
             groups[begin : begin + examples_per_step],
             num_ranks=num_ranks,
             row_tokens=row_tokens,
+            row_multiple=row_multiple,
             share_prefix=False,
             weigh=lambda samples: token_weights(samples, "token", 1),
         )

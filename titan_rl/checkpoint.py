@@ -54,7 +54,7 @@ def _set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 def _learner_state(learner) -> dict:
     return {
-        "model": learner.named_hf_parameters(),
+        "model": {name: tensor for part in learner.model_parts for name, tensor in part.state_dict().items()},
         "optimizer": learner.optimizer.state_dict(),
         "scheduler": learner.scheduler.state_dict(),
         f"random_rank{dist.get_rank()}": _random_state(),

@@ -37,16 +37,22 @@ def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt
 
 
 def check_model(config: Config) -> None:
-    """Errors: ConfigError for an architecture that cannot be built, or a directory without weights or a tokenizer."""
-    if config.model.path == "tiny":
-        return
+    """Errors: ConfigError for an architecture that cannot be built or laid out as ``[parallelism]`` says, or a
+    directory without weights or a tokenizer."""
+    from titan_rl.model.files import tensor_files
+    from titan_rl.model.layout import check_layout
     from titan_rl.model.spec import read_hf_config
-    from titan_rl.model.weights import tensor_files
+    from titan_rl.model.tiny import tiny_config
+    from titan_rl.titan_config import build_titan
 
+    parallelism, path = build_titan(config).parallelism, config.model.path
+    if path == "tiny":
+        return check_layout(tiny_config(), parallelism)
     try:
-        read_hf_config(config.model.path)
-        tensor_files(config.model.path)
+        hf = read_hf_config(path)
+        tensor_files(path)
     except ValueError as error:
-        raise ConfigError(f"model.path = {config.model.path!r}: {error}") from None
-    if not any((Path(config.model.path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ConfigError(f"model.path = {config.model.path!r} holds no tokenizer: copy tokenizer.json into it")
+        raise ConfigError(f"model.path = {path!r}: {error}") from None
+    check_layout(hf, parallelism)
+    if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(f"model.path = {path!r} holds no tokenizer: copy tokenizer.json into it")

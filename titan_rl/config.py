@@ -97,6 +97,12 @@ class RolloutConfig:
 class GeneratorConfig:
     replicas: Count = 1
     """vLLM engines."""
+    tensor_parallel: Count = 1
+    """Ranks of one engine, each a process."""
+    update: Literal["in_flight", "drain"] = "in_flight"
+    """New weights are applied between two engine steps; ``drain`` first lets running requests end."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What requests that run through an update go on with: the KV that they have, or KV made by the new weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_num_seqs: Count = 128
     """Requests that one engine runs at once."""
@@ -142,8 +148,8 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class MeshConfig:
-    transport: Literal["auto", "shared_memory", "rdma"] = "auto"
-    """How weights travel to generators; auto: shared memory on one host, RDMA between hosts."""
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"] = "auto"
+    """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
     start_timeout: Seconds = 300.0
     """Seconds within which all actors must be up."""
     step_timeout: Seconds = 1800.0

@@ -6,13 +6,16 @@
 
 Admission decides who may be sampled under the live version; groups are trained in the order in which they were
 admitted, so what a batch holds does not depend on who was faster. With ``max_staleness = 0`` a batch is sampled,
-trained and published in turn; with more, sampling goes on meanwhile. There is no second code path.
+trained and published in turn; with more, sampling goes on meanwhile. Generators take a published version while the
+trainer goes on, if it can. There is no second code path.
 """
 
 import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -84,6 +87,7 @@ class Controller:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
+        meshes.say = display.say
         self.checkpoints = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
         self.progress = Progress()
         self.stop_requested = asyncio.Event()
@@ -93,6 +97,7 @@ class Controller:
         self._num_discarded_in_a_row = 0
         self._saved_step = -1
         self._trainer_is_idle = False
+        self._delivery: asyncio.Task[None] | None = None
 
     # the run
 
@@ -101,7 +106,7 @@ class Controller:
         try:
             await self._interruptible(self.meshes.start())
             self.run_dir.pids.write_text(json.dumps(self.meshes.pids, indent=2) + "\n")
-            self.display.say(f"actors up after {self._elapsed():.1f} s, weights by {self.meshes.transport}")
+            self.display.say(f"actors up after {self._elapsed():.1f} s, weights by {self.meshes.weights.transports}")
             self._trainer_is_idle = True
             await (self._restore() if resume else self._begin())
             start, before = time.perf_counter(), self.progress.seconds_training
@@ -113,8 +118,9 @@ class Controller:
             await self._rescue(error)
             raise
         finally:
-            for in_flight in self._in_flight:
-                in_flight.group.cancel()
+            for task in [in_flight.group for in_flight in self._in_flight] + [self._delivery]:
+                if task is not None:
+                    task.cancel()
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
@@ -146,12 +152,16 @@ class Controller:
         self.admission = Admission(rollout.prompts_per_step, rollout.max_staleness, version)
 
     async def _finish(self) -> None:
+        await self._delivered()
         self.progress.held_out_after = await self._evaluate("after")
         await self._save()
         await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
 
     async def _rescue(self, error: BaseException) -> None:
         """Save a whole checkpoint if the trainer is between two steps and has something new."""
+        if isinstance(error, Stopped):
+            with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
+                await within(_RESCUE_SECONDS, "the last weight update", self._delivered())
         if not self._trainer_is_idle or self.progress.step in (0, self._saved_step):
             return
         self.meshes.acknowledge_fault()
@@ -183,14 +193,18 @@ class Controller:
             groups,
             self.config.algorithm,
             self.config.rollout,
-            num_ranks=self.meshes.world_size,
+            num_ranks=self.titan.batch_degree,
             row_tokens=self.titan.training.seq_len,
+            row_multiple=self.titan.row_multiple,
         )
         metrics = await self._train(groups, batches)
         laps.end("train")
-        statistics = await self._go_live(self.progress.step)
-        laps.end("weight_sync")
-        self._record(groups, batches, metrics, statistics, laps)
+        await self._delivered()
+        await self._go_live(
+            self.progress.step,
+            lambda statistics, seconds: self._record(groups, batches, metrics, statistics, laps, seconds),
+        )
+        laps.end("publish")
         if self._is_due(self.config.eval.every) and self.progress.step < self.titan.training.steps:
             await self._evaluate(f"at step {self.progress.step}")
         if self._is_due(self.config.checkpoint.every):
@@ -203,9 +217,7 @@ class Controller:
         """The next batch's groups, in the order of their admission."""
         groups: list[Group] = []
         while len(groups) < self.config.rollout.prompts_per_step:
-            self._admit()
-            group = await self._in_flight[0].group
-            self._in_flight.popleft()
+            group = await self._next_group()
             reason = discard_reason(group, self.config.algorithm)
             if reason is None:
                 groups.append(group)
@@ -213,6 +225,19 @@ class Controller:
             else:
                 self._discard(group, reason)
         return groups
+
+    async def _next_group(self) -> Group:
+        """The one that was admitted first; meanwhile whatever may be admitted is."""
+        while True:
+            self._admit()
+            if self._in_flight and self._in_flight[0].group.done():
+                return self._in_flight.popleft().group.result()
+            awaited = {in_flight.group for in_flight in islice(self._in_flight, 1)}
+            if self._delivery is not None:
+                awaited.add(self._delivery)
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if self._delivery is not None and self._delivery.done():
+                await self._delivered()
 
     def _discard(self, group: Group, reason: str) -> None:
         self.ledger.discard(group.prompt_id, reason)
@@ -264,11 +289,25 @@ class Controller:
             self.progress.seconds_to_first_step = self._elapsed()
         return mean_metrics(metrics)
 
-    async def _go_live(self, version: int) -> list[EngineStatistics]:
-        """Publish the weights, have all generators apply them, and admit what may now be sampled."""
-        statistics = await self.meshes.sync_weights(version)
-        self.admission.advance(version)
-        return statistics
+    async def _go_live(
+        self, version: int, record: Callable[[list[EngineStatistics], float], None] = lambda statistics, seconds: None
+    ) -> None:
+        """Publish the weights; generators take them beside what comes next, and then more may be admitted."""
+        start = time.perf_counter()
+        await self.meshes.publish(version)
+
+        async def deliver() -> None:
+            statistics = await self.meshes.deliver(version)
+            self.admission.advance(version)
+            record(statistics, time.perf_counter() - start)
+
+        self._delivery = asyncio.create_task(deliver())
+
+    async def _delivered(self) -> None:
+        """Until the last published version is live. Errors: what kept it from being so."""
+        if self._delivery is not None:
+            await self._delivery
+            self._delivery = None
 
     def _record(
         self,
@@ -277,6 +316,7 @@ class Controller:
         metrics: StepMetrics,
         statistics: list[EngineStatistics],
         laps: Laps,
+        seconds_sync: float,
     ) -> None:
         step = self.progress.step
         seconds = {
@@ -285,7 +325,8 @@ class Controller:
             "wait": laps.seconds["wait"],
             "forward_backward": metrics.seconds_forward_backward,
             "optimizer": metrics.seconds_optimizer,
-            "weight_sync": laps.seconds["weight_sync"],
+            "publish": laps.seconds["publish"],
+            "weight_sync": seconds_sync,
             "generator_pause": max(engine.seconds_update for engine in statistics),
             "step": laps.total,
         }
@@ -300,6 +341,7 @@ class Controller:
     # what happens besides steps
 
     async def _evaluate(self, when: str) -> Proportion:
+        await self._delivered()
         result = await self._interruptible(evaluate(self.meshes, self.held_out, self.config.rollout.max_new_tokens))
         self.metrics.write({"step": self.progress.step, "held_out_accuracy": result.value})
         self.display.say(f"held-out accuracy {when}: {result}")
@@ -317,8 +359,9 @@ class Controller:
         batches = demonstration_batches(
             rollouts,
             warmup.examples_per_step,
-            num_ranks=self.meshes.world_size,
+            num_ranks=self.titan.batch_degree,
             row_tokens=self.titan.training.seq_len,
+            row_multiple=self.titan.row_multiple,
         )
         losses = await self._interruptible(self.meshes.warm_up([batch.rows for batch in batches]))
         self.progress.seconds_warm_up = time.perf_counter() - start

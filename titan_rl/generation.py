@@ -4,18 +4,22 @@ Requests, weight updates and whatever else touches the engine are put into one q
 between two engine steps: never while one runs.
 """
 
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -23,8 +27,14 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
+from titan_rl.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.mesh import vllm_transfer
-from titan_rl.mesh.channel import WeightReader, WeightVersion
+from titan_rl.mesh.channel import ReaderSetup, WeightReader
+from titan_rl.mesh.vllm_ranks import RankExecutor, forget_shared_memory, join_ranks
+from titan_rl.mesh.vllm_recording import Recorded
+from titan_rl.mesh.vllm_transfer import transfer_engine
+from titan_rl.model.files import tensor_shapes
+from titan_rl.model.tokenizer import stop_token_ids
 from titan_rl.types import Completion, EngineStatistics
 
 _CPU_BLOCK_TOKENS = 32
@@ -35,12 +45,10 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True)
 class _Action:
-    run: Callable[[], Any]
+    """A command and who waits for it."""
+
+    command: Command
     future: Future
-    answers_itself: bool
-    """Whether the future is set later, by what ``run`` began."""
-    fatal: bool
-    """Whether the engine is beyond use if ``run`` fails: no generation on half-applied weights."""
 
 
 @dataclass
@@ -56,6 +64,8 @@ class _Pending:
 class _Sample:
     pending: _Pending
     place: int
+    engine_id: str
+    """vLLM's own name for it."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(tokens made so far, policy version that makes the next ones), in order."""
 
@@ -67,6 +77,11 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
         if on_cpu
         else dict(gpu_memory_utilization=config.gpu_memory_utilization)
+    )
+    parallel: dict[str, Any] = (
+        dict(tensor_parallel_size=config.tensor_parallel, distributed_executor_backend="external_launcher")
+        if config.tensor_parallel > 1
+        else {}
     )
     return EngineArgs(
         model=str(model_path),
@@ -86,19 +101,34 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_transfer.BACKEND),
         **memory,
+        **parallel,
     )
 
 
 class GenerationEngine:
-    """Many callers, one engine. All methods may be called from any thread."""
+    """Many callers, one engine. All methods may be called from any thread.
 
-    def __init__(self, arguments: EngineArgs, stop_token_ids: list[int]):
+    With tensor parallelism every rank has one, whose thread owns its part of the model and a scheduler of its own;
+    rank 0 is the one to call, and the others run what it runs (lockstep.py).
+    """
+
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        model_path: str | Path,
+        max_model_len: int,
+        rank: int = 0,
+        meeting_file: Path | None = None,
+    ):
+        """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
         vllm_transfer.register()
-        self.stop_token_ids = stop_token_ids
-        self.version = -1
+        self.version, self._rank, self._meeting_file = -1, rank, meeting_file
         self.statistics = EngineStatistics()
-        self._arguments = arguments
+        self._config, self._model_path = config, Path(model_path)
+        self._arguments = engine_arguments(config, model_path, max_model_len)
+        self._stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
+        self._held_back: deque[_Action] = deque()
         self._samples: dict[str, _Sample] = {}
         self._num_requests = 0
         self._posting = threading.Lock()
@@ -106,36 +136,36 @@ class GenerationEngine:
         started: Future = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="vllm engine", daemon=True)
         self._thread.start()
-        started.result()
+        self.recorded: list[Recorded] = started.result()
 
     # what callers may do
 
     def generate(self, request: Request) -> Future:
         """A future of list[Completion], one for each of the request's seeds."""
-        finished: Future = Future()
-        self._post(lambda: self._add(request, finished), finished, answers_itself=True)
-        return finished
+        return self._post(Command("add", (request,)))
 
-    def connect(self, reader: WeightReader) -> Future:
-        return self._post(lambda: self._rpc("init_weight_transfer_engine", init_info=dict(reader=reader)))
+    def connect(self, setup: ReaderSetup) -> WeightReader:
+        """This rank's end of the channel; once, before the first update."""
+        self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
+        self.reader = self._on_worker(transfer_engine).reader
+        return self.reader
 
-    def update(self, reader: WeightReader, version: WeightVersion) -> Future:
-        """Apply a fetched version between two steps; running requests keep their KV and go on under it.
+    def update(self, version: int) -> Future:
+        """Apply a version that all ranks have fetched, between two steps.
 
-        A future of the EngineStatistics of the version that it ends.
+        Running requests are waited for if the config says ``drain``; else they go on under it, with the KV that they
+        have or with new. A future of the EngineStatistics of the version that it ends.
         """
-        return self._post(lambda: self._apply(reader, version), fatal=True)
+        return self._post(Command("apply", (version,)))
 
     def take_statistics(self) -> Future:
         """A future of the EngineStatistics since they were last taken, or the weights last updated."""
-        return self._post(self._take_statistics)
+        return self._post(Command("take_statistics"))
 
     # what the engine's thread does
 
-    def _post(
-        self, run: Callable[[], Any], future: Future | None = None, *, answers_itself: bool = False, fatal: bool = False
-    ) -> Future:
-        action = _Action(run, future or Future(), answers_itself, fatal)
+    def _post(self, command: Command) -> Future:
+        action = _Action(command, Future())
         with self._posting:  # so that nothing is put into the inbox of a thread that has just given up
             if self._broken is not None:
                 raise RuntimeError("the vLLM engine has failed before") from self._broken
@@ -145,41 +175,90 @@ class GenerationEngine:
 
     def _run(self, started: Future) -> None:
         try:
-            self._engine = LLMEngine.from_engine_args(self._arguments)
-            started.set_result(None)
+            self._engine = self._start_engine()
+            self._lockstep = Lockstep(self._config.tensor_parallel)
+            checkpoint = list(tensor_shapes(self._model_path).items())
+            started.set_result(self._on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
         except BaseException as error:  # whoever constructs us must hear of it
             started.set_exception(error)
             return
         try:
-            while True:
-                self._drain(wait=not self._engine.has_unfinished_requests())
-                if self._engine.has_unfinished_requests():
-                    self._step()
+            self._lead() if self._lockstep.is_leader else self._follow()
         except BaseException as error:  # the engine is beyond use: every caller, now and later, must hear of it
-            with self._posting:
-                self._broken = error
-            for pending in {id(s.pending): s.pending for s in self._samples.values()}.values():
-                pending.future.set_exception(error)
-            while not self._inbox.empty():
-                self._inbox.get().future.set_exception(error)
+            traceback.print_exc()
+            if not self._lockstep.is_leader:
+                os._exit(1)  # nobody calls a follower: its death is how the others hear of it
+            self._break(error)
 
-    def _drain(self, wait: bool) -> None:
-        while wait or not self._inbox.empty():
-            wait = False
-            action = self._inbox.get()
-            try:
-                value = action.run()
-            except Exception as error:  # a caller's mistake is the caller's; the engine goes on
-                action.future.set_exception(error)
-                if action.fatal:
-                    raise
-            else:
-                if not action.answers_itself:
-                    action.future.set_result(value)
+    def _start_engine(self) -> LLMEngine:
+        size = self._config.tensor_parallel
+        if size == 1:
+            return LLMEngine.from_engine_args(self._arguments)
+        join_ranks(self._rank, size, self._meeting_file)
+        engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
+        dist.barrier()
+        forget_shared_memory()
+        return engine
+
+    def _break(self, error: BaseException) -> None:
+        with self._posting:
+            self._broken = error
+        waiting = [sample.pending.future for sample in self._samples.values()]
+        waiting += [action.future for action in self._held_back]
+        while not self._inbox.empty():
+            waiting.append(self._inbox.get().future)
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    def _lead(self) -> None:
+        while True:
+            actions = self._next_actions()
+            self._lockstep.share([action.command for action in actions])
+            for action in actions:
+                self._answer(action)
+            self._step()
+
+    def _follow(self) -> None:
+        while True:
+            for command in self._lockstep.receive():
+                self._answer(_Action(command, Future()))
+            self._step()
+
+    def _next_actions(self) -> list[_Action]:
+        """What to do before the next step; waits if there is nothing to step, but not for ever."""
+        busy = self._engine.has_unfinished_requests()
+        try:
+            if not busy and not self._held_back:
+                self._held_back.append(self._inbox.get(timeout=HEARTBEAT_SECONDS))
+            while True:
+                self._held_back.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        actions: list[_Action] = []
+        while self._held_back:
+            kind = self._held_back[0].command.name
+            if kind == "apply" and busy and self._config.update == "drain":
+                break  # it waits for what runs, and what came after it waits for it
+            busy |= kind == "add"
+            actions.append(self._held_back.popleft())
+        return actions
+
+    def _answer(self, action: _Action) -> None:
+        command, future = action.command, action.future
+        if command.name == "add":
+            self._add(*command.arguments, future)
+            return
+        try:
+            future.set_result(getattr(self, f"_{command.name}")(*command.arguments))
+        except BaseException as error:
+            future.set_exception(error)
+            raise
 
     def _add(self, request: Request, future: Future) -> None:
         pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
-        tokens = request.tokens.tolist()
+        # blocks of the prefix cache are found under the version that made them, and under no other
+        prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=str(self.version))
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             parameters = SamplingParams(
@@ -189,13 +268,20 @@ class GenerationEngine:
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                stop_token_ids=self.stop_token_ids,
+                stop_token_ids=self._stop_token_ids,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            self._engine.add_request(request_id, dict(prompt_token_ids=tokens), parameters)
-            self._samples[request_id] = _Sample(pending, place, [(0, self.version)])
+            try:
+                engine_id = self._engine.add_request(request_id, prompt, parameters)
+            except Exception as error:  # a caller's mistake is the caller's; the engine goes on
+                if not future.done():
+                    future.set_exception(error)
+                return
+            self._samples[request_id] = _Sample(pending, place, engine_id, [(0, self.version)])
 
     def _step(self) -> None:
+        if not self._engine.has_unfinished_requests():
+            return
         start = time.perf_counter()
         for output in self._engine.step():
             if output.finished:
@@ -219,26 +305,30 @@ class GenerationEngine:
             stop_reason=result.finish_reason,
         )
         pending.left -= 1
-        if not pending.left:
+        if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
 
-    def _rpc(self, method: str, **kwargs) -> None:
-        self._engine.engine_core.collective_rpc(method, None, (), kwargs)
+    def _on_worker(self, method, **kwargs):
+        """A method of this rank's vLLM worker, or a function of it."""
+        return self._engine.engine_core.collective_rpc(method, None, (), kwargs)[0]
 
-    def _apply(self, reader: WeightReader, version: WeightVersion) -> EngineStatistics:
+    def _apply(self, version: int) -> EngineStatistics:
         start = time.perf_counter()
-        self._rpc("start_weight_update")
-        self._rpc("update_weights", update_info=dict(version=version))
-        self._rpc("finish_weight_update")
-        reader.confirm(version)
-        self._engine.reset_prefix_cache()
+        self._lockstep.together(lambda: self._load(version))
+        if self._config.kv == "recompute":
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         running = self._engine.engine_core.engine_core.scheduler.requests
-        for request_id, sample in self._samples.items():
-            sample.versions.append((running[request_id].num_output_tokens, version.version))
-        self.version = version.version
+        for sample in self._samples.values():
+            sample.versions.append((running[sample.engine_id].num_output_tokens, version))
+        self.version = version
         taken = self._take_statistics()
         taken.seconds_update = time.perf_counter() - start
         return taken
+
+    def _load(self, version: int) -> None:
+        self._on_worker("start_weight_update")
+        self._on_worker("update_weights", update_info=dict(version=version))
+        self._on_worker("finish_weight_update")
 
     def _take_statistics(self) -> EngineStatistics:
         taken, self.statistics = self.statistics, EngineStatistics()

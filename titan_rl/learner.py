@@ -7,7 +7,6 @@ Dimensions: T tokens of a row, S trained tokens of a row, V words of the vocabul
 """
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +14,6 @@ import torch.distributed as dist
 
 import titan_rl.model.device as device  # isort: skip  (before any other torchtitan module)
 
-from torch.distributed.fsdp import FSDPModule
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
@@ -24,24 +22,16 @@ from titan_rl.algorithms import ALGORITHMS
 from titan_rl.config import AlgorithmConfig, Config
 from titan_rl.losses import LossInputs
 from titan_rl.model.attention import plan_attention
-from titan_rl.model.spec import apply_parallelism, model_spec
-from titan_rl.model.weights import load_hf, named_hf_parameters, save_hf
+from titan_rl.model.parallel import parallel_model
+from titan_rl.model.shards import Shard, local_shards
+from titan_rl.model.spec import model_spec
+from titan_rl.model.weights import load_hf, save_hf
+from titan_rl.packing import fit_rows
 from titan_rl.titan_config import TitanConfig, adamw
+from titan_rl.token_statistics import TokenStatistics, token_statistics
 from titan_rl.types import Row, StepMetrics
 
-
-@dataclass(frozen=True)
-class TokenStatistics:
-    logprob_S: torch.Tensor
-    entropy_S: torch.Tensor
-
-
-def token_statistics(logits_SV: torch.Tensor, target_S: torch.Tensor, temperature: float) -> TokenStatistics:
-    """Log-probability of each target, in fp32 with its gradient, and the entropy of its distribution, without."""
-    logprobs_SV = torch.log_softmax(logits_SV.float() / temperature, dim=-1)
-    with torch.no_grad():
-        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1)
-    return TokenStatistics(logprobs_SV.gather(1, target_S[:, None])[:, 0], entropy_S)
+_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
 
 
 def agreement_sums(
@@ -57,8 +47,28 @@ def agreement_sums(
     }
 
 
+def loss_and_sums(
+    statistics: TokenStatistics, columns: dict[str, torch.Tensor], settings: AlgorithmConfig
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A row's loss, and what adds up over rows and ranks."""
+    inputs = LossInputs(statistics.logprob_S, columns["logprob_S"], columns["advantage_S"], columns["weight_S"])
+    loss, sums = ALGORITHMS[settings.name].loss(inputs, settings)
+    counted_S = columns["weight_S"] > 0
+    sums |= agreement_sums(statistics.logprob_S, columns["logprob_S"], counted_S)
+    sums |= {"loss": loss.detach(), "entropy": (statistics.entropy_S * counted_S).sum(), "count": counted_S.sum()}
+    return loss, sums
+
+
+def zero_totals(settings: AlgorithmConfig, device: torch.device) -> dict[str, torch.Tensor]:
+    """Every name that ``loss_and_sums`` gives, on ranks that see no logits too, in one order."""
+    zero_S = torch.zeros(1, device=device)
+    columns = dict.fromkeys(("logprob_S", "advantage_S", "weight_S"), zero_S)
+    _, sums = loss_and_sums(TokenStatistics(zero_S, zero_S), columns, settings)
+    return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}
+
+
 class Learner:
-    """One rank's model, optimizer and schedule. The process group must be up."""
+    """One rank's part of the model, its optimizer and schedule. The process group must be up."""
 
     def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path):
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
@@ -66,82 +76,78 @@ class Learner:
         dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
         self.parallel_dims = ParallelDims.from_config(titan.parallelism, dist.get_world_size())
         self.spec = model_spec(model_path)
-        self.model = self._build_model()
-        self.dtypes = load_hf(self.spec, self.model, model_path)
+        self.model_parts, self.pipeline = parallel_model(self.spec, titan, self.parallel_dims, self.device)
+        self.dtypes = load_hf(self.shards(), model_path)
         self.optimizer, self.scheduler = self._build_optimizer(titan.optimizer)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
-
-    def _build_model(self) -> torch.nn.Module:
-        titan = self.titan
-        apply_parallelism(self.spec, titan.parallelism, titan.training)
-        with torch.device("meta"):
-            model = self.spec.model.build()
-        model = self.spec.parallelize_fn(
-            model,
-            parallel_dims=self.parallel_dims,
-            training=titan.training,
-            parallelism=titan.parallelism,
-            compile_config=titan.compile,
-            ac_config=titan.activation_checkpoint,
-            dump_folder=".",
-        )
-        for module in model.modules():
-            if isinstance(module, FSDPModule) and self.device.type == "cpu":
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
-        model.to_empty(device=self.device)
-        with torch.no_grad():
-            model.init_states(buffer_device=None)
-        return model.train()
+        tp_mesh = self.parallel_dims.get_optional_mesh("tp")
+        self._tp_group = tp_mesh and tp_mesh.get_group()
+        self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
     def _build_optimizer(self, config):
-        optimizer = config.build(model_parts=[self.model])
+        optimizer = config.build(model_parts=self.model_parts)
         schedule: LRSchedulersContainer = self.titan.lr_scheduler.build(
             optimizers=optimizer, training_steps=self.titan.training.steps * self.config.algorithm.updates_per_batch
         )
         return optimizer, schedule
 
-    def _forward(self, row: Row) -> tuple[TokenStatistics, dict[str, torch.Tensor]]:
-        """Statistics of the row's trained tokens, and its columns as tensors."""
-        columns = {
-            name: torch.from_numpy(getattr(row, name)).to(self.device)
-            for name in ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
+    def _columns(self, row: Row) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(getattr(row, name)).to(self.device) for name in _COLUMNS}
+
+    def _keywords(self, row: Row, columns: dict[str, torch.Tensor]) -> dict:
+        """What the model's forward takes besides the tokens."""
+        return {
+            "positions": columns["positions_T"][None],
+            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device),
+            "logit_index_S": columns["source_S"],
         }
-        plan = plan_attention(row.segments, len(row.tokens_T), self.device)
-        logits_SV = self.model(
-            columns["tokens_T"][None],
-            positions=columns["positions_T"][None],
-            attention_masks=plan,
-            logit_index_S=columns["source_S"],
+
+    def _loss(
+        self, logits_SV: torch.Tensor, columns: dict[str, torch.Tensor], settings: AlgorithmConfig, totals: dict
+    ) -> torch.Tensor:
+        """The row's loss; its sums are added to ``totals``. Under TP, V are the words that this rank holds."""
+        words = self.spec.model.vocab_size
+        statistics = token_statistics(
+            logits_SV,
+            columns["target_S"],
+            self.config.rollout.temperature,
+            first_word=min(self._tp_rank * -(-words // self.parallel_dims.tp), words),
+            group=self._tp_group,
         )
-        return token_statistics(logits_SV, columns["target_S"], self.config.rollout.temperature), columns
+        loss, sums = loss_and_sums(statistics, columns, settings)
+        for name, value in sums.items():
+            add = torch.maximum if name == "agreement_max" else torch.add
+            totals[name] = add(totals[name], value.double())
+        return loss
 
     def forward_backward(self, rows: list[Row], settings: AlgorithmConfig) -> dict[str, torch.Tensor]:
-        """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum)."""
-        loss_function = ALGORITHMS[settings.name].loss
-        totals: dict[str, torch.Tensor] = {}
-        for row in rows:
-            with self._spmd_context():
-                statistics, columns = self._forward(row)
-                inputs = LossInputs(
-                    statistics.logprob_S, columns["logprob_S"], columns["advantage_S"], columns["weight_S"]
+        """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum).
+
+        With a pipeline, the sums are zero but on the last stage.
+        """
+        parallelism = self.titan.parallelism
+        rows = fit_rows(
+            rows,
+            token_multiple=parallelism.tensor_parallel_degree,
+            row_multiple=self.titan.row_multiple,
+            same_length=self.pipeline is not None,
+        )
+        totals = zero_totals(settings, self.device)
+        columns = [self._columns(row) for row in rows]
+        keywords = (self._keywords(row, c) for row, c in zip(rows, columns, strict=True))
+        with self._spmd_context():
+            if self.pipeline is None:
+                for c, keyword in zip(columns, keywords, strict=True):
+                    logits_SV = self.model_parts[0](c["tokens_T"][None], **keyword)
+                    self._loss(logits_SV, c, settings, totals).backward()
+            else:
+                split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
+                self.pipeline.forward_backward(
+                    [c["tokens_T"][None] for c in columns],
+                    list(keywords),
+                    (1, len(rows[0].tokens_T) // split, self.spec.model.dim),
+                    lambda logits_SV, index: self._loss(logits_SV, columns[index], settings, totals),
                 )
-                loss, sums = loss_function(inputs, settings)
-                loss.backward()
-            counted_S = columns["weight_S"] > 0
-            sums |= agreement_sums(statistics.logprob_S, columns["logprob_S"], counted_S)
-            sums |= {
-                "loss": loss.detach(),
-                "entropy": (statistics.entropy_S * counted_S).sum(),
-                "count": counted_S.sum(),
-            }
-            for name, value in sums.items():
-                value = value.double()
-                if name not in totals:
-                    totals[name] = value
-                elif name == "agreement_max":
-                    totals[name] = torch.maximum(totals[name], value)
-                else:
-                    totals[name] = totals[name] + value
         return totals
 
     def optimizer_step(self, has_signal: bool) -> tuple[float, float]:
@@ -150,7 +156,13 @@ class Learner:
         Without a signal the gradient is exactly zero: the optimizer is left alone, lest its momentum move the
         weights, and only the schedule advances. Errors: FloatingPointError for a gradient that is not finite.
         """
-        norm = dist_utils.clip_grad_norm_(list(self.model.parameters()), self.titan.training.max_norm, foreach=True)
+        norm = dist_utils.clip_grad_norm_(
+            [parameter for part in self.model_parts for parameter in part.parameters()],
+            self.titan.training.max_norm,
+            foreach=True,
+            pp_mesh=self.parallel_dims.get_optional_mesh("pp"),
+            ep_enabled=self.parallel_dims.ep_enabled,
+        )
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient norm is {float(norm)}: the weights were left as they were")
         learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
@@ -182,9 +194,11 @@ class Learner:
         )
 
     def _reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Over ranks; the maximum travels apart from the sums."""
-        names = sorted(name for name in totals if name != "agreement_max")
+        """Over all ranks, each row once; the maximum travels apart from the sums."""
+        names = [name for name in totals if name != "agreement_max"]
         sums, largest = torch.stack([totals[name] for name in names]), totals["agreement_max"].reshape(1)
+        if self._tp_rank:  # it knows the rows of rank 0 of its group
+            sums.zero_()
         if dist.get_world_size() > 1:
             dist.all_reduce(sums)
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -194,7 +208,7 @@ class Learner:
         """Supervised steps with an optimizer of their own, linearly decayed; gives back the loss of each."""
         kept = self.optimizer, self.scheduler
         settings = AlgorithmConfig(name="supervised")
-        self.optimizer = adamw(lr=lr).build(model_parts=[self.model])
+        self.optimizer = adamw(lr=lr).build(model_parts=self.model_parts)
         self.scheduler = LRSchedulersContainer.Config(warmup_steps=min(10, len(batches))).build(
             optimizers=self.optimizer, training_steps=len(batches)
         )
@@ -202,8 +216,9 @@ class Learner:
         self.optimizer, self.scheduler = kept
         return losses
 
-    def named_hf_parameters(self) -> dict[str, torch.Tensor]:
-        return named_hf_parameters(self.spec, self.model)
+    def shards(self) -> list[Shard]:
+        """The boxes of Hugging Face tensors that this rank holds; they stay current."""
+        return local_shards(self.spec, self.model_parts)
 
     def save_hf(self, out: str | Path) -> None:
-        save_hf(self.spec, self.model, self.model_path, Path(out), self.dtypes)
+        save_hf(self.shards(), self.model_path, Path(out), self.dtypes, self.device)

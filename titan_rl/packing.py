@@ -9,7 +9,7 @@ Dimensions: T tokens of a row or a sample, S trained tokens of a row.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,20 +64,26 @@ def _units(group: list[Sample], weights: list[float], row_tokens: int, share_pre
     return units
 
 
-def _deal(units: list[Unit], row_tokens: int, num_ranks: int) -> list[list[Unit]]:
-    """Largest first into the emptiest row that has room; rows are opened ``num_ranks`` at a time."""
+def _deal(units: list[Unit], row_tokens: int, multiple: int) -> list[list[Unit]]:
+    """Largest first into the emptiest row that has room; rows are opened ``multiple`` at a time."""
     total = sum(unit.num_tokens for unit in units)
-    rows: list[list[Unit]] = [[] for _ in range(num_ranks * max(1, math.ceil(total / row_tokens / num_ranks)))]
+    rows: list[list[Unit]] = [[] for _ in range(multiple * max(1, math.ceil(total / row_tokens / multiple)))]
     sizes = [0] * len(rows)
     for unit in sorted(units, key=lambda u: -u.num_tokens):
         emptiest = sizes.index(min(sizes))
         if sizes[emptiest] and sizes[emptiest] + unit.num_tokens > row_tokens:
             emptiest = len(rows)
-            rows += [[] for _ in range(num_ranks)]
-            sizes += [0] * num_ranks
+            rows += [[] for _ in range(multiple)]
+            sizes += [0] * multiple
         rows[emptiest].append(unit)
         sizes[emptiest] += unit.num_tokens
     return rows
+
+
+def _dummy_row() -> Row:
+    """Keeps ranks and stages in step; weight 0 keeps it out of loss and metrics."""
+    place, value = np.zeros(1, np.int64), np.zeros(1, np.float32)
+    return Row(place, place, [Segment(0, 1)], place, place, value, value, value)
 
 
 class _RowBuilder:
@@ -119,9 +125,8 @@ class _RowBuilder:
             )
 
     def build(self) -> Row:
-        if not self.size:  # keeps the ranks in step; weight 0 keeps it out of loss and metrics
-            place, value = np.zeros(1, np.int64), np.zeros(1, np.float32)
-            return Row(place, place, [Segment(0, 1)], place, place, value, value, value)
+        if not self.size:
+            return _dummy_row()
         source, target, logprob, advantage, weight = (
             np.concatenate(column) for column in zip(*self.trained, strict=True)
         )
@@ -144,8 +149,12 @@ def pack(
     row_tokens: int,
     share_prefix: bool,
     weigh: Callable[[list[Sample]], list[float]],
+    row_multiple: int = 1,
 ) -> Batch:
-    """Rows of at most ``row_tokens`` tokens for each rank. A sample must fit into a row by itself."""
+    """Rows of at most ``row_tokens`` tokens for each rank, their number a multiple of ``row_multiple``.
+
+    A rank here is a group of trainer ranks that take the same rows. A sample must fit into a row by itself.
+    """
     samples = [sample for group in groups for sample in group]
     assert all(len(s.tokens) - 1 <= row_tokens for s in samples), "a sample is longer than a row"
     weights = iter(weigh(samples))
@@ -153,7 +162,7 @@ def pack(
         unit for group in groups for unit in _units(group, [next(weights) for _ in group], row_tokens, share_prefix)
     ]
     rows = []
-    for row_units in _deal(units, row_tokens, num_ranks):
+    for row_units in _deal(units, row_tokens, num_ranks * row_multiple):
         builder = _RowBuilder()
         for unit in row_units:
             builder.add(unit)
@@ -164,3 +173,28 @@ def pack(
         num_trained_tokens=sum(int((s.provenance == Provenance.MODEL).sum()) for s in samples),
         has_signal=any(s.advantage != 0 for s in samples),
     )
+
+
+def _pad_row(row: Row, num_tokens: int) -> Row:
+    """The row with tokens at its end that see only each other and that nothing is trained on."""
+    missing, start = num_tokens - len(row.tokens_T), len(row.tokens_T)
+    if not missing:
+        return row
+    # no segment longer than the row has, lest attention over nothing cost more than over the row
+    longest = max(segment.length for segment in row.segments)
+    pieces = [Segment(begin, min(longest, num_tokens - begin)) for begin in range(start, num_tokens, longest)]
+    zeros = np.zeros(missing, np.int64)
+    return replace(
+        row,
+        tokens_T=np.concatenate([row.tokens_T, zeros]),
+        positions_T=np.concatenate([row.positions_T, zeros]),
+        segments=[*row.segments, *pieces],
+    )
+
+
+def fit_rows(rows: list[Row], *, token_multiple: int, row_multiple: int, same_length: bool) -> list[Row]:
+    """Rows as a layout needs them: sequence parallel cuts a row into equal parts, a pipeline wants one shape."""
+    rows = [*rows, *(_dummy_row() for _ in range(-len(rows) % row_multiple))]
+    longest = max(len(row.tokens_T) for row in rows)
+    lengths = [longest if same_length else len(row.tokens_T) for row in rows]
+    return [_pad_row(row, length + -length % token_multiple) for row, length in zip(rows, lengths, strict=True)]

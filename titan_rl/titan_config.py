@@ -19,10 +19,29 @@ _ADAMW = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
 # a setting that changes nothing would be a silent mistake, so only these may be given
 _HONOURED = {
     "training": {"seq_len", "steps", "max_norm", "mixed_precision_param", "enable_cpu_offload"},
-    "parallelism": {"data_parallel_shard_degree", "fsdp_reshard_after_forward"},
+    "parallelism": {
+        "data_parallel_shard_degree",
+        "data_parallel_replicate_degree",
+        "tensor_parallel_degree",
+        "enable_sequence_parallel",
+        "pipeline_parallel_degree",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_first_stage_less_layers",
+        "pipeline_parallel_last_stage_less_layers",
+        "module_fqns_per_model_part",
+        "expert_parallel_degree",
+        "fsdp_reshard_after_forward",
+    },
     "comm": {"init_timeout_seconds"},
     "debug": set(),
 }
+_REFUSED = {
+    "parallelism.context_parallel_degree": "attention over packed rows with shared prompts has no kernel that is split "
+    "along the row",
+    "parallelism.spmd_backend": "only 'partial_dtensor' trains with this release of torch",
+}
+_SCHEDULES = ("1F1B", "Interleaved1F1B")
 _ACTIVATION_CHECKPOINT = {"none": None, "full": FullAC, "selective": SelectiveAC}
 
 
@@ -43,7 +62,23 @@ class TitanConfig:
 
     @property
     def world_size(self) -> int:
-        return self.parallelism.data_parallel_shard_degree
+        """Trainer ranks; experts are spread over those of the other kinds."""
+        p = self.parallelism
+        return self.batch_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
+
+    @property
+    def batch_degree(self) -> int:
+        """Groups of ranks that take rows of their own."""
+        return self.parallelism.data_parallel_replicate_degree * self.parallelism.data_parallel_shard_degree
+
+    def batch_rank(self, rank: int) -> int:
+        """Which group's rows a rank takes: TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
+        return rank // self.parallelism.tensor_parallel_degree % self.batch_degree
+
+    @property
+    def row_multiple(self) -> int:
+        """The number of a group's rows must be a multiple of it, for the pipeline's schedule to come out even."""
+        return self.parallelism.pipeline_parallel_degree
 
 
 def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:
@@ -117,14 +152,43 @@ def _refuse_unhonoured(section: dict[str, dict]) -> None:
         defaults = {f.name: f.default for f in fields(classes[name])} | {"training": _TRAINING}.get(name, {})
         for key, value in section.get(name, {}).items():
             if key in defaults and key not in honoured and value != defaults[key]:
-                why = "FSDP2 is the only trainer layout" if name == "parallelism" else "it has no effect here"
+                why = _REFUSED.get(f"{name}.{key}", "it has no effect here")
                 raise ConfigError(f"{name}.{key} = {value!r} is refused: {why}; leave it out")
 
 
+def _check_parallelism(parallelism: ParallelismConfig) -> None:
+    """What can be told without the model; the rest is in model/layout.py."""
+    kinds = (
+        "data_parallel_shard",
+        "data_parallel_replicate",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+    )
+    for name in (f"{kind}_degree" for kind in kinds):
+        if getattr(parallelism, name) < 1:
+            raise ConfigError(
+                f"parallelism.{name} = {getattr(parallelism, name)} must be at least 1: give the number of ranks"
+            )
+    for name in ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers"):
+        value = getattr(parallelism, f"pipeline_parallel_{name}")
+        if value is not None and value < (least := int(name == "layers_per_stage")):
+            raise ConfigError(f"parallelism.pipeline_parallel_{name} = {value} must be at least {least}")
+    schedule = parallelism.pipeline_parallel_schedule
+    if schedule not in _SCHEDULES:
+        raise ConfigError(f"parallelism.pipeline_parallel_schedule = {schedule!r}: {nearest(schedule, _SCHEDULES)}")
+    experts = parallelism.expert_parallel_degree
+    ranks = parallelism.data_parallel_shard_degree * parallelism.tensor_parallel_degree
+    if ranks % experts:
+        raise ConfigError(
+            f"parallelism.expert_parallel_degree = {experts} must divide data_parallel_shard_degree x "
+            f"tensor_parallel_degree = {ranks}, whose ranks hold the experts: change one of them"
+        )
+
+
 def _check(config: Config, titan: TitanConfig) -> None:
-    parallelism, training = titan.parallelism, titan.training
-    if parallelism.data_parallel_shard_degree < 1:
-        raise ConfigError("parallelism.data_parallel_shard_degree must be at least 1: give the number of trainer ranks")
+    training = titan.training
+    _check_parallelism(titan.parallelism)
     if training.steps < 1:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
     if not 0 < training.max_norm < float("inf"):

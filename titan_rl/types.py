@@ -89,6 +89,8 @@ class Group:
     rollouts: list[Rollout]
     refused: str = ""
     """Why there are no rollouts, if there are none."""
+    replica_failure: str = ""
+    """What went wrong at the generator, if that is why."""
     seconds_generate: float = 0.0
     """From the first request to the last answer."""
     seconds_score: float = 0.0

@@ -1,231 +1,177 @@
-"""The weight channel: trainer ranks lay a version down, generators pick it up, tensor bytes touch no controller.
+"""The weight channel: trainer ranks lay a version down, generator ranks pick up the bytes that they store.
 
-Each trainer rank owns one region of memory: a header page and two slots. A version goes into slot
-``version % 2``: its stamp is erased, bytes are written in the generators' dtype, and the stamp is set after the last
-byte. A reader holds a version to be whole only if stamp and checksum agree before and the stamp still does after it
-was applied. On one host the region is an anonymous shared mapping, reached through the owner's file table, so that
-nothing is left behind whoever dies; between hosts it is read with RDMABuffer.
-
-Each rank lays down just its own shards; a reader puts a tensor together from the rows that each rank holds.
+What goes where is the plan's business (plan.py), where it lies the region's (region.py), how it travels the sources'
+(sources.py). Here is the order of things: a version is cast and copied into the slot that is not in use, checksums
+and then the stamp are written behind the trainer's back, and a reader takes nothing that stamp and checksum do
+not vouch for.
 """
 
 import asyncio
-import math
-import mmap
-import os
-import warnings
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-import xxhash
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-_HEADER_BYTES = mmap.PAGESIZE
-_ALIGNMENT = 64
-_NUM_SLOTS = 2
-_WRITING = -1
+from titan_rl.mesh.plan import Box, Holding, Interner, Placed, Read, ReadPlan, SlotLayout, Units, split_name
+from titan_rl.mesh.region import NUM_SLOTS, WRITING, Region, RegionHandle, checksum
+from titan_rl.mesh.sources import Rdma, Source, TornRead, open_source, share_out
+from titan_rl.mesh.transports import Transport
 
-Transport = Literal["shared_memory", "rdma"]
+if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
+    from titan_rl.model.shards import Shard
 
-
-class TornRead(RuntimeError):
-    """A version was replaced, or never whole, while it was read."""
+_FIRST_POLL, _LAST_POLL = 0.0005, 0.02
+"""Seconds between two looks at a version that is not there yet."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Rows [row, row + rows) of a tensor, at ``offset`` bytes of its rank's slot."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    row: int
-    rows: int
-    offset: int
+def holdings(shards: "list[Shard]", interner: Interner) -> Units:
+    """What a trainer rank can give, as the plan wants to know it."""
+    return interner.units(
+        (unit, Holding(name, Box(shard.start, tuple(shard.tensor.shape))))
+        for shard in shards
+        for unit, name in [split_name(shard.name)]
+    )
 
 
-@dataclass(frozen=True)
-class RegionHandle:
-    """All that a reader needs to reach one rank's region; small, and made once."""
-
-    rank: int
-    pid: int
-    fd: int
-    slot_bytes: int
-    dtype: str
-    chunks: list[Chunk]
-    remote: Any = None
-    """RDMABuffers of the header and of each slot, if the transport is RDMA."""
+def dtype_of(name: str) -> torch.dtype:
+    return getattr(torch, name)
 
 
-@dataclass(frozen=True)
-class WeightVersion:
-    """What is announced of a version, and all that is sent for it."""
-
-    version: int
-    checksums: tuple[int, ...]
-    """Of each rank's slot, in rank order."""
-
-    @property
-    def slot(self) -> int:
-        return self.version % _NUM_SLOTS
-
-
-def choose_transport(setting: str, trainer_host: str, generator_host: str) -> Transport:
-    """``auto`` is shared memory on one host and RDMA between hosts."""
-    if setting == "auto":
-        return "shared_memory" if trainer_host == generator_host else "rdma"
-    return setting
-
-
-def _local_shard(parameter: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """This rank's rows, and the first one's place in the whole. Errors: ValueError unless sharded by rows alone."""
-    if not isinstance(parameter, DTensor):
-        return parameter.detach(), 0
-    local = parameter.to_local().detach()
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    if tuple(shape[1:]) != tuple(parameter.shape[1:]):
-        raise ValueError(f"a parameter of shape {tuple(parameter.shape)} is not sharded by rows")
-    return local, offset[0]
-
-
-def _checksum(slot: memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(slot)
-
-
-class _Region:
-    """A mapped region: its stamps, and its slots as bytes."""
-
-    def __init__(self, memory, slot_bytes: int):
-        self.stamps = np.frombuffer(memory, np.int64, _NUM_SLOTS)
-        self.bytes = memoryview(memory)
-        self.slot_bytes = slot_bytes
-
-    def slot(self, index: int) -> memoryview:
-        start = _HEADER_BYTES + index * self.slot_bytes
-        return self.bytes[start : start + self.slot_bytes]
-
-
-def _chunk_view(slot: memoryview, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
-    shape = (chunk.rows, *chunk.shape[1:])
-    count = int(np.prod(shape))
-    with warnings.catch_warnings():  # a reader's mapping is read-only, and nothing here writes to it
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(slot, dtype=dtype, count=count, offset=chunk.offset).view(shape)
+def piece_view(memory: torch.Tensor, base: int, placed: Placed) -> torch.Tensor:
+    """A piece as a tensor of its own shape and dtype, in ``memory`` (uint8)."""
+    start = base + placed.offset
+    flat = memory[start : start + placed.piece.nbytes].view(dtype_of(placed.piece.dtype))
+    return flat.view(placed.piece.box.size)
 
 
 class WeightWriter:
-    """One trainer rank's side of the channel. The only writer of its region."""
+    """One trainer rank's side. The only writer of its region."""
 
-    def __init__(self, rank: int, parameters: dict[str, torch.Tensor], dtype: torch.dtype):
-        self.rank, self.dtype = rank, dtype
-        self._shards: list[tuple[Chunk, torch.Tensor]] = []
-        offset = 0
-        for name, parameter in parameters.items():
-            local, row = _local_shard(parameter)
-            if local.numel():
-                chunk = Chunk(name, tuple(parameter.shape), row, local.shape[0], offset)
-                self._shards.append((chunk, parameter))
-                offset += -(-local.numel() * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        self.slot_bytes = max(offset, _ALIGNMENT)
-        size = _HEADER_BYTES + _NUM_SLOTS * self.slot_bytes
-        self._fd = os.memfd_create(f"titan_rl_weights_{rank}")
-        os.ftruncate(self._fd, size)
-        self._memory = mmap.mmap(self._fd, size)
-        self._region = _Region(self._memory, self.slot_bytes)
-        self._region.stamps[:] = _WRITING
+    def __init__(self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device):
+        self.region = Region(rank, layout.nbytes, layout.blocks, device)
+        self._copies = [list(self._plan_copies(shards, layout, slot)) for slot in self.region.slots]
+        self._stamping: threading.Thread | None = None
+        self.seconds_publish = 0.0
 
-    def handle(self, transport: Transport) -> RegionHandle:
-        """Inside an actor if the transport is RDMA."""
-        return RegionHandle(
-            rank=self.rank,
-            pid=os.getpid(),
-            fd=self._fd,
-            slot_bytes=self.slot_bytes,
-            dtype=str(self.dtype).removeprefix("torch."),
-            chunks=[chunk for chunk, _ in self._shards],
-            remote=self._register() if transport == "rdma" else None,
-        )
-
-    def _register(self):
-        from monarch.rdma import RDMABuffer
-
-        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-        ends = [0, _HEADER_BYTES, *(_HEADER_BYTES + (i + 1) * self.slot_bytes for i in range(_NUM_SLOTS))]
-        return [RDMABuffer(whole[start:end]) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    @staticmethod
+    def _plan_copies(shards, layout, slot) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(place in the slot, where its values come from), once for all versions."""
+        by_name: dict[str, list[tuple[Box, torch.Tensor]]] = {}
+        for shard in shards:
+            by_name.setdefault(shard.name, []).append((Box(shard.start, tuple(shard.tensor.shape)), shard.tensor))
+        for base, segment in layout.segments:
+            for placed in segment.placed():
+                box = placed.piece.box
+                outer, values = next((o, v) for o, v in by_name[placed.name] if o.intersect(box) == box)
+                yield piece_view(slot, base, placed), values[box.within(outer)]
 
     @torch.no_grad()
-    def publish(self, version: int) -> int:
-        """Cast and copy this rank's shards into the version's slot; gives back its checksum."""
-        index = version % _NUM_SLOTS
-        slot = self._region.slot(index)
-        self._region.stamps[index] = _WRITING
-        for chunk, parameter in self._shards:
-            _chunk_view(slot, chunk, self.dtype).copy_(_local_shard(parameter)[0])
-        checksum = _checksum(slot)
-        self._region.stamps[index] = version
-        return checksum
+    def publish(self, version: int) -> None:
+        """Cast and copy this rank's shards; checksums and stamp follow while the trainer goes on."""
+        start = time.perf_counter()
+        self.wait()
+        index = version % NUM_SLOTS
+        self.region.header.stamps[index] = WRITING
+        torch._foreach_copy_([into for into, _ in self._copies[index]], [values for _, values in self._copies[index]])
+        self._stamping = threading.Thread(target=self._stamp, args=(version,), name=f"stamp {version}", daemon=True)
+        self._stamping.start()
+        self.seconds_publish = time.perf_counter() - start
+
+    def _stamp(self, version: int) -> None:
+        index = version % NUM_SLOTS
+        slot, header = self.region.slots[index], self.region.header
+        for block, (start, stop) in enumerate(self.region.blocks):
+            header.checksums[index, block] = checksum(slot[start:stop])
+        header.stamps[index] = version
+
+    def wait(self) -> None:
+        """Until the last version is stamped."""
+        if self._stamping is not None:
+            self._stamping.join()
+
+
+@dataclass(frozen=True)
+class ReaderSetup:
+    """All that a generator rank is told, once."""
+
+    plan: ReadPlan
+    regions: list[RegionHandle]
+    """Of the holders that it reads from."""
+    transports: list[Transport]
+    """One for each region."""
 
 
 class WeightReader:
-    """A generator's side of the channel: fetch a version, hand out its tensors, prove that it stayed whole."""
+    """One generator rank's side: its own copy of its bytes of one version, fetched while the engine goes on."""
 
-    def __init__(self, handles: list[RegionHandle], transport: Transport):
-        self.handles, self.transport = handles, transport
-        self.dtype = getattr(torch, handles[0].dtype)
-        self._regions = [self._open(handle) for handle in handles]
-        self._parts: dict[str, list[tuple[int, Chunk]]] = {}
-        for index, handle in enumerate(handles):
-            for chunk in handle.chunks:
-                self._parts.setdefault(chunk.name, []).append((index, chunk))
+    def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 2):
+        self.plan, self._threads = setup.plan, threads
+        self._sources = {
+            handle.rank: open_source(handle, transport)
+            for handle, transport in zip(setup.regions, setup.transports, strict=True)
+        }
+        on_gpu = all(transport in ("cuda_ipc", "rdma_ibverbs") for transport in setup.transports)
+        self.buffer = torch.zeros(self.plan.nbytes, dtype=torch.uint8, device=device if on_gpu else "cpu")
+        self.held: int | None = None
+        """The version in ``buffer``, if it is a whole one."""
+        self.bytes_read = 0
+        """In all fetches so far."""
 
-    def _open(self, handle: RegionHandle) -> _Region:
-        size = _HEADER_BYTES + _NUM_SLOTS * handle.slot_bytes
-        if self.transport == "rdma":
-            return _Region(bytearray(size), handle.slot_bytes)
-        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
-            return _Region(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), handle.slot_bytes)
+    async def fetch(self, version: int, timeout: float) -> None:
+        """Bring a version here, whole. A half-written one is waited for; what is torn is read again.
 
-    async def fetch(self, version: WeightVersion, timeout: float) -> None:
-        """Bring the bytes here (nothing to do in shared memory), and check that they are that version, whole."""
-        if self.transport == "rdma":
-            for handle, region in zip(self.handles, self._regions, strict=True):
-                await self._read_remote(handle, region, version.slot, timeout)
-        await asyncio.to_thread(self._check_whole, version)
+        Errors: TornRead if it was superseded, or still not whole after ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            await self._await_stamps(version, deadline)
+            self.held = None
+            try:
+                await self._read_all(version % NUM_SLOTS, deadline - time.monotonic())
+                await self._await_stamps(version, time.monotonic())
+                break
+            except TornRead:
+                if time.monotonic() > deadline:
+                    raise
+        self.bytes_read += sum(read.nbytes for read in self.plan.reads)
+        self.held = version
 
-    def _check_whole(self, version: WeightVersion) -> None:
-        self._check_stamps(version)
-        for handle, region, checksum in zip(self.handles, self._regions, version.checksums, strict=True):
-            if _checksum(region.slot(version.slot)) != checksum:
-                raise TornRead(f"weights version {version.version} of trainer rank {handle.rank} fail their checksum")
+    async def _await_stamps(self, version: int, deadline: float) -> None:
+        pause = _FIRST_POLL
+        for rank, source in self._sources.items():
+            while True:
+                await source.refresh(max(deadline - time.monotonic(), 1.0))
+                stamp = int(source.header.stamps[version % NUM_SLOTS])
+                if stamp == version:
+                    break
+                if stamp > version:
+                    raise Superseded(f"trainer rank {rank} has version {stamp} where {version} was asked for")
+                if time.monotonic() >= deadline:
+                    raise TornRead(f"trainer rank {rank} has not finished version {version}")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_POLL)
 
-    @staticmethod
-    async def _read_remote(handle: RegionHandle, region: _Region, slot: int, timeout: float) -> None:
-        header, *slots = handle.remote
-        await slots[slot].read_into(region.slot(slot), timeout=math.ceil(timeout))
-        await header.read_into(region.bytes[:_HEADER_BYTES], timeout=math.ceil(timeout))
+    async def _read_all(self, slot: int, timeout: float) -> None:
+        reads = [(self._sources[read.holder], read) for read in self.plan.reads]
+        remote = [(source, read) for source, read in reads if isinstance(source, Rdma)]
+        for source in dict.fromkeys(source for source, _ in remote):
+            await source.fetch(slot, [read for s, read in remote if s is source], self.buffer, max(timeout, 1.0))
 
-    def _check_stamps(self, version: WeightVersion) -> None:
-        for handle, region in zip(self.handles, self._regions, strict=True):
-            stamp = int(region.stamps[version.slot])
-            if stamp != version.version:
-                raise TornRead(
-                    f"trainer rank {handle.rank} holds version {stamp} where {version.version} was announced"
-                )
+        def work(share: list[tuple[Source, Read]]) -> None:
+            for source, read in share:
+                (source.check if isinstance(source, Rdma) else source.copy)(slot, read, self.buffer)
 
-    def tensors(self, version: WeightVersion) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors by Hugging Face name; views of the mapping where one rank holds all rows."""
-        for name, parts in self._parts.items():
-            views = [
-                _chunk_view(self._regions[index].slot(version.slot), chunk, self.dtype)
-                for index, chunk in sorted(parts, key=lambda part: part[1].row)
-            ]
-            yield name, views[0] if len(views) == 1 else torch.cat(views)
+        await asyncio.gather(*(asyncio.to_thread(work, share) for share in share_out(reads, self._threads)))
 
-    def confirm(self, version: WeightVersion) -> None:
-        """After the last byte was used. Errors: TornRead if the slot was written to meanwhile."""
-        self._check_stamps(version)
+    def pieces(self) -> Iterator[tuple[str, Box, Box, torch.Tensor]]:
+        """(tensor name, the need that it belongs to, its box, values) of all that was fetched."""
+        for base, segment in self.plan.segments:
+            for placed in segment.placed():
+                yield placed.name, placed.piece.need, placed.piece.box, piece_view(self.buffer, base, placed)
+
+
+class Superseded(TornRead):
+    """A newer version is in the place of the one that was asked for: it will not come back."""

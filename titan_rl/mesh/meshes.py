@@ -6,7 +6,9 @@ Monarch's supervision is tuned before its import, so this module is the only one
 import asyncio
 import os
 import signal
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +21,8 @@ from monarch.config import configure
 from titan_rl.config import Config
 from titan_rl.episode import Sampling
 from titan_rl.mesh import processes
-from titan_rl.mesh.channel import WeightVersion, choose_transport
+from titan_rl.mesh.batches import LaidRows
+from titan_rl.mesh.calls import call_all, gather
 from titan_rl.mesh.placement import (
     available_cores,
     generator_environment,
@@ -27,11 +30,14 @@ from titan_rl.mesh.placement import (
     trainer_environment,
     verifier_environment,
 )
+from titan_rl.mesh.router import Router
+from titan_rl.mesh.transports import RDMA
 from titan_rl.mesh.waiting import within
+from titan_rl.mesh.weight_sync import WeightSync
 from titan_rl.model.device import DEVICE_TYPE
 from titan_rl.model.spec import longest_rollout
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import Group, Prompt
+from titan_rl.types import EngineStatistics, Group, Prompt
 
 ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
 """Generators are needed by verifiers; a trainer stands alone."""
@@ -72,7 +78,11 @@ class Meshes:
         self._mark = processes.new_mark()
         self._fault: asyncio.Future[str] | None = None
         self._proc_meshes = []
-        self._groups_at = {"verifier": [0] * config.verifier.procs, "replica": [0] * config.generator.replicas}
+        self.router = Router(config.generator.replicas)
+        self._verifiers = Router(config.verifier.procs)
+        self.say: Callable[[str], None] = print
+        """Where a replica's failure is told."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="titan_rl_")
 
     async def start(self) -> None:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError; whatever an actor raises."""
@@ -85,14 +95,15 @@ class Meshes:
             get_proc_state_max_idle="3s",
             cleanup_timeout="500ms",
             enable_log_forwarding=False,
-            rdma_allow_tcp_fallback=True,
+            rdma_allow_tcp_fallback=self.config.mesh.transport != "rdma_ibverbs",
+            rdma_disable_ibverbs=self.config.mesh.transport == "rdma_tcp",
             rdma_tcp_fallback_parallelism=1,
             rdma_max_chunk_size_mb=16,
         )
         self._watch_faults()
         config = self.config
         threads = share_cores(
-            available_cores(), self.world_size, config.generator.replicas, alternating=config.rollout.max_staleness == 0
+            available_cores(), self.world_size, self._num_generator_ranks, alternating=config.rollout.max_staleness == 0
         )
         starts = []
         if "trainer" in self.parts:
@@ -101,9 +112,9 @@ class Meshes:
             starts.append(self._start_trainer())
         if "generators" in self.parts:
             environment = generator_environment(threads, DEVICE_TYPE == "cpu")
-            arguments = (config.generator, self.model_path, self.max_tokens)
+            ranks, arguments = config.generator.tensor_parallel, (config.generator, self.model_path, self.max_tokens)
             self.generators = [
-                self._spawn(f"generator{replica}", 1, environment, Generator, self.logs, replica, *arguments)
+                self._spawn(f"generator{replica}", ranks, environment, Generator, self.logs, replica, *arguments)
                 for replica in range(config.generator.replicas)
             ]
             starts.append(self._start_generators())
@@ -127,21 +138,29 @@ class Meshes:
         for point, pid in (await self.trainer.start.call(address)).items():
             self.pids[pid] = f"trainer rank {point.rank}"
 
+    @property
+    def _num_generator_ranks(self) -> int:
+        return self.config.generator.replicas * self.config.generator.tensor_parallel
+
     async def _start_generators(self) -> None:
-        pids = await asyncio.gather(*(generator.start.call_one() for generator in self.generators))
-        self.pids |= {pid: f"generator {replica}" for replica, pid in enumerate(pids)}
+        replicas = await gather(
+            *(
+                call_all(generator.start, str(Path(self._scratch.name) / f"generator{replica}"))
+                for replica, generator in enumerate(self.generators)
+            )
+        )
+        for replica, pids in enumerate(replicas):
+            for rank, pid in enumerate(pids):
+                self.pids[pid] = f"generator {replica}" + (f" rank {rank}" if len(pids) > 1 else "")
 
     async def _start_verifiers(self) -> None:
-        for point, (pid, scorer_pid) in (await self.verifiers.start.call(self.generators)).items():
-            self.pids[pid], self.pids[scorer_pid] = f"verifier {point.rank}", f"scorer {point.rank}"
+        leaders = [generator.slice(ranks=0) for generator in self.generators]
+        for rank, (pid, scorer_pid) in enumerate(await call_all(self.verifiers.start, leaders)):
+            self.pids[pid], self.pids[scorer_pid] = f"verifier {rank}", f"scorer {rank}"
 
     async def _connect(self) -> None:
-        host = await self.trainer.slice(ranks=0).host.call_one()
-        others = await _gather([generator.host.call_one() for generator in self.generators])
-        elsewhere = next((other for other in others if other != host), host)
-        self.transport = choose_transport(self.config.mesh.transport, host, elsewhere)
-        regions = list((await self.trainer.open_region.call(self.transport)).values())
-        await asyncio.gather(*(g.connect.call_one(regions, self.transport) for g in self.generators))
+        self.weights = WeightSync(self.trainer, self.generators, self.router, self.say)
+        await self.weights.connect(self.config.mesh.transport)
 
     # faults
 
@@ -177,51 +196,46 @@ class Meshes:
     # what the loop asks for
 
     async def train(self, rows: list[list], has_signal: bool):
-        """One optimizer step: each rank gets its own rows. StepMetrics."""
-        calls = [
-            self.trainer.slice(ranks=rank).train.call_one(rank_rows, has_signal) for rank, rank_rows in enumerate(rows)
-        ]
-        results = await self.guard(self.config.mesh.step_timeout, "training a batch", _gather(calls))
-        return results[0]
+        """One optimizer step; ``rows[group]``. StepMetrics."""
+        with self._lay_down(rows) as handles:
+            call = call_all(self.trainer.train, handles, has_signal)
+            return (await self.guard(self.config.mesh.step_timeout, "training a batch", call))[0]
 
     async def warm_up(self, batches: list[list[list]]) -> list[float]:
-        """Supervised steps; ``batches[i][rank]`` are rows. The losses."""
-        calls = [
-            self.trainer.slice(ranks=rank).warm_up.call_one([rows[rank] for rows in batches])
-            for rank in range(self.world_size)
-        ]
-        return (await self.guard(self.config.mesh.step_timeout, "warming up", _gather(calls)))[0]
+        """Supervised steps; ``batches[i][group]`` are rows. The losses."""
+        with self._lay_down([list(steps) for steps in zip(*batches, strict=True)]) as handles:
+            call = call_all(self.trainer.warm_up, handles)
+            return (await self.guard(self.config.mesh.step_timeout, "warming up", call))[0]
 
-    async def sync_weights(self, version: int) -> list:
-        """Publish a version and have every generator apply it; each one's EngineStatistics of the version before."""
+    def _lay_down(self, rows: list[list]) -> LaidRows:
+        return LaidRows(rows, over_rdma=self.config.mesh.transport in RDMA)
+
+    async def publish(self, version: int) -> None:
+        """The trainer's part of a new version; the one before must be delivered."""
+        what = f"publishing weights version {version}"
+        await self.guard(self.config.mesh.step_timeout, what, self.weights.publish(version))
+
+    async def deliver(self, version: int) -> list[EngineStatistics]:
+        """Have every replica take a published version; each engine's statistics of the version before."""
         timeout = self.config.mesh.step_timeout
-        checksums = await self.guard(
-            timeout, f"publishing weights version {version}", _call(self.trainer.publish, version)
-        )
-        announced = WeightVersion(version, tuple(checksums))
-        updates = _gather([g.update.call_one(announced, timeout) for g in self.generators])
-        return await self.guard(timeout, f"updating generators to version {version}", updates)
+        what = f"updating generators to version {version}"
+        return await self.guard(timeout, what, self.weights.deliver(version, timeout))
 
-    async def take_statistics(self) -> list:
+    async def take_statistics(self) -> list[EngineStatistics]:
         """Each engine's statistics since its last update; they start anew."""
-        calls = _gather([g.take_statistics.call_one() for g in self.generators])
+        leaders = (self.generators[replica].slice(ranks=0) for replica in self.router.healthy)
+        calls = gather(*(leader.take_statistics.call_one() for leader in leaders))
         return await self.guard(self.config.mesh.step_timeout, "asking generators for statistics", calls)
 
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
         """Sample and score a prompt, on the verifier and the replica that have the fewest groups."""
-        with self._least_busy("verifier") as verifier, self._least_busy("replica") as replica:
+        with self._verifiers.choose() as verifier, self.router.choose() as replica:
             call = self.verifiers.slice(ranks=verifier).run_group.call_one(prompt, sampling, replica)
-            return await self.guard(self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}", call)
-
-    @contextmanager
-    def _least_busy(self, kind: str):
-        groups_at = self._groups_at[kind]
-        chosen = groups_at.index(min(groups_at))
-        groups_at[chosen] += 1
-        try:
-            yield chosen
-        finally:
-            groups_at[chosen] -= 1
+            group = await self.guard(self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}", call)
+        if group.replica_failure:
+            self.say(f"generator {replica} failed and gets no more work: {group.replica_failure}")
+            self.router.take_out(replica, group.replica_failure.strip().splitlines()[-1])
+        return group
 
     async def demonstrate(self, prompts: list) -> list:
         call = self.verifiers.slice(ranks=0).demonstrate.call_one(prompts)
@@ -229,7 +243,7 @@ class Meshes:
 
     async def call_trainer(self, endpoint: str, *arguments) -> None:
         """All ranks: ``save_checkpoint``, ``load_checkpoint`` or ``save_hf``."""
-        call = _call(getattr(self.trainer, endpoint), *arguments)
+        call = call_all(getattr(self.trainer, endpoint), *arguments)
         await self.guard(self.config.mesh.step_timeout, f"trainer {endpoint}", call)
 
     async def stop(self) -> None:
@@ -242,17 +256,7 @@ class Meshes:
         while (left := processes.running(self._mark)) and time.monotonic() < deadline:
             processes.kill(left)
             await asyncio.sleep(0.05)
-
-
-async def _gather(calls: list) -> list:
-    async def wait(call):
-        return await call
-
-    return await asyncio.gather(*(wait(call) for call in calls))
-
-
-async def _call(endpoint, *arguments) -> list:
-    return list((await endpoint.call(*arguments)).values())
+        self._scratch.cleanup()
 
 
 async def _stop(mesh) -> None:

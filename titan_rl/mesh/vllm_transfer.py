@@ -1,13 +1,21 @@
 """The channel as a vLLM weight-transfer backend, registered under its own name.
 
-vLLM repacks linear weights after loading (on a CPU it leaves empty parameters behind), so every update goes
-through its layerwise reload.
+``record_needs`` asks a worker what it stores; the plan is made from that; ``init_weight_transfer_engine`` gives each
+worker its part of the plan; and from then on an update is a version number. A worker that has not fetched the version
+yet does so itself; titan_rl's generators fetch while the engine goes on, so that only the apply stops it.
+
+vLLM repacks weights after loading (on a CPU it leaves empty parameters behind), so each module is filled anew and
+goes through vLLM's own processing, one after the other.
 """
 
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -15,30 +23,69 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
-from titan_rl.mesh.channel import WeightReader, WeightVersion
+from titan_rl.mesh.channel import ReaderSetup, WeightReader
+from titan_rl.mesh.plan import Box
+from titan_rl.mesh.vllm_recording import Recorded, Target, record
 
 BACKEND = "titan_rl"
+_FETCH_SECONDS = 600.0
 
 
 @dataclass(kw_only=True)
 class ChannelInit(WeightTransferInitInfo):
-    reader: Any
-    """A WeightReader: the engine runs in this process."""
+    setups: dict[int, ReaderSetup]
+    """By tensor-parallel rank; a worker's own is enough."""
 
 
 @dataclass(kw_only=True)
 class ChannelUpdate(WeightTransferUpdateInfo):
-    version: Any
-    """A WeightVersion that the reader has fetched."""
+    version: int
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """Values of the reader's buffer, and the part of a parameter that they fill."""
+
+    target: Target
+    need: Box
+    box: Box
+    values: torch.Tensor
+
+    def run(self, module: torch.nn.Module) -> None:
+        parameter = getattr(module, self.target.parameter).data
+        view = parameter.as_strided(self.need.size, self.target.stride, self.target.offset)
+        view[self.box.within(self.need)].copy_(self.values)
 
 
 class ChannelEngine(WeightTransferEngine):
     init_info_cls, update_info_cls = ChannelInit, ChannelUpdate
+    supports_draft_weight_update = False
     reader: WeightReader
+    recorded: list[Recorded]
+
+    def record_needs(self, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
+        """What this worker stores of the checkpoint's tensors (name, shape)."""
+        self.recorded = record(self.model, checkpoint)
+        return self.recorded
 
     def init_transfer_engine(self, init_info: ChannelInit) -> None:
-        self.reader = init_info.reader
+        self.reader = WeightReader(init_info.setups[get_tensor_model_parallel_rank()], self.device)
+        targets: dict[tuple[str, Box], list[Target]] = defaultdict(list)
+        for copy in self.recorded:
+            targets[copy.name, copy.box].append(copy.target)
+        self._fills: dict[str, list[_Fill]] = defaultdict(list)
+        for name, need, box, values in self.reader.pieces():
+            for target in targets[name, need]:
+                self._fills[target.module].append(_Fill(target, need, box, values))
+
+    @property
+    def bytes_stored(self) -> int:
+        """Of the parameters that the channel fills, each once."""
+        boxes = {(copy.target.module, copy.target.parameter, copy.target.offset): copy for copy in self.recorded}
+        return sum(copy.box.numel * getattr(torch, copy.dtype).itemsize for copy in boxes.values())
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -47,8 +94,25 @@ class ChannelEngine(WeightTransferEngine):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: ChannelUpdate) -> None:
-        version: WeightVersion = update_info.version
-        self.model.load_weights(self.reader.tensors(version))
+        """Errors: TornRead if the version cannot be had whole; the model is then beyond use."""
+        if self.reader.held != update_info.version:
+            asyncio.run(self.reader.fetch(update_info.version, _FETCH_SECONDS))
+        for path, module in self.model.named_modules():
+            if fills := self._fills.get(path):
+                self._fill(module, fills)
+
+    def _fill(self, module: torch.nn.Module, fills: list[_Fill]) -> None:
+        info = get_layerwise_info(module)
+        materialize_layer(module, info)
+        filled: dict[str, int] = defaultdict(int)
+        for fill in fills:
+            filled[fill.target.parameter] += fill.values.numel()
+        for name, count in filled.items():
+            if count < (parameter := getattr(module, name)).numel():
+                parameter.data.zero_()  # a padded vocabulary
+        for fill in fills:
+            fill.run(module)
+        _layerwise_process(module, info)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -77,3 +141,8 @@ def _repack_tied(model: torch.nn.Module) -> None:
 def register() -> None:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
+
+
+def transfer_engine(worker) -> ChannelEngine:
+    """For ``collective_rpc``: a worker's end of the channel."""
+    return worker.weight_transfer_engine

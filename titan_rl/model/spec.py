@@ -1,4 +1,4 @@
-"""A Hugging Face config.json becomes a TorchTitan model: Llama and Qwen3, dense.
+"""A Hugging Face config.json becomes a TorchTitan model: Llama, Qwen3 and Qwen3-MoE.
 
 Parameters keep Hugging Face's shapes and row order (separate q, k and v; half-rotated rope), so a tensor of the
 file is a parameter of the model under another name.
@@ -12,6 +12,7 @@ import titan_rl.model.device  # noqa: F401  # isort: skip  (before any other tor
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common import Embedding, Linear, RMSNorm
@@ -26,6 +27,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import AutoConfig, PreTrainedConfig
 
 from titan_rl.model.attention import AttentionPlan, PackedAttention
+from titan_rl.model.moe import moe_config
 from titan_rl.model.rope import rope_config
 
 # weights always come from a file, so nothing is initialized
@@ -39,33 +41,69 @@ class Float32Head(Linear):
     class Config(Linear.Config):
         pass
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(hidden.float(), self.weight.float())
+    # TorchTitan's sharding declaration names the argument
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input.float(), self.weight.float())
 
 
 class PackedDecoder:
-    """A TorchTitan decoder that projects only the chosen positions onto the vocabulary."""
+    """A TorchTitan decoder, or a pipeline stage of one, that projects only the chosen positions onto the vocabulary.
 
-    def forward(self, tokens_BL, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None):
-        """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary]."""
-        hidden = self.tok_embeddings(tokens_BL)
+    What goes in and comes out are plain tensors: under TP, a stage passes on its rank's part of the sequence and the
+    last one gives back the logits of its rank's part of the vocabulary.
+    """
+
+    tp_mesh = None
+
+    def parallelize(self, parallel_dims) -> None:
+        super().parallelize(parallel_dims)
+        self.tp_mesh = parallel_dims.get_optional_mesh("tp")
+        if self.enable_weight_tying:
+            # sharding replaced both; they must be one again before FSDP takes them
+            self.tok_embeddings.weight = self.lm_head.weight
+
+    def forward(self, inputs, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None):
+        """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary].
+
+        ``inputs`` are tokens [B, L], or what the stage before gave.
+        """
+        hidden = self._enter(inputs)
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
-        if logit_index_S is not None:
-            hidden = hidden.flatten(0, 1).index_select(0, logit_index_S)
-        return self.lm_head(self.norm(hidden))
+        if self.lm_head is None:
+            return _local(hidden)
+        if self.tp_mesh is not None:
+            hidden = _local(self.norm(hidden))  # the norm gathers the sequence
+            return _local(self.lm_head(_select(hidden, logit_index_S)))
+        return self.lm_head(self.norm(_select(hidden, logit_index_S)))
+
+    def _enter(self, inputs):
+        if self.tok_embeddings is not None:
+            return self.tok_embeddings(inputs)
+        if self.tp_mesh is None:
+            return inputs
+        placement = Shard(1) if self.config.sequence_parallel else Replicate()
+        return DTensor.from_local(inputs, self.tp_mesh, [placement], run_check=False)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _select(hidden_BLD: torch.Tensor, index_S: torch.Tensor | None) -> torch.Tensor:
+    return hidden_BLD if index_S is None else hidden_BLD.flatten(0, 1).index_select(0, index_S)
 
 
 class PackedLlama(PackedDecoder, Llama3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):
-        pass
+        sequence_parallel: bool = True
 
 
 class PackedQwen3(PackedDecoder, Qwen3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
-        pass
+        sequence_parallel: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,11 +114,13 @@ class Family:
     block: type
     parallelize: object
     qk_norm: bool
+    experts: bool = False
 
 
 FAMILIES = {
     "llama": Family(PackedLlama, Llama3TransformerBlock, parallelize_llama, qk_norm=False),
     "qwen3": Family(PackedQwen3, Qwen3TransformerBlock, parallelize_qwen3, qk_norm=True),
+    "qwen3_moe": Family(PackedQwen3, Qwen3TransformerBlock, parallelize_qwen3, qk_norm=True, experts=True),
 }
 
 
@@ -94,6 +134,8 @@ def read_hf_config(path: str | Path) -> PreTrainedConfig:
         ("mlp_bias", False),
         ("hidden_act", "silu"),
         ("use_sliding_window", False),
+        ("mlp_only_layers", []),
+        ("decoder_sparse_step", 1),
     ):
         if getattr(hf, key, wanted) != wanted:
             raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")
@@ -130,7 +172,10 @@ def model_config(hf: PreTrainedConfig):
                 rope=rope,
                 qk_norm=norm(head_dim) if family.qk_norm else None,
             ),
-            feed_forward=make_ffn_config(
+            moe=moe_config(hf) if family.experts else None,
+            feed_forward=None
+            if family.experts
+            else make_ffn_config(
                 dim=dim, hidden_dim=hf.intermediate_size, w1_param_init=_FROM_FILE, w2w3_param_init=_FROM_FILE
             ),
         )
@@ -156,13 +201,14 @@ def model_spec(path: str | Path) -> ModelSpec:
         parallelize_fn=FAMILIES[hf.model_type].parallelize,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
-        # the names are Qwen3's for both, and its adapter leaves the row order alone
+        # the names are Qwen3's for all, and its adapter leaves the row order alone
         state_dict_adapter=Qwen3StateDictAdapter,
     )
 
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
     """Let TorchTitan fill in the sharding declarations of the model config."""
+    spec.model.sequence_parallel = parallelism.enable_sequence_parallel
     spec.model.update_from_config(
         config=SimpleNamespace(
             parallelism=parallelism,

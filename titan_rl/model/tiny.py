@@ -3,28 +3,42 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from titan_rl.model.tokenizer import character_tokenizer
 
-_ARCHITECTURES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+_ARCHITECTURES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
 
 
-def make_tiny(
-    out: str | Path,
+def tiny_config(
     *,
-    seed: int,
     architecture: str = "llama",
     hidden_size: int = 128,
     num_layers: int = 4,
     tie_word_embeddings: bool = True,
     rope_parameters: dict | None = None,
-) -> PreTrainedModel:
-    """Write a randomly initialized model (0.8 M parameters as it stands) with a character tokenizer to ``out``."""
+) -> PreTrainedConfig:
     tokenizer = character_tokenizer()
-    config_class, model_class = _ARCHITECTURES[architecture]
-    config = config_class(
+    experts = {}
+    if architecture == "qwen3_moe":
+        experts = dict(
+            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=hidden_size // 2, norm_topk_prob=True
+        )
+    return _ARCHITECTURES[architecture][0](
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -38,11 +52,20 @@ def make_tiny(
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **experts,
     )
+
+
+def make_tiny(out: str | Path, *, seed: int, architecture: str = "llama", **settings) -> PreTrainedModel:
+    """Write a randomly initialized model (0.8 M parameters as it stands) with a character tokenizer to ``out``.
+
+    ``settings`` are ``tiny_config``'s.
+    """
+    config = tiny_config(architecture=architecture, **settings)
     disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = _ARCHITECTURES[architecture][1](config)
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    character_tokenizer().save_pretrained(out)
     return model

@@ -1,0 +1,65 @@
+"""The ranks of a tensor-parallel engine do the same things in the same order: rank 0 decides, the others follow."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+HEARTBEAT_SECONDS = 5.0
+"""Rank 0 is heard from at least this often; a rank that hears nothing for much longer gives up."""
+_TIMEOUT = timedelta(seconds=12 * HEARTBEAT_SECONDS)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A method of the engine and its arguments; what all ranks run between two steps."""
+
+    name: str
+    arguments: tuple = ()
+
+
+class Lockstep:
+    """The process group must be up; all ranks construct it together."""
+
+    def __init__(self, num_ranks: int):
+        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT) if num_ranks > 1 else None
+        self.is_leader = self._group is None or dist.get_rank(self._group) == 0
+
+    def share(self, commands: list[Command]) -> None:
+        """Rank 0 tells all others."""
+        if self._group is None:
+            return
+        data = pickle.dumps(commands) if commands else b""
+        dist.broadcast(torch.tensor([len(data)]), 0, self._group)
+        if data:
+            dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, self._group)
+
+    def receive(self) -> list[Command]:
+        """The others hear from rank 0. Errors: RuntimeError if it is gone or silent."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(size, 0, self._group)
+        if not int(size):
+            return []
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, 0, self._group)
+        return pickle.loads(data.numpy().tobytes())
+
+    def together(self, run: Callable):
+        """Run something on every rank. Errors: its own; RuntimeError if it failed on another rank."""
+        failure: BaseException | None = None
+        result = None
+        try:
+            result = run()
+        except Exception as error:  # the others wait to hear of it
+            failure = error
+        if self._group is not None:
+            failed = torch.tensor([int(failure is not None)])
+            dist.all_reduce(failed, group=self._group)
+            if int(failed) and failure is None:
+                raise RuntimeError("another rank of this engine failed")
+        if failure is not None:
+            raise failure
+        return result

@@ -1,0 +1,62 @@
+"""Qwen3-MoE's experts: TorchTitan's, computed in the model's own dtype.
+
+TorchTitan multiplies experts in bf16 always; in fp32 the trainer could not agree with the generator. The router is
+Qwen3's: softmax over all experts, then the best few, normalized if config.json says so. There is no load-balancing
+bias and no auxiliary loss: reinforcement learning must not move weights for another reason than the reward.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common.config_utils import make_moe_config, make_routed_experts_config, make_router_config
+from torchtitan.models.common.moe import GroupedExperts, MoE
+from torchtitan.models.common.param_init import skip_param_init
+from transformers import PreTrainedConfig
+
+
+class Experts(GroupedExperts):
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """``x_RD`` in the order of the experts, R tokens of them in all."""
+        w1_EFD, w2_EDF, w3_EFD = (
+            (w.to_local() if isinstance(w, DTensor) else w).to(x_RD.dtype)
+            for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )
+        if x_RD.is_cuda and x_RD.dtype == torch.bfloat16:
+            ends_E = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+
+            def multiply(a_RK, w_ENK):
+                return torch._grouped_mm(a_RK, w_ENK.transpose(-2, -1), offs=ends_E)
+        else:
+            counts = num_tokens_per_expert_E.tolist()
+
+            def multiply(a_RK, w_ENK):
+                return torch.cat([F.linear(a, w) for a, w in zip(a_RK.split(counts), w_ENK.unbind(), strict=True)])
+
+        return multiply(F.silu(multiply(x_RD, w1_EFD)) * multiply(x_RD, w3_EFD), w2_EDF)
+
+
+def moe_config(hf: PreTrainedConfig) -> MoE.Config:
+    """TorchTitan's config of a layer's experts."""
+    sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.num_experts)
+    routed = make_routed_experts_config(**sizes, top_k=hf.num_experts_per_tok, param_init={}, comm_backend="standard")
+    from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
+    routed.inner_experts = Experts.Config(**sizes, param_init=from_file)
+    return make_moe_config(
+        num_experts=hf.num_experts,
+        router=make_router_config(
+            dim=hf.hidden_size,
+            num_experts=hf.num_experts,
+            gate_param_init={"weight": skip_param_init},
+            top_k=hf.num_experts_per_tok,
+            score_func="softmax",
+            route_norm=hf.norm_topk_prob,
+        ),
+        routed_experts=routed,
+        load_balance_coeff=None,
+    )

@@ -1,0 +1,89 @@
+"""A rank's pipeline stages, driven by PyTorch's schedules.
+
+Rows differ from step to step in number and length, so each shape gets a schedule of its own; what stages exchange is
+told beforehand, so that none has to be tried out. Gradients are sums (weights carry all normalization), so nothing
+is scaled. The loss sees each microbatch's output with the microbatch's number.
+
+Dimensions: B = 1 row a microbatch, L tokens of a row (of this rank's part of it under sequence parallel), D features.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+
+class Pipeline:
+    def __init__(
+        self,
+        modules: dict[int, torch.nn.Module],
+        num_stages: int,
+        *,
+        schedule: str,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        hidden_dtype: torch.dtype,
+    ):
+        """``modules``: this rank's stages by their number in the whole pipeline."""
+        self.modules, self.num_stages = modules, num_stages
+        self.schedule_class, self.group, self.device = get_schedule_class(schedule), group, device
+        self.hidden_dtype = hidden_dtype
+        self._built: tuple | None = None
+
+    @property
+    def has_first(self) -> bool:
+        return 0 in self.modules
+
+    @property
+    def has_last(self) -> bool:
+        return self.num_stages - 1 in self.modules
+
+    def _stage(self, index: int, tokens_BL: torch.Tensor, hidden_shape: tuple[int, int, int]) -> PipelineStage:
+        hidden_BLD = torch.empty(hidden_shape, dtype=self.hidden_dtype, device="meta", requires_grad=True)
+        return PipelineStage(
+            self.modules[index],
+            index,
+            self.num_stages,
+            self.device,
+            input_args=torch.empty_like(tokens_BL, device="meta") if index == 0 else hidden_BLD,
+            output_args=hidden_BLD,  # the last stage's own is sent nowhere
+            group=self.group,
+        )
+
+    def _build(self, tokens_BL: torch.Tensor, hidden_shape: tuple[int, int, int], num_microbatches: int):
+        stages = [self._stage(index, tokens_BL, hidden_shape) for index in sorted(self.modules)]
+        several = issubclass(self.schedule_class, PipelineScheduleMulti)
+        schedule = self.schedule_class(
+            stages if several else stages[0], num_microbatches, loss_fn=self._compute_loss, scale_grads=False
+        )
+        for stage in stages:
+            stage.has_backward = True
+        return stages, schedule
+
+    def _compute_loss(self, output: torch.Tensor, microbatch: torch.Tensor) -> torch.Tensor:
+        return self._loss(output, int(microbatch))
+
+    def forward_backward(
+        self,
+        tokens: list[torch.Tensor],
+        keywords: list[dict],
+        hidden_shape: tuple[int, int, int],
+        loss: Callable[[torch.Tensor, int], torch.Tensor],
+    ) -> None:
+        """Add up the gradients of all microbatches, whose tokens [B, L] must be of one shape."""
+        key = (len(tokens), tokens[0].shape)
+        if self._built is None or self._built[0] != key:
+            self._built = key, *self._build(tokens[0], hidden_shape, len(tokens))
+        _, stages, schedule = self._built
+        self._loss = loss
+        for stage in stages:
+            stage.clear_runtime_states()
+        # step() would cut one batch into microbatches, but a plan of attention cannot be cut
+        schedule._step_microbatches(
+            [(t,) for t in tokens] if self.has_first else None,
+            keywords,
+            [torch.tensor(index) for index in range(len(tokens))] if self.has_last else None,
+            return_outputs=False,
+        )
