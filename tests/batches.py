@@ -8,9 +8,7 @@ from titan_rl.types import Batch, Provenance, Sample
 VOCABULARY = 90
 
 
-def batch_of(
-    seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scale: float = 1.0, **layout: int
-) -> Batch:
+def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scale: float = 1.0, **layout: int) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.

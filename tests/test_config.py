@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import tomli
 
+from titan_rl.checks import check_model
 from titan_rl.config import OUR_SECTIONS, Config, ConfigError, as_dict, load_config, parse_overrides
+from titan_rl.model.layout import check_layout
+from titan_rl.model.tiny import make_tiny, tiny_config
 from titan_rl.tasks.base import make_task
 from titan_rl.titan_config import build_titan
 
@@ -174,10 +177,110 @@ def test_combinations_that_cannot_be(arguments, words):
 
 
 @pytest.mark.parametrize(
-    "kind", ["data_parallel_replicate", "tensor_parallel", "pipeline_parallel", "context_parallel"]
+    ("setting", "word"),
+    [
+        ("context_parallel_degree=2", "kernel"),
+        ("spmd_backend=full_dtensor", "partial_dtensor"),
+        ("pipeline_parallel_microbatch_size=2", "no effect"),
+        ("pipeline_parallel_schedule=GPipe", "1F1B"),
+        ("pipeline_parallel_layers_per_stage=0", "at least 1"),
+        ("pipeline_parallel_first_stage_less_layers=-1", "at least 0"),
+        ("data_parallel_shard_degree=-1", "at least 1"),
+        ("data_parallel_replicate_degree=0", "at least 1"),
+        ("tensor_parallel_degree=0", "at least 1"),
+        ("expert_parallel_degree=2", "data_parallel_shard_degree"),
+    ],
 )
-def test_layouts_that_are_not_trained_are_refused(kind):
-    assert f"parallelism.{kind}_degree" in mistake(f"--parallelism.{kind}_degree=2")
+def test_layouts_that_are_not_trained_are_refused_with_the_reason(setting, word):
+    line = mistake(f"--parallelism.{setting}")
+    assert f"parallelism.{setting.partition('=')[0]}" in line and word in line
+
+
+def parallelism(**settings):
+    return build_titan(load(*(f"--parallelism.{name}={value}" for name, value in settings.items()))).parallelism
+
+
+UNTIED = dict(tie_word_embeddings=False)
+MOE = dict(architecture="qwen3_moe", tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "words"),
+    [
+        ({}, dict(tensor_parallel_degree=3), ["tensor_parallel_degree = 3", "num_attention_heads = 4"]),
+        ({}, dict(tensor_parallel_degree=4), ["tensor_parallel_degree = 4", "num_key_value_heads = 2"]),
+        ({}, dict(tensor_parallel_degree=2), []),
+        ({}, dict(pipeline_parallel_degree=2), ["pipeline_parallel_degree = 2", "tie_word_embeddings"]),
+        (UNTIED, dict(pipeline_parallel_degree=4), []),
+        (UNTIED, dict(pipeline_parallel_degree=5), ["pipeline_parallel_degree = 5", "5 stages of 4 layers"]),
+        (
+            UNTIED,
+            dict(pipeline_parallel_degree=3, pipeline_parallel_schedule="Interleaved1F1B"),
+            ["pipeline_parallel_degree = 3", "6 stages of 4 layers"],
+        ),
+        (
+            UNTIED,
+            dict(pipeline_parallel_degree=2, pipeline_parallel_layers_per_stage=2),
+            ["pipeline_parallel_schedule = '1F1B'", "wants 2 stages", "there are 3"],
+        ),
+        (UNTIED, dict(pipeline_parallel_degree=2, pipeline_parallel_layers_per_stage=3), []),
+        (
+            UNTIED,
+            dict(pipeline_parallel_degree=2, pipeline_parallel_first_stage_less_layers=9),
+            ["pipeline_parallel_first_stage_less_layers = 9"],
+        ),
+        (
+            UNTIED,
+            dict(pipeline_parallel_degree=2, module_fqns_per_model_part=[["tok_embeddings", "layers.0"], ["lm_head"]]),
+            ["module_fqns_per_model_part"],
+        ),
+        ({}, dict(expert_parallel_degree=2, data_parallel_shard_degree=2), ["expert_parallel_degree = 2", "dense"]),
+        (
+            MOE,
+            dict(expert_parallel_degree=3, data_parallel_shard_degree=3),
+            ["expert_parallel_degree = 3", "num_experts = 4"],
+        ),
+        (MOE, dict(tensor_parallel_degree=2), ["tensor_parallel_degree = 2", "expert_parallel_degree"]),
+        (MOE, dict(tensor_parallel_degree=2, expert_parallel_degree=2), []),
+        (
+            MOE,
+            dict(tensor_parallel_degree=2, expert_parallel_degree=2, enable_sequence_parallel="false"),
+            ["enable_sequence_parallel"],
+        ),
+        (MOE, dict(data_parallel_shard_degree=5), ["5 ranks share each expert", "moe_intermediate_size = 64"]),
+        (MOE, dict(data_parallel_shard_degree=8), []),
+    ],
+)
+def test_model_and_layout_must_fit(model, settings, words):
+    """No words: they do."""
+    hf = tiny_config(**model)
+    if not words:
+        return check_layout(hf, parallelism(**settings))
+    with pytest.raises(ConfigError) as caught:
+        check_layout(hf, parallelism(**settings))
+    [line] = str(caught.value).splitlines()
+    assert all(word in line for word in ["parallelism", *words])
+
+
+def test_layout_of_a_model_is_checked_before_anything_starts(tmp_path):
+    make_tiny(tmp_path, seed=1, hidden_size=64, num_layers=1)
+    for path in ("tiny", tmp_path):
+        with pytest.raises(ConfigError, match="num_attention_heads"):
+            check_model(load(f"--model.path={path}", "--parallelism.tensor_parallel_degree=3"))
+
+
+def test_ranks_of_one_group_take_the_same_rows():
+    """Of 2 stages x 2 replicas x 3 shards x 2 tensor-parallel ranks."""
+    titan = build_titan(
+        load(
+            "--parallelism.data_parallel_replicate_degree=2",
+            "--parallelism.data_parallel_shard_degree=3",
+            "--parallelism.tensor_parallel_degree=2",
+            "--parallelism.pipeline_parallel_degree=2",
+        )
+    )
+    assert (titan.world_size, titan.batch_degree, titan.row_multiple) == (24, 6, 2)
+    assert [titan.batch_rank(rank) for rank in range(24)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5] * 2
 
 
 def test_titan_sections_keep_what_serves_reinforcement_learning_unless_written():

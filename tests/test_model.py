@@ -35,6 +35,8 @@ VARIANTS = {
     "llama untied": dict(tie_word_embeddings=False),
     "qwen3": dict(architecture="qwen3"),
     "qwen3 untied": dict(architecture="qwen3", tie_word_embeddings=False),
+    "qwen3_moe": dict(architecture="qwen3_moe", tie_word_embeddings=False),
+    "qwen3_moe not normalized": dict(architecture="qwen3_moe", norm_topk_prob=False),
     "rope llama3": dict(rope_parameters=LLAMA3),
     "rope linear": dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
     "rope yarn": dict(
@@ -179,7 +181,7 @@ def test_smollm2_agrees_with_transformers_and_comes_back_bit_for_bit(smollm2, tm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", ["llama", "llama untied", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "llama untied", "qwen3", "qwen3_moe"])
 def test_weights_come_back_bit_for_bit(tmp_path, variant, dtype):
     source, out = tmp_path / "source", tmp_path / "out"
     make_model(source, **VARIANTS[variant]).to(dtype).save_pretrained(source)
@@ -212,7 +214,9 @@ def test_tiny_is_the_same_for_the_same_seed(tmp_path):
         ("attention_bias", True, "False"),
         ("mlp_bias", True, "False"),
         ("hidden_act", "gelu", "'silu'"),
-        ("model_type", "gpt2", "llama, qwen3"),
+        ("model_type", "gpt2", "llama, qwen3, qwen3_moe"),
+        ("mlp_only_layers", [0], "[]"),
+        ("decoder_sparse_step", 2, "1"),
     ],
 )
 def test_model_that_cannot_be_built_is_refused_with_the_mend(tmp_path, key, value, mend):

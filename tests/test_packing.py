@@ -7,7 +7,7 @@ import pytest
 
 from titan_rl.batching import build_batches, discard_reason, usable_rollouts
 from titan_rl.config import AlgorithmConfig, RolloutConfig
-from titan_rl.packing import pack, token_weights
+from titan_rl.packing import fit_rows, pack, token_weights
 from titan_rl.types import Batch, Group, Provenance, Rollout, Row, Sample
 
 MAX_NEW_TOKENS = 12
@@ -166,6 +166,40 @@ def test_packing_is_the_same_every_time():
     once, again = (packed(random_groups(3), 2, 33, True) for _ in range(2))
     for a, b in zip(rows_of(once), rows_of(again), strict=True):
         assert a.tokens_T.tolist() == b.tokens_T.tolist() and a.source_S.tolist() == b.source_S.tolist()
+
+
+@layouts
+def test_rows_come_in_multiples(seed, num_ranks, row_tokens, share_prefix):
+    groups = random_groups(seed)
+    weigh = lambda samples: token_weights(samples, "token", MAX_NEW_TOKENS)  # noqa: E731
+    settings = dict(num_ranks=num_ranks, row_tokens=row_tokens, share_prefix=share_prefix, weigh=weigh)
+    batch = pack(groups, row_multiple=3, **settings)
+    assert all(rows and len(rows) % 3 == 0 for rows in batch.rows) and len({len(rows) for rows in batch.rows}) == 1
+    targets = Counter(int(t) for row in rows_of(batch) if not is_dummy(row) for t in row.target_S)
+    assert targets == Counter(int(t) for row in rows_of(pack(groups, **settings)) for t in row.target_S if t)
+
+
+@pytest.mark.parametrize(("token_multiple", "row_multiple"), [(1, 1), (2, 1), (4, 3), (7, 2)])
+@pytest.mark.parametrize("same_length", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_fit_a_layout_and_train_what_they_trained(seed, token_multiple, row_multiple, same_length):
+    rows = packed(random_groups(seed), 1, 40, True).rows[0]
+    fitted = fit_rows(rows, token_multiple=token_multiple, row_multiple=row_multiple, same_length=same_length)
+    lengths = [len(row.tokens_T) for row in fitted]
+    assert len(fitted) % row_multiple == 0 and len(fitted) - len(rows) < row_multiple
+    assert all(length % token_multiple == 0 for length in lengths) and (not same_length or len(set(lengths)) == 1)
+    assert max(lengths) - max(len(row.tokens_T) for row in rows) < token_multiple
+    assert all(is_dummy(row) for row in fitted[len(rows) :])
+    for row in fitted:
+        ends = np.cumsum([segment.length for segment in row.segments])
+        assert [s.start for s in row.segments] == [0, *ends[:-1]] and ends[-1] == len(row.positions_T)
+    for row, before in zip(fitted, rows, strict=False):
+        kept = len(before.tokens_T)
+        assert row.segments[: len(before.segments)] == before.segments
+        assert all(not segment.prefix_length for segment in row.segments[len(before.segments) :])
+        assert max(s.length for s in row.segments) == max(s.length for s in before.segments)
+        assert row.tokens_T[:kept].tolist() == before.tokens_T.tolist()
+        assert row.source_S is before.source_S and row.weight_S is before.weight_S
 
 
 def group_of(name: str, *outcomes: tuple[float, str]) -> Group:

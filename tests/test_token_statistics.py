@@ -1,6 +1,7 @@
 """Log-probabilities and entropies of tokens against torch's own, on a whole vocabulary and on a spread one."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 import torch

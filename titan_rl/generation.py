@@ -150,6 +150,10 @@ class GenerationEngine:
         self.reader = self._on_worker(transfer_engine).reader
         return self.reader
 
+    @property
+    def bytes_stored(self) -> int:
+        return self._on_worker(transfer_engine).bytes_stored
+
     def update(self, version: int) -> Future:
         """Apply a version that all ranks have fetched, between two steps.
 

@@ -84,12 +84,18 @@ class Meshes:
         """Where a replica's failure is told."""
         self._scratch = tempfile.TemporaryDirectory(prefix="titan_rl_")
 
-    async def start(self) -> None:
-        """Spawn all processes and load all models, side by side. Errors: DeadlineError; whatever an actor raises."""
+    @staticmethod
+    def actors() -> tuple[type, type, type]:
+        """The classes of trainer, generator and verifier; a bench measures inside its own."""
         from titan_rl.actors.generator import Generator
         from titan_rl.actors.trainer import Trainer
         from titan_rl.actors.verifier import Verifier
 
+        return Trainer, Generator, Verifier
+
+    async def start(self) -> None:
+        """Spawn all processes and load all models, side by side. Errors: DeadlineError; whatever an actor raises."""
+        Trainer, Generator, Verifier = self.actors()
         configure(
             get_actor_state_max_idle="3s",
             get_proc_state_max_idle="3s",

@@ -100,30 +100,35 @@ def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box
     return Box(tuple(start), tuple(size)), places
 
 
-def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-    """Every copy that loading these tensors (Hugging Face name, shape) would make; the model stays as it is.
+def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
+    """Every copy that loading these tensors (Hugging Face name, shape) makes into a model whose parameters are on meta.
 
-    Between two engine steps only. Errors: PlanError if a loader does anything but copy boxes.
+    Errors: PlanError if a loader does anything but copy boxes.
     """
     stand_ins = {name: torch.empty(shape, dtype=torch.float32, device="meta") for name, shape in checkpoint}
     sources = {_storage(tensor): (name, tensor) for name, tensor in stand_ins.items()}
+    targets = {
+        _storage(parameter): (path, name)
+        for path, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    with torch.no_grad(), _CopyRecorder(sources, targets) as recorder:
+        model.load_weights(iter(stand_ins.items()))
+    return recorder.recorded
+
+
+def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
+    """The same of a model that is in use: its parameters are put aside meanwhile. Between two engine steps only."""
     for layer in model.modules():
         info = get_layerwise_info(layer)
         info.kernel_tensors = get_layer_params_buffers(layer)
         info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
         restore_layer_on_meta(layer, info)
     try:
-        targets = {
-            _storage(parameter): (path, name)
-            for path, module in model.named_modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        }
-        with torch.no_grad(), _CopyRecorder(sources, targets) as recorder:
-            model.load_weights(iter(stand_ins.items()))
+        return record_on_meta(model, checkpoint)
     finally:
         for layer in model.modules():
             info = get_layerwise_info(layer)
             _place_kernel_tensors(layer, info)
             info.reset()
-    return recorder.recorded

@@ -9,6 +9,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.model.layout import stage_modules
 from titan_rl.model.spec import apply_parallelism
 from titan_rl.pipeline import Pipeline
 from titan_rl.titan_config import TitanConfig
@@ -51,18 +52,19 @@ def parallel_model(
 def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device, common: dict):
     """TorchTitan cuts and shards the stages; the schedule that it makes is for one shape of batch, so not ours."""
     parallelism, training = titan.parallelism, titan.training
+    num_stages = len(stage_modules(parallelism, len(spec.model.layers)))
     schedule, parts, _, _ = spec.pipelining_fn(
         model,
         device=device,
         model_config=spec.model,
         parallelize_fn=spec.parallelize_fn,
         loss_fn=None,
-        **common | {"training": replace(training, local_batch_size=parallelism.pipeline_parallel_degree)},
+        **common | {"training": replace(training, local_batch_size=num_stages)},
     )
     stages = schedule._stages if isinstance(schedule, PipelineScheduleMulti) else [schedule._stage]
     return parts, Pipeline(
         {stage.stage_index: stage.submod for stage in stages},
-        stages[0].num_stages,
+        num_stages,
         schedule=parallelism.pipeline_parallel_schedule,
         group=parallel_dims.get_mesh("pp").get_group(),
         device=device,

@@ -31,12 +31,13 @@ def tiny_config(
     num_layers: int = 4,
     tie_word_embeddings: bool = True,
     rope_parameters: dict | None = None,
+    norm_topk_prob: bool = True,
 ) -> PreTrainedConfig:
     tokenizer = character_tokenizer()
     experts = {}
     if architecture == "qwen3_moe":
         experts = dict(
-            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=hidden_size // 2, norm_topk_prob=True
+            num_experts=4, num_experts_per_tok=2, moe_intermediate_size=hidden_size // 2, norm_topk_prob=norm_topk_prob
         )
     return _ARCHITECTURES[architecture][0](
         vocab_size=len(tokenizer),

@@ -1,0 +1,126 @@
+"""Ranks in processes of their own, which train one model from one directory in layout after layout."""
+
+import traceback
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from batches import batch_of
+
+from titan_rl.config import AlgorithmConfig, load_config
+from titan_rl.types import StepMetrics
+
+NUM_STEPS, NUM_MORE = 3, 2
+# Adam divides each element's step by the root of its own second moment, so an element whose gradient is rounding and
+# nothing else moves by a whole learning rate, in a direction that is rounding too. With eps at 1e-5, about 1e-2 of a
+# typical element's gradient here, such elements stay, and what is left is the layout's own error.
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Layout:
+    model: str
+    parallelism: dict[str, int | str] = field(default_factory=dict)
+    checkpointing: str = "none"
+    start_from: str = ""
+    """The layout whose checkpoint is loaded first."""
+
+
+@dataclass
+class Study:
+    """What came of a layout; tensors are whole, put together from all ranks' boxes."""
+
+    loaded: dict[str, torch.Tensor]
+    trained: dict[str, torch.Tensor]
+    metrics: list[list[StepMetrics]]
+    """Of each rank: of ``NUM_STEPS`` steps, and of ``NUM_MORE`` after the checkpoint."""
+    after_resuming: list[list[StepMetrics]]
+    """Of each rank: of those after the checkpoint, by a learner that loaded it; in the second, its moments show."""
+
+
+def whole_tensors(shards) -> dict[str, torch.Tensor]:
+    """NaN where no rank has a value."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [(s.name, s.shape, s.start, s.tensor.detach().clone()) for s in shards])
+    whole = {}
+    for name, shape, start, tensor in (box for boxes in everyone for box in boxes):
+        place = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
+        whole.setdefault(name, torch.full(shape, torch.nan))[place] = tensor
+    return whole
+
+
+def _train(learner, titan, step: int) -> StepMetrics:
+    # in the second step rows are few and uneven, as if the packer knew nothing of stages
+    shape = dict(row_tokens=200) if step == 1 else dict(row_tokens=40, row_multiple=titan.row_multiple)
+    batch = batch_of(step, num_ranks=titan.batch_degree, **shape)
+    metrics = learner.train(batch.rows[titan.batch_rank(dist.get_rank())], batch.has_signal, AlgorithmConfig())
+    metrics.seconds_forward_backward = metrics.seconds_optimizer = 0.0
+    return metrics
+
+
+def _everyones(value) -> list:
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def _study(layout: Layout, models: Path, out: Path) -> Study:
+    from titan_rl.checkpoint import load_learner, save_learner
+    from titan_rl.learner import Learner
+    from titan_rl.titan_config import build_titan
+
+    config = load_config(
+        None,
+        {
+            "rollout": {"temperature": 0.8},
+            "optimizer": {"lr": 1e-3, "eps": EPS},
+            "training": {"steps": 10},
+            "parallelism": dict(layout.parallelism),
+            "activation_checkpoint": {"mode": layout.checkpointing},
+        },
+    )
+    titan = build_titan(config)
+    assert titan.world_size == dist.get_world_size()
+    learner = Learner(config, titan, models / layout.model)
+    first = 0
+    if layout.start_from:
+        load_learner(learner, out.parent / layout.start_from / "checkpoint")
+        first = NUM_STEPS
+    shards = learner.shards()
+    loaded = whole_tensors(shards)
+    metrics = [_train(learner, titan, step) for step in range(first, first + NUM_STEPS)]
+    trained = whole_tensors(shards)  # those of before: they must have stayed current
+    save_learner(learner, out / "checkpoint")
+    learner.save_hf(out / "saved")
+    more = range(first + NUM_STEPS, first + NUM_STEPS + NUM_MORE)
+    metrics += [_train(learner, titan, step) for step in more]
+    resumed = Learner(config, titan, models / layout.model)
+    load_learner(resumed, out / "checkpoint")
+    again = [_train(resumed, titan, step) for step in more]
+    return Study(loaded, trained, _everyones(metrics), _everyones(again))
+
+
+def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout]) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False, wait_for_workers=False)
+    # one process group for all layouts: DTensor remembers the groups of meshes that look alike
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    for name, layout in layouts.items():
+        try:
+            study = _study(layout, models, out / name)
+        except Exception:
+            (out / f"{name}.rank{rank}.error").write_text(traceback.format_exc())
+            raise
+        if rank == 0:
+            torch.save(asdict(study), out / f"{name}.pt")
+    dist.destroy_process_group()
+
+
+def run_layouts(world_size: int, models: Path, out: Path, layouts: dict[str, Layout]) -> None:
+    """Every layout's ``Study``, as a dict, in ``out``; where one fails the rest is missing."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    arguments = (world_size, store.port, models, out, layouts)
+    multiprocessing.start_processes(_rank, arguments, nprocs=world_size, start_method="spawn")

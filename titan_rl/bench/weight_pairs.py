@@ -1,0 +1,140 @@
+"""Every trainer layout to every generator layout: right after a sync both sides must give a token the same probability.
+
+A small untied Qwen3 in fp32, whose heads divide. Each trainer takes a step first, so that its weights are not the file's.
+"""
+
+import asyncio
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from titan_rl.bench.harness import row
+from titan_rl.config import Config, load_config
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.packing import pack, token_weights
+from titan_rl.titan_config import TitanConfig, build_titan
+from titan_rl.types import Completion, Provenance, Sample
+
+TRAINERS: dict[str, dict[str, int]] = {
+    "1": {},
+    "dp2": {"data_parallel_shard_degree": 2},
+    "tp2": {"tensor_parallel_degree": 2},
+    "pp2": {"pipeline_parallel_degree": 2},
+    "dp2 x tp2": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 2},
+}
+GENERATORS: dict[str, dict[str, int]] = {"tp1": {}, "tp2": {"tensor_parallel": 2}, "2 replicas": {"replicas": 2}}
+_BAR_LOGPROB = 1e-4
+_MAX_LEN, _NEW_TOKENS, _PROMPTS, _SAMPLES = 64, 16, 4, 4
+
+
+def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    from titan_rl.model.tiny import make_tiny
+
+    with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
+        path = Path(folder) / "model"
+        make_tiny(path, seed=1, architecture="qwen3", tie_word_embeddings=False)
+        rows = [
+            found
+            for name in GENERATORS
+            for found in asyncio.run(_one_generator(name, str(path), Path(folder), overrides))
+        ]
+    redundancy = max(found["bytes_read_over_stored"] for found in rows)
+    return [*rows, row("bytes read over bytes stored, worst pair", round(redundancy, 4), "ratio", 1.0)]
+
+
+def _configs(trainer: str, generator: str, overrides: dict) -> tuple[Config, TitanConfig]:
+    tables = {
+        "training": {"seq_len": _MAX_LEN, "steps": 10},
+        "optimizer": {"lr": 1e-2},
+        "parallelism": TRAINERS[trainer],
+        "generator": {"kv_cache_gib": 0.1, **GENERATORS[generator]},
+        "rollout": {"max_new_tokens": _NEW_TOKENS},
+    }
+    config = load_config(None, tables | {key: overrides[key] for key in overrides if key == "mesh"})
+    return config, build_titan(config)
+
+
+async def _one_generator(name: str, path: str, logs: Path, overrides: dict) -> list[dict[str, Any]]:
+    """Generators stay up while one trainer after the other feeds them."""
+    generators = Meshes(*_configs("1", name, overrides), path, frozenset({"generators"}), logs)
+    rows = []
+    try:
+        await generators.start()
+        for version, trainer in enumerate(TRAINERS):
+            config, titan = _configs(trainer, name, overrides)
+            trainers = Meshes(config, titan, path, frozenset({"trainer"}), logs)
+            try:
+                await trainers.start()
+                rows.append(await _one_pair(trainer, name, trainers, generators, config, titan, version))
+            finally:
+                await trainers.stop()
+    finally:
+        await generators.stop()
+    return rows
+
+
+async def _one_pair(trainer, generator, trainers, generators, config, titan, version: int) -> dict[str, Any]:
+    sync = WeightSync(trainers.trainer, generators.generators, generators.router, print)
+    await sync.connect(config.mesh.transport)
+    random = np.random.default_rng(version)
+    await trainers.train(_rows([_guess(random) for _ in range(_PROMPTS)], titan, random), True)
+    await sync.publish(version)
+    await sync.deliver(version, 60.0)
+    worst = 0.0
+    for replica in generators.generators:
+        groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))
+        metrics = await trainers.train(_rows(groups, titan, None), False)
+        worst = max(worst, math.log(metrics.agreement_max))
+    accounts = [
+        await replica.slice(ranks=rank).account.call_one()
+        for replica in generators.generators
+        for rank in range(config.generator.tensor_parallel)
+    ]
+    return row(
+        f"{trainer} to {generator}: largest difference of a logprob",
+        worst,
+        "nat",
+        _BAR_LOGPROB,
+        bytes_read_over_stored=max(read / stored for read, stored in accounts),
+        transports=sync.transports,
+    )
+
+
+def _guess(random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
+    def completion():
+        tokens = random.integers(5, 90, _NEW_TOKENS)
+        return Completion(tokens, np.full(_NEW_TOKENS, -4.5, np.float32), np.zeros(_NEW_TOKENS), "stop")
+
+    return random.integers(5, 90, 6), [completion() for _ in range(_SAMPLES)]
+
+
+async def _sample(replica, random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
+    from titan_rl.episode import Request
+
+    prompt, seeds = random.integers(5, 90, 6).astype(np.int32), random.integers(1, 1 << 30, _SAMPLES).tolist()
+    return prompt, await replica.slice(ranks=0).generate.call_one(Request(prompt, seeds, _NEW_TOKENS, 1.0))
+
+
+def _rows(groups, titan: TitanConfig, random: np.random.Generator | None) -> list[list]:
+    """Packed rows of (prompt, completions); advantages are random, or 0 where nothing is to be learned."""
+
+    def sample(prompt, completion):
+        provenance = np.array(
+            [Provenance.TEMPLATE] * len(prompt) + [Provenance.MODEL] * len(completion.tokens), np.int8
+        )
+        logprobs = np.concatenate([np.zeros(len(prompt), np.float32), completion.logprobs])
+        advantage = 0.0 if random is None else float(random.normal())
+        return Sample(np.concatenate([prompt, completion.tokens]), provenance, logprobs, advantage)
+
+    return pack(
+        [[sample(prompt, completion) for completion in completions] for prompt, completions in groups],
+        num_ranks=titan.batch_degree,
+        row_tokens=titan.training.seq_len * 2,
+        row_multiple=titan.row_multiple,
+        share_prefix=True,
+        weigh=lambda samples: token_weights(samples, "token", _NEW_TOKENS),
+    ).rows
