@@ -63,9 +63,9 @@ class Generator(Actor):
         return await asyncio.wrap_future(self.engine.update(version))
 
     @concurrent_endpoint
-    async def account(self) -> tuple[int, int]:
-        """Bytes that a version takes to fetch, and bytes that this rank stores of it."""
-        return sum(read.nbytes for read in self.reader.plan.reads), self.engine.bytes_stored
+    async def account(self) -> tuple[int, int, int]:
+        """The version in use, the bytes that one takes to fetch, and the bytes that this rank stores of it."""
+        return self.engine.version, sum(read.nbytes for read in self.reader.plan.reads), self.engine.bytes_stored
 
     @concurrent_endpoint
     async def generate(self, request: Request) -> list[Completion]:

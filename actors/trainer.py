@@ -69,6 +69,7 @@ class Trainer(Actor):
     def open_region(self, layout: SlotLayout, over_rdma: bool) -> RegionHandle:
         """This rank's side of the weight channel."""
         self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device)
+        self.learner.before_update = self.writer.wait_until_copied
         return self.writer.region.handle(over_rdma)
 
     @endpoint
@@ -85,10 +86,9 @@ class Trainer(Actor):
         return pull_rows(batch[self.titan.batch_rank(self.rank)], self.config.mesh.step_timeout)
 
     @endpoint
-    def publish(self, version: int) -> float:
-        """Lay the weights down for the generators; the seconds that it took."""
+    def publish(self, version: int) -> None:
+        """Begin to lay the weights down for the generators; the next update waits until they are."""
         self.writer.publish(version)
-        return self.writer.seconds_publish
 
     @endpoint
     def save_checkpoint(self, folder: str) -> None:

@@ -63,11 +63,13 @@ def linear_logprob(
     the hidden states' gradient is then this rank's part of a sum over the group.
 
     Numerics: inputs of 16 bits are multiplied exactly and accumulated in fp32; softmax, entropy and everything else are
-    fp32 (float64 if the inputs are). Forward, against float64 on the same inputs: |error| <= 2**-22 * (D**0.5 * the
-    largest |hidden| |weight| + |logprob|). Backward: the reference's products are fp32; Triton's round the gradient of the
-    logits to the inputs' dtype (bf16: 2**-9 relative, each entry) and accumulate in fp32. Gradients are rounded once,
-    at the end, to the inputs' dtypes. Beyond inputs and gradients the reference holds two tiles (8 MiB by default) and
-    a block of the weight in fp32; Triton one tile (384 MiB) and the hidden states' gradient in fp32.
+    fp32 (float64 if the inputs are). Forward, against float64 on the same inputs: error <= 2**-22 * (1 + largest norm
+    of a hidden state * largest norm of a word's weight) / temperature. Backward: the reference's products are fp32;
+    Triton's round the gradient of the logits to the inputs' dtype (bf16: each entry by 2**-9 of itself) and accumulate
+    in fp32. Gradients are rounded once, at the end, to the inputs' dtypes.
+
+    Memory beyond inputs and gradients: the reference holds two tiles (8 MiB by default) and a block of the weight in
+    fp32; Triton a tile (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
     """
     on_triton = implementation == "triton"
     num_tokens = max(len(hidden_SD), 1)
@@ -75,6 +77,9 @@ def linear_logprob(
     tile_tokens = min(tile_tokens or tokens, num_tokens)
     # few tokens may take more words at a time, but a block of the weight is held too
     tile_words = tile_words or min(size // tile_tokens, 16384 if on_triton else 8192)
+    if on_triton and hidden_SD.dtype != weight_VD.dtype:  # its products want one dtype
+        dtype = torch.promote_types(hidden_SD.dtype, weight_VD.dtype)
+        hidden_SD, weight_VD = hidden_SD.to(dtype), weight_VD.to(dtype)
     head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, on_triton)
     return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, head)
 
@@ -111,7 +116,9 @@ class _LinearLogprob(torch.autograd.Function):
             block_VD = weight_VD[words] if head.triton else weight_VD[words].to(log_total_S.dtype)
             for rows in _slices(len(hidden_SD), head.tile_tokens):
                 tile = tokens.at(rows, words, block_VD.dtype)
-                grad_SV = gradient_tile(tile, block_VD, None if bias_V is None else bias_V[words], head, gradients.buffer)
+                grad_SV = gradient_tile(
+                    tile, block_VD, None if bias_V is None else bias_V[words], head, gradients.buffer
+                )
                 gradients.add(grad_SV, tile.hidden_SD, block_VD, rows, words)
         return *gradients.finished(), None, None
 
@@ -310,6 +317,9 @@ def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 if triton is not None:
+    # the interpreter multiplies bfloat16 as if its bits were integers; in fp32 the products are the same
+    _WIDEN = tl.constexpr(_INTERPRETED)
+
     if _INTERPRETED:
         _CONFIGS = [triton.Config({"BLOCK_S": 16, "BLOCK_V": 64, "BLOCK_D": 64})]
     else:
@@ -335,6 +345,7 @@ if triton is not None:
         BLOCK_S: tl.constexpr,
         BLOCK_V: tl.constexpr,
         BLOCK_D: tl.constexpr,
+        EVEN_D: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
     ):
@@ -342,13 +353,19 @@ if triton is not None:
         dims_D = tl.arange(0, BLOCK_D)
         products_SV = tl.zeros((BLOCK_S, BLOCK_V), tl.float32)
         for start in range(0, D, BLOCK_D):
-            inside_D = dims_D < D - start
-            hidden_SD = tl.load(hidden_at + start, mask=inside_D[None, :], other=0.0)
-            weight_DV = tl.load(weight_at + start, mask=inside_D[:, None], other=0.0)
+            if EVEN_D:
+                hidden_SD = tl.load(hidden_at + start)
+                weight_DV = tl.load(weight_at + start)
+            else:
+                inside_D = dims_D < D - start
+                hidden_SD = tl.load(hidden_at + start, mask=inside_D[None, :], other=0.0)
+                weight_DV = tl.load(weight_at + start, mask=inside_D[:, None], other=0.0)
+            if _WIDEN:
+                hidden_SD, weight_DV = hidden_SD.to(tl.float32), weight_DV.to(tl.float32)
             products_SV = tl.dot(hidden_SD, weight_DV, products_SV, input_precision="ieee")
         if HAS_BIAS:
             products_SV += tl.load(bias + words_V, mask=is_word_V, other=0.0).to(tl.float32)[None, :]
-        slope_SV = 1.0
+        slope_SV = tl.full((1, 1), 1.0, tl.float32)
         if HAS_CAP:
             # tanh by the exponential that is needed anyway, written so that it cannot overflow
             small_SV = tl.exp(-2.0 * tl.abs(products_SV / soft_cap))
@@ -357,7 +374,10 @@ if triton is not None:
             slope_SV = 1.0 - tanh_SV * tanh_SV
         return products_SV * inverse_temperature, slope_SV
 
+    _even_D = {"EVEN_D": lambda arguments: arguments["D"] % arguments["BLOCK_D"] == 0}
+
     @triton.autotune(_CONFIGS, key=["V", "D"])
+    @triton.heuristics(_even_D)
     @triton.jit
     def _statistics_kernel(
         hidden,
@@ -377,6 +397,7 @@ if triton is not None:
         BLOCK_S: tl.constexpr,
         BLOCK_V: tl.constexpr,
         BLOCK_D: tl.constexpr,
+        EVEN_D: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
     ):
@@ -421,6 +442,7 @@ if triton is not None:
                 BLOCK_S,
                 BLOCK_V,
                 BLOCK_D,
+                EVEN_D,
                 HAS_BIAS,
                 HAS_CAP,
             )
@@ -440,6 +462,7 @@ if triton is not None:
         tl.store(out + 3 * part, target_logit_S, mask=is_row_S)
 
     @triton.autotune(_CONFIGS, key=["V", "D"])
+    @triton.heuristics(_even_D)
     @triton.jit
     def _gradient_kernel(
         hidden,
@@ -461,6 +484,7 @@ if triton is not None:
         BLOCK_S: tl.constexpr,
         BLOCK_V: tl.constexpr,
         BLOCK_D: tl.constexpr,
+        EVEN_D: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         HAS_CAP: tl.constexpr,
         HAS_ENTROPY: tl.constexpr,
@@ -488,6 +512,7 @@ if triton is not None:
             BLOCK_S,
             BLOCK_V,
             BLOCK_D,
+            EVEN_D,
             HAS_BIAS,
             HAS_CAP,
         )

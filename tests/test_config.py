@@ -240,7 +240,8 @@ MOE = dict(architecture="qwen3_moe", tie_word_embeddings=False)
             dict(expert_parallel_degree=3, data_parallel_shard_degree=3),
             ["expert_parallel_degree = 3", "num_experts = 4"],
         ),
-        (MOE, dict(tensor_parallel_degree=2), ["tensor_parallel_degree = 2", "expert_parallel_degree"]),
+        (MOE, dict(tensor_parallel_degree=2), []),
+        (MOE, dict(tensor_parallel_degree=2, enable_sequence_parallel="false"), []),
         (MOE, dict(tensor_parallel_degree=2, expert_parallel_degree=2), []),
         (
             MOE,
@@ -260,6 +261,15 @@ def test_model_and_layout_must_fit(model, settings, words):
         check_layout(hf, parallelism(**settings))
     [line] = str(caught.value).splitlines()
     assert all(word in line for word in ["parallelism", *words])
+
+
+def test_each_rank_needs_words_of_the_vocabulary():
+    hf = tiny_config()
+    hf.num_attention_heads = hf.num_key_value_heads = 8
+    check_layout(hf, parallelism(tensor_parallel_degree=8))
+    hf.vocab_size = 9
+    with pytest.raises(ConfigError, match="vocab_size = 9"):
+        check_layout(hf, parallelism(tensor_parallel_degree=8))
 
 
 def test_layout_of_a_model_is_checked_before_anything_starts(tmp_path):
@@ -306,6 +316,11 @@ def test_optimizer_groups_exclude_the_short_form():
     assert "optimizer.lr" in line and "param_groups" in line
 
 
+def test_optimizer_groups_exclude_a_pipeline():
+    groups = f"--optimizer.param_groups=[{GROUP % ''}, {GROUP % ''}]"
+    assert "param_groups" in mistake(groups, "--parallelism.pipeline_parallel_degree=2")
+
+
 def test_unknown_key_inside_an_optimizer_group():
     assert "lrr" in mistake(f"--optimizer.param_groups=[{GROUP % ', lrr = 1'}]")
 
@@ -323,7 +338,14 @@ def test_a_date_is_a_name_of_a_directory():
 
 
 @pytest.mark.parametrize(
-    "setting", ["training.dtype=bfloat16", "training.gc_freq=7", "comm.mode=fake_backend", "debug.seed=3"]
+    "setting",
+    [
+        "training.enable_cpu_offload=true",
+        "training.dtype=bfloat16",
+        "training.gc_freq=7",
+        "comm.mode=fake_backend",
+        "debug.seed=3",
+    ],
 )
 def test_a_setting_without_effect_is_refused(setting):
     assert setting.partition("=")[0] in mistake(f"--{setting}")

@@ -72,11 +72,16 @@ def load_learner(learner, folder: Path) -> None:
     # the length of Python's state, as text, varies: ask the checkpoint
     metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     mine = f"random_rank{dist.get_rank()}"
-    state[mine]["python"] = torch.empty(metadata[f"{mine}.python"].size, dtype=torch.uint8)
+    if saved := metadata.get(f"{mine}.python"):
+        state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
+    else:  # there were fewer ranks then
+        del state[mine]
+    learner.before_update()
     dcp.load(state, checkpoint_id=folder)
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.scheduler.load_state_dict(state["scheduler"])
-    _set_random_state(state[mine])
+    if mine in state:
+        _set_random_state(state[mine])
 
 
 class CheckpointFolder:

@@ -7,6 +7,7 @@ Dimensions: T tokens of a row, S trained tokens of a row, V words of the vocabul
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -79,6 +80,8 @@ class Learner:
         self.model_parts, self.pipeline = parallel_model(self.spec, titan, self.parallel_dims, self.device)
         self.dtypes = load_hf(self.shards(), model_path)
         self.optimizer, self.scheduler = self._build_optimizer(titan.optimizer)
+        self.before_update: Callable[[], None] = lambda: None
+        """Called before parameters change: somebody may still be copying them."""
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_group = tp_mesh and tp_mesh.get_group()
@@ -106,12 +109,14 @@ class Learner:
         self, logits_SV: torch.Tensor, columns: dict[str, torch.Tensor], settings: AlgorithmConfig, totals: dict
     ) -> torch.Tensor:
         """The row's loss; its sums are added to ``totals``. Under TP, V are the words that this rank holds."""
-        words = self.spec.model.vocab_size
+        num_words = self.spec.model.vocab_size
+        # the vocabulary is cut as torch.chunk cuts, so the last ranks may hold fewer words
+        chunk = -(-num_words // self.parallel_dims.tp)
         statistics = token_statistics(
             logits_SV,
             columns["target_S"],
             self.config.rollout.temperature,
-            first_word=min(self._tp_rank * -(-words // self.parallel_dims.tp), words),
+            first_word=self._tp_rank * chunk,
             group=self._tp_group,
         )
         loss, sums = loss_and_sums(statistics, columns, settings)
@@ -167,6 +172,7 @@ class Learner:
             raise FloatingPointError(f"the gradient norm is {float(norm)}: the weights were left as they were")
         learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
         if has_signal:
+            self.before_update()
             self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()

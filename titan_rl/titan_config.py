@@ -18,7 +18,7 @@ _LR_SCHEDULER = dict(warmup_steps=0, decay_ratio=0.0)
 _ADAMW = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
 # a setting that changes nothing would be a silent mistake, so only these may be given
 _HONOURED = {
-    "training": {"seq_len", "steps", "max_norm", "mixed_precision_param", "enable_cpu_offload"},
+    "training": {"seq_len", "steps", "max_norm", "mixed_precision_param"},
     "parallelism": {
         "data_parallel_shard_degree",
         "data_parallel_replicate_degree",
@@ -39,6 +39,7 @@ _HONOURED = {
 _REFUSED = {
     "parallelism.context_parallel_degree": "attention over packed rows with shared prompts has no kernel that is split "
     "along the row",
+    "training.enable_cpu_offload": "weights are published and saved from the device that trains them",
     "parallelism.spmd_backend": "only 'partial_dtensor' trains with this release of torch",
 }
 _SCHEDULES = ("1F1B", "Interleaved1F1B")
@@ -186,9 +187,18 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
         )
 
 
+def _check_optimizer(titan: "TitanConfig") -> None:
+    if titan.parallelism.pipeline_parallel_degree > 1 and len(titan.optimizer.param_groups) > 1:
+        raise ConfigError(
+            "optimizer.param_groups: not every stage of a pipeline has parameters of each pattern, as TorchTitan "
+            "wants: give one group"
+        )
+
+
 def _check(config: Config, titan: TitanConfig) -> None:
     training = titan.training
     _check_parallelism(titan.parallelism)
+    _check_optimizer(titan)
     if training.steps < 1:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
     if not 0 < training.max_norm < float("inf"):

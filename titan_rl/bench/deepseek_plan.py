@@ -1,8 +1,9 @@
 """The pull plan for DeepSeek-V3: a trainer of EP64 x PP8, a generator of TP64, sizes only.
 
 vLLM's own DeepSeek-V3 is built on the meta device as each of its 64 tensor-parallel ranks would build it, with one
-layer of each kind, and its own loader is recorded; layers alike share the recording. The trainer's side is stated here:
-each of 8 pipeline stages has 64 ranks, each with 4 experts of every layer and 1/64 of the rows of everything else (FSDP2).
+layer of each kind, and its own loader is recorded; layers alike share the recording. The trainer's side is stated
+here: each of 8 pipeline stages has 64 ranks, each with 4 experts of every layer and 1/64 of the rows of everything
+else (FSDP2).
 
 Run as a program, on one core, it prints one JSON object.
 """
@@ -24,7 +25,7 @@ READ_SECONDS = 20e-6
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
-    """The checkpoint's tensors (config.json of deepseek-ai/DeepSeek-V3): embedding, a dense and an expert layer, head."""
+    """Tensors of the checkpoint, as its config.json gives them: embedding, a dense and an expert layer, head."""
     hidden, dense, expert, vocabulary = 7168, 18432, 2048, 129280
     heads, nope, rope, value, query_rank, kv_rank = 128, 128, 64, 128, 1536, 512
     attention = {

@@ -16,6 +16,7 @@ BENCHES = {
     "step": "titan_rl.bench.step",
     "step-smollm2": "titan_rl.bench.step_smollm2",
     "generate": "titan_rl.bench.generate",
+    "weight-sync": "titan_rl.bench.weight_sync",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 

@@ -1,6 +1,6 @@
 """Every trainer layout to every generator layout: right after a sync both sides must give a token the same probability.
 
-A small untied Qwen3 in fp32, whose heads divide. Each trainer takes a step first, so that its weights are not the file's.
+A small untied Qwen3 in fp32, whose heads divide. Each trainer takes a step first, so its weights are not the file's.
 """
 
 import asyncio
@@ -81,13 +81,13 @@ async def _one_pair(trainer, generator, trainers, generators, config, titan, ver
     sync = WeightSync(trainers.trainer, generators.generators, generators.router, print)
     await sync.connect(config.mesh.transport)
     random = np.random.default_rng(version)
-    await trainers.train(_rows([_guess(random) for _ in range(_PROMPTS)], titan, random), True)
+    await trainers.train(rows_of([guess(random) for _ in range(_PROMPTS)], titan, random), True)
     await sync.publish(version)
     await sync.deliver(version, 60.0)
     worst = 0.0
     for replica in generators.generators:
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))
-        metrics = await trainers.train(_rows(groups, titan, None), False)
+        metrics = await trainers.train(rows_of(groups, titan, None), False)
         worst = max(worst, math.log(metrics.agreement_max))
     accounts = [
         await replica.slice(ranks=rank).account.call_one()
@@ -99,12 +99,14 @@ async def _one_pair(trainer, generator, trainers, generators, config, titan, ver
         worst,
         "nat",
         _BAR_LOGPROB,
-        bytes_read_over_stored=max(read / stored for read, stored in accounts),
+        bytes_read_over_stored=max(read / stored for _, read, stored in accounts),
         transports=sync.transports,
     )
 
 
-def _guess(random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
+def guess(random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
+    """A prompt and completions of random characters, about as likely as an untrained model finds them."""
+
     def completion():
         tokens = random.integers(5, 90, _NEW_TOKENS)
         return Completion(tokens, np.full(_NEW_TOKENS, -4.5, np.float32), np.zeros(_NEW_TOKENS), "stop")
@@ -119,7 +121,7 @@ async def _sample(replica, random: np.random.Generator) -> tuple[np.ndarray, lis
     return prompt, await replica.slice(ranks=0).generate.call_one(Request(prompt, seeds, _NEW_TOKENS, 1.0))
 
 
-def _rows(groups, titan: TitanConfig, random: np.random.Generator | None) -> list[list]:
+def rows_of(groups, titan: TitanConfig, random: np.random.Generator | None) -> list[list]:
     """Packed rows of (prompt, completions); advantages are random, or 0 where nothing is to be learned."""
 
     def sample(prompt, completion):

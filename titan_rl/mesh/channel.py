@@ -1,9 +1,9 @@
 """The weight channel: trainer ranks lay a version down, generator ranks pick up the bytes that they store.
 
 What goes where is the plan's business (plan.py), where it lies the region's (region.py), how it travels the sources'
-(sources.py). Here is the order of things: a version is cast and copied into the slot that is not in use, checksums
-and then the stamp are written behind the trainer's back, and a reader takes nothing that stamp and checksum do
-not vouch for.
+(sources.py). Here is the order of things: beside the trainer's next forward and backward a version is cast and copied
+into the slot that is not in use, then its checksums and last its stamp are written, and a reader takes nothing that
+stamp and checksum do not vouch for.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.mesh.plan import Box, Holding, Interner, Placed, Read, ReadPlan, SlotLayout, Units, split_name
-from titan_rl.mesh.region import NUM_SLOTS, WRITING, Region, RegionHandle, checksum
+from titan_rl.mesh.region import FAILED, NUM_SLOTS, WRITING, Region, RegionHandle, checksum
 from titan_rl.mesh.sources import Rdma, Source, TornRead, open_source, share_out
 from titan_rl.mesh.transports import Transport
 
@@ -52,9 +52,10 @@ class WeightWriter:
 
     def __init__(self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device):
         self.region = Region(rank, layout.nbytes, layout.blocks, device)
-        self._copies = [list(self._plan_copies(shards, layout, slot)) for slot in self.region.slots]
-        self._stamping: threading.Thread | None = None
-        self.seconds_publish = 0.0
+        self.copies = [list(self._plan_copies(shards, layout, slot)) for slot in self.region.slots]
+        self._work: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._copied.set()
 
     @staticmethod
     def _plan_copies(shards, layout, slot) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -68,29 +69,38 @@ class WeightWriter:
                 outer, values = next((o, v) for o, v in by_name[placed.name] if o.intersect(box) == box)
                 yield piece_view(slot, base, placed), values[box.within(outer)]
 
-    @torch.no_grad()
     def publish(self, version: int) -> None:
-        """Cast and copy this rank's shards; checksums and stamp follow while the trainer goes on."""
-        start = time.perf_counter()
+        """Begin to lay a version down: the next forward and backward may run meanwhile, the next update may not."""
         self.wait()
-        index = version % NUM_SLOTS
-        self.region.header.stamps[index] = WRITING
-        torch._foreach_copy_([into for into, _ in self._copies[index]], [values for _, values in self._copies[index]])
-        self._stamping = threading.Thread(target=self._stamp, args=(version,), name=f"stamp {version}", daemon=True)
-        self._stamping.start()
-        self.seconds_publish = time.perf_counter() - start
+        self._copied.clear()
+        self._work = threading.Thread(target=self._lay_down, args=(version,), name=f"weights {version}", daemon=True)
+        self._work.start()
 
-    def _stamp(self, version: int) -> None:
+    @torch.no_grad()
+    def _lay_down(self, version: int) -> None:
         index = version % NUM_SLOTS
-        slot, header = self.region.slots[index], self.region.header
-        for block, (start, stop) in enumerate(self.region.blocks):
-            header.checksums[index, block] = checksum(slot[start:stop])
-        header.stamps[index] = version
+        header, slot = self.region.header, self.region.slots[index]
+        try:
+            header.stamps[index] = WRITING
+            if self.copies[index]:
+                torch._foreach_copy_(*map(list, zip(*self.copies[index], strict=True)))
+            self._copied.set()
+            for block, (start, stop) in enumerate(self.region.blocks):
+                header.checksums[index, block] = checksum(slot[start:stop])
+            header.stamps[index] = version
+        except BaseException:
+            header.stamps[index] = FAILED  # readers need not wait for it
+            self._copied.set()
+            raise
+
+    def wait_until_copied(self) -> None:
+        """Until the parameters may change again."""
+        self._copied.wait()
 
     def wait(self) -> None:
         """Until the last version is stamped."""
-        if self._stamping is not None:
-            self._stamping.join()
+        if self._work is not None:
+            self._work.join()
 
 
 @dataclass(frozen=True)
@@ -147,8 +157,10 @@ class WeightReader:
                 stamp = int(source.header.stamps[version % NUM_SLOTS])
                 if stamp == version:
                     break
+                if stamp == FAILED:
+                    raise Gone(f"trainer rank {rank} failed to lay version {version} down: its log says why")
                 if stamp > version:
-                    raise Superseded(f"trainer rank {rank} has version {stamp} where {version} was asked for")
+                    raise Gone(f"trainer rank {rank} has version {stamp} where {version} was asked for")
                 if time.monotonic() >= deadline:
                     raise TornRead(f"trainer rank {rank} has not finished version {version}")
                 await asyncio.sleep(pause)
@@ -173,5 +185,5 @@ class WeightReader:
                 yield placed.name, placed.piece.need, placed.piece.box, piece_view(self.buffer, base, placed)
 
 
-class Superseded(TornRead):
-    """A newer version is in the place of the one that was asked for: it will not come back."""
+class Gone(TornRead):
+    """The version that was asked for will not come, or come back."""

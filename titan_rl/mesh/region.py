@@ -16,7 +16,8 @@ import torch
 import xxhash
 
 NUM_SLOTS = 2
-WRITING = -1
+WRITING, FAILED = -1, -2
+"""Stamps of a slot that holds no version."""
 
 
 def checksum(data: torch.Tensor) -> int:

@@ -21,8 +21,6 @@ class WeightSync:
     def __init__(self, trainer, generators: list, router: Router, say: Callable[[str], None]):
         self.trainer, self.generators, self.router, self.say = trainer, generators, router, say
         self._leaders = [generator.slice(ranks=0) for generator in generators]
-        self.num_messages = 0
-        """Sent for versions so far."""
 
     async def connect(self, setting: str) -> None:
         """Ask both sides what they hold and need, plan, and open the regions. Errors: PlanError."""
@@ -41,7 +39,7 @@ class WeightSync:
             for holder in self.plan.reads(reader, replica).holders
         }
         over_rdma = {holder for (_, _, holder), transport in pairs.items() if transport in RDMA}
-        regions = await gather(
+        self.regions = await gather(
             *(
                 self.trainer.slice(ranks=rank).open_region.call_one(self.plan.slot(rank), rank in over_rdma)
                 for rank in range(len(held))
@@ -49,23 +47,22 @@ class WeightSync:
         )
         await gather(
             *(
-                generator.slice(ranks=reader).connect.call_one(self._setup(replica, reader, regions, pairs))
+                generator.slice(ranks=reader).connect.call_one(self._setup(replica, reader, pairs))
                 for replica, generator in enumerate(self.generators)
                 for reader in range(self.plan.num_readers)
             )
         )
         self.transports = describe(list(pairs.values()))
 
-    def _setup(self, replica: int, reader: int, regions: list, pairs: dict) -> ReaderSetup:
+    def _setup(self, replica: int, reader: int, pairs: dict) -> ReaderSetup:
         """Only what this reader has to know."""
         plan = self.plan.reads(reader, replica)
         transports = [pairs[replica, reader, holder] for holder in plan.holders]
-        return ReaderSetup(plan, [regions[holder] for holder in plan.holders], transports)
+        return ReaderSetup(plan, [self.regions[holder] for holder in plan.holders], transports)
 
-    async def publish(self, version: int) -> list[float]:
-        """Every trainer rank casts and copies its shards; the seconds of each. The version before must be delivered."""
-        self.num_messages += self.plan.num_holders
-        return await call_all(self.trainer.publish, version)
+    async def publish(self, version: int) -> None:
+        """Every trainer rank begins to lay its shards down. The version before must be delivered."""
+        await call_all(self.trainer.publish, version)
 
     async def deliver(self, version: int, timeout: float) -> list[EngineStatistics]:
         """Every replica takes the version; statistics of the version before, of those that did.
@@ -85,9 +82,9 @@ class WeightSync:
         return [result for result in done if isinstance(result, EngineStatistics)]
 
     async def _deliver_to(self, replica: int, version: int, timeout: float) -> EngineStatistics:
-        self.num_messages += self.plan.num_readers + 1
         await call_all(self.generators[replica].fetch, version, timeout)
-        return await self._leaders[replica].apply.call_one(version)
+        [statistics] = await call_all(self._leaders[replica].apply, version)
+        return statistics
 
 
 def _last_line(error: BaseException) -> str:

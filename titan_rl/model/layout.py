@@ -24,20 +24,23 @@ def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig,
     split = {"num_attention_heads": hf.num_attention_heads, "num_key_value_heads": hf.num_key_value_heads}
     if not experts:
         split["intermediate_size"] = hf.intermediate_size
+    elif parallelism.expert_parallel_degree == 1:
+        split["moe_intermediate_size"] = hf.moe_intermediate_size
     for name, size in split.items():
         if size % degree:
             raise ConfigError(
                 f"parallelism.tensor_parallel_degree = {degree} must divide the model's {name} = {size}: "
                 f"lower it, or spread over data_parallel_shard_degree instead"
             )
-    if experts and parallelism.expert_parallel_degree == 1:
-        # TorchTitan 0.3 then cuts through each expert, and the gradient of what goes into the experts is lost
+    if (degree - 1) * ceil(hf.vocab_size / degree) >= hf.vocab_size:
         raise ConfigError(
-            f"parallelism.tensor_parallel_degree = {degree} on a mixture of experts needs expert parallelism: "
-            f"set parallelism.expert_parallel_degree, to {degree} say"
+            f"parallelism.tensor_parallel_degree = {degree} leaves ranks without a word of the model's vocab_size = "
+            f"{hf.vocab_size}: lower it"
         )
-    if experts and not parallelism.enable_sequence_parallel:
-        raise ConfigError("parallelism.enable_sequence_parallel = false has no form with experts: leave it out")
+    if parallelism.expert_parallel_degree > 1 and not parallelism.enable_sequence_parallel:
+        raise ConfigError(
+            "parallelism.enable_sequence_parallel = false has no form with expert parallelism: leave it out"
+        )
 
 
 def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
@@ -99,12 +102,14 @@ def _check_experts(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts
             f"parallelism.expert_parallel_degree = {degree} must divide the model's num_experts = {experts}: lower it"
         )
     shard = parallelism.data_parallel_shard_degree
-    ranks = shard * tensor if degree > 1 else shard * parallelism.data_parallel_replicate_degree
-    each = shard * tensor // degree if degree > 1 else shard
+    if degree > 1:
+        ranks, each, pieces = shard * tensor, shard * tensor // degree, 1
+    else:
+        ranks, each, pieces = shard * parallelism.data_parallel_replicate_degree, shard, tensor
     # with more ranks than experts, FSDP cuts through each expert, and must cut evenly
-    for name in ("moe_intermediate_size", "hidden_size"):
-        if ranks > experts and getattr(hf, name) % each:
+    for name, size in (("moe_intermediate_size", hf.moe_intermediate_size // pieces), ("hidden_size", hf.hidden_size)):
+        if ranks > experts and size % each:
             raise ConfigError(
-                f"parallelism: {each} ranks share each expert, so they must divide the model's {name} = "
+                f"parallelism: {each * pieces} ranks share each expert, so they must divide the model's {name} = "
                 f"{getattr(hf, name)}: change data_parallel_shard_degree or expert_parallel_degree"
             )

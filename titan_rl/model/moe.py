@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torchtitan.models.common.config_utils import make_moe_config, make_routed_experts_config, make_router_config
+from torchtitan.models.common.config_utils import make_routed_experts_config, make_router_config
 from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
@@ -41,13 +42,26 @@ class Experts(GroupedExperts):
         return multiply(F.silu(multiply(x_RD, w1_EFD)) * multiply(x_RD, w3_EFD), w2_EDF)
 
 
+class MixtureOfExperts(MoE):
+    @dataclass(kw_only=True, slots=True)
+    class Config(MoE.Config):
+        pass
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        if isinstance(x_BLD, DTensor) and isinstance(x_BLD.to_local(), AsyncCollectiveTensor):
+            # TP without EP gathers the sequence for the experts; local_map would wait for it outside of autograd,
+            # and the gradient would be lost
+            x_BLD = x_BLD.clone()
+        return super().forward(x_BLD)
+
+
 def moe_config(hf: PreTrainedConfig) -> MoE.Config:
     """TorchTitan's config of a layer's experts."""
     sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.num_experts)
     routed = make_routed_experts_config(**sizes, top_k=hf.num_experts_per_tok, param_init={}, comm_backend="standard")
     from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
     routed.inner_experts = Experts.Config(**sizes, param_init=from_file)
-    return make_moe_config(
+    return MixtureOfExperts.Config(
         num_experts=hf.num_experts,
         router=make_router_config(
             dim=hf.hidden_size,

@@ -1,0 +1,214 @@
+"""linear_logprob against logits in full and in float64; functions named check_* run in Triton's interpreter."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from kernel_checks import poison, run_interpreted
+
+from titan_rl.kernels import linear_logprob as room
+from titan_rl.kernels.linear_logprob import linear_logprob
+
+# one token and few words; words that fill no block; SmolLM2's hidden size, which fills no power of two
+SHAPES = [(1, 7, 5), (5, 130, 24), (33, 257, 64), (3, 70, 576)]
+HEADS = [{}, {"temperature": 0.7}, {"bias": True, "soft_cap": 3.0, "temperature": 1.3}]
+TILES = {"tile_tokens": 16, "tile_words": 100}
+
+
+def problem(num_tokens: int, num_words: int, dim: int, dtype=torch.float32, bias: bool = False):
+    """Hidden states, weight, bias or None (leaves), and targets that are not all inside."""
+    torch.manual_seed(num_tokens)
+    hidden_SD, weight_VD = torch.randn(num_tokens, dim), torch.randn(num_words, dim) / dim**0.5
+    bias_V = torch.randn(num_words) if bias else None
+    leaves = [None if x is None else x.to(dtype).requires_grad_() for x in (hidden_SD, 3 * weight_VD, bias_V)]
+    target_S = torch.randint(num_words, (num_tokens,))
+    target_S[0] = num_words - 1
+    return leaves, target_S
+
+
+def in_full(leaves, target_S, temperature: float = 1.0, soft_cap: float | None = None):
+    hidden_SD, weight_VD, bias_V = leaves
+    logits_SV = hidden_SD @ weight_VD.T
+    if bias_V is not None:
+        logits_SV = logits_SV + bias_V
+    if soft_cap is not None:
+        logits_SV = soft_cap * torch.tanh(logits_SV / soft_cap)
+    logprob_SV = torch.log_softmax(logits_SV / temperature, -1)
+    return logprob_SV.gather(1, target_S[:, None])[:, 0], -(logprob_SV.exp() * logprob_SV).sum(-1)
+
+
+def gradients(leaves, outputs) -> list[torch.Tensor]:
+    """Of random weights times log-probabilities and entropies."""
+    torch.manual_seed(1)
+    weights = [torch.randn(output.shape) for output in outputs]
+    loss = sum((weight.to(output.dtype) * output).sum() for weight, output in zip(weights, outputs, strict=True))
+    return torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None])
+
+
+def compare(implementation: str, shape, head: dict, dtype=torch.float32) -> None:
+    head = dict(head)
+    leaves, target_S = problem(*shape, dtype, head.pop("bias", False))
+    hidden_SD, weight_VD, bias_V = leaves
+    outputs = linear_logprob(
+        hidden_SD, weight_VD, target_S, bias_V=bias_V, implementation=implementation, **TILES, **head
+    )
+    exact_leaves = [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = in_full(exact_leaves, target_S, **head)
+    norms = hidden_SD.detach().double().norm(dim=1).max() * weight_VD.detach().double().norm(dim=1).max()
+    bound = 2**-22 * (1 + float(norms)) / head.get("temperature", 1.0)
+    for output, exactly in zip(outputs, exact, strict=True):
+        assert output.dtype == torch.float32
+        assert (output.double() - exactly).abs().max() <= bound
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
+    pairs = zip(gradients(leaves, outputs), gradients(exact_leaves, exact), strict=True)
+    for gradient, exactly in pairs:
+        assert gradient.dtype == dtype
+        assert (gradient.double() - exactly).abs().max() <= tolerance * (1 + exactly.abs().max())
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    poison(monkeypatch)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("head", HEADS)
+def test_reference(shape, head):
+    compare("reference", shape, head)
+
+
+def test_reference_in_bfloat16():
+    compare("reference", (33, 257, 64), HEADS[2], torch.bfloat16)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("head", HEADS)
+def check_triton(shape, head):
+    compare("triton", shape, head)
+
+
+@pytest.mark.parametrize("shape", [(33, 257, 64), (3, 70, 576)])
+def check_triton_in_bfloat16(shape):
+    compare("triton", shape, HEADS[2], torch.bfloat16)
+
+
+def check_splits_of_many_words():
+    """More than 2,048 words for few tokens: several programs share a token."""
+    compare("triton", (2, 4500, 16), HEADS[1])
+
+
+def check_rows_with_a_stride():
+    leaves, target_S = problem(5, 70, 24)
+    apart = [torch.stack([leaf, leaf], 2)[:, :, 0] for leaf in leaves[:2]]
+    plain, strided = (linear_logprob(*pair, target_S, implementation="triton") for pair in (leaves[:2], apart))
+    assert torch.equal(plain[0], strided[0]) and torch.equal(plain[1], strided[1])
+
+
+def test_triton_in_its_interpreter():
+    run_interpreted(__file__)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_gradcheck(head):
+    head = dict(head)
+    leaves, target_S = problem(5, 13, 4, torch.float64, head.pop("bias", False))
+    inputs = [leaf for leaf in leaves if leaf is not None]
+
+    def outputs(hidden_SD, weight_VD, bias_V=None):
+        return linear_logprob(hidden_SD, weight_VD, target_S, bias_V=bias_V, tile_tokens=2, tile_words=4, **head)
+
+    assert torch.autograd.gradcheck(outputs, inputs)
+
+
+def test_only_what_is_asked_for_is_computed(monkeypatch):
+    """A frozen weight gets no gradient, and entropies that no loss uses cost nothing in the backward."""
+    (hidden_SD, weight_VD, _), target_S = problem(5, 30, 8)
+    weight_VD.requires_grad_(False)
+    tiles, gradient_tile = [], room._reference_gradient_tile
+
+    def watched(tokens, *arguments):
+        tiles.append(tokens)
+        return gradient_tile(tokens, *arguments)
+
+    monkeypatch.setattr(room, "_reference_gradient_tile", watched)
+    logprob_S, entropy_S = linear_logprob(hidden_SD, weight_VD, target_S)
+    assert entropy_S.requires_grad
+    logprob_S.sum().backward()
+    assert weight_VD.grad is None and hidden_SD.grad is not None
+    assert [tile.grad_entropy_S for tile in tiles] == [None]
+
+
+def test_no_token():
+    (hidden_SD, weight_VD, bias_V), target_S = problem(1, 7, 5, bias=True)
+    logprob_S, entropy_S = linear_logprob(hidden_SD[:0], weight_VD, target_S[:0], bias_V=bias_V)
+    (logprob_S.sum() + entropy_S.sum()).backward()
+    assert hidden_SD.grad.count_nonzero() == weight_VD.grad.count_nonzero() == bias_V.grad.count_nonzero() == 0
+
+
+def test_extreme_logits_stay_finite():
+    """A certain word: log-probability and entropy are zero, gradients too."""
+    hidden_SD, weight_VD = torch.full((2, 1), 100.0, requires_grad=True), torch.tensor([[-9.0], [9.0], [-9.0]])
+    logprob_S, entropy_S = linear_logprob(hidden_SD, weight_VD, torch.tensor([1, 0]), tile_words=1)
+    (logprob_S + entropy_S).sum().backward()
+    assert logprob_S.tolist() == [0.0, -1800.0] and entropy_S.tolist() == [0.0, 0.0]
+    assert hidden_SD.grad[:, 0].tolist() == [0.0, -18.0]
+
+
+def test_memory_is_bounded_by_the_tiles():
+    """No tensor made on the way is larger than a tile, a gradient or a block of the weight."""
+    (hidden_SD, weight_VD, _), target_S = problem(64, 1000, 8)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            out = function(*args, **kwargs or {})
+            if isinstance(out, torch.Tensor):
+                largest = max(largest, out.untyped_storage().nbytes())
+            return out
+
+    with Watch():
+        logprob_S, entropy_S = linear_logprob(hidden_SD, weight_VD, target_S, tile_tokens=16, tile_words=100)
+        (logprob_S.sum() + entropy_S.sum()).backward()
+    assert largest == max(weight_VD.nbytes, 2 * 4 * 16 * 100)
+    assert largest < 4 * 64 * 1000 / 7
+
+
+SPREAD = {"temperature": 0.7, "soft_cap": 4.0}
+
+
+def spread_problem():
+    leaves, target_S = problem(9, 13, 6, bias=True)
+    target_S[:3] = torch.tensor([0, 6, 7])  # the words at the seam between the ranks
+    return leaves, target_S
+
+
+def spread_rank(index: int, folder: str) -> None:
+    """A rank of two, which hold seven words and six; its results go to a file."""
+    group = dist.ProcessGroupGloo(dist.FileStore(f"{folder}/store", 2), index, 2, timeout=timedelta(seconds=60))
+    (hidden_SD, weight_VD, bias_V), target_S = spread_problem()
+    words = [slice(0, 7), slice(7, 13)][index]
+    results = {}
+    for implementation in ("reference", "triton"):
+        mine = [part.detach().clone().requires_grad_() for part in (hidden_SD, weight_VD[words], bias_V[words])]
+        keywords = {"bias_V": mine[2], "first_word": words.start, "group": group, "implementation": implementation}
+        outputs = linear_logprob(*mine[:2], target_S, **keywords, **SPREAD)
+        results[implementation] = [output.detach() for output in outputs], gradients(mine, outputs)
+    torch.save(results, f"{folder}/{index}")
+
+
+def check_spread_vocabulary_agrees_with_the_whole_one(tmp_path):
+    """The parts of the hidden states' gradient add up to it."""
+    torch.multiprocessing.spawn(spread_rank, (str(tmp_path),), nprocs=2)
+    leaves, target_S = spread_problem()
+    exact = in_full(leaves, target_S, **SPREAD)
+    exact_gradients = gradients(leaves, exact)
+    ranks = [torch.load(tmp_path / str(index)) for index in range(2)]
+    for implementation in ("reference", "triton"):
+        outputs, parts = zip(*(rank[implementation] for rank in ranks), strict=True)
+        for output in outputs:
+            torch.testing.assert_close(output, [exactly.detach() for exactly in exact])
+        torch.testing.assert_close(parts[0][0] + parts[1][0], exact_gradients[0])
+        torch.testing.assert_close(torch.cat([part[1] for part in parts]), exact_gradients[1])
+        torch.testing.assert_close(torch.cat([part[2] for part in parts]), exact_gradients[2])

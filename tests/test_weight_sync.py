@@ -1,0 +1,256 @@
+"""Weights between real actors: updates under running requests, and syncs in which somebody dies or fails."""
+
+import asyncio
+import math
+import mmap
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from titan_rl.bench.weight_pairs import guess, rows_of
+from titan_rl.config import load_config
+from titan_rl.episode import Request
+from titan_rl.mesh.meshes import ActorFault, Meshes
+from titan_rl.mesh.region import header_pages
+from titan_rl.mesh.router import NoReplicaLeft
+from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.model.tiny import make_tiny
+from titan_rl.titan_config import build_titan
+from titan_rl.types import Completion
+
+pytestmark = pytest.mark.slow
+SUPERVISION_SECONDS = 10.0
+BOTH = frozenset({"trainer", "generators"})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    make_tiny(path, seed=1, architecture="qwen3", num_layers=2, tie_word_embeddings=False)
+    return str(path)
+
+
+@asynccontextmanager
+async def meshes_of(model: str, logs, parts=BOTH, **tables):
+    tables = {
+        "training": {"seq_len": 256, "steps": 1000},
+        "optimizer": {"lr": 3e-2},
+        "mesh": {"step_timeout": 60.0},
+        "rollout": {"max_new_tokens": 128},
+        **tables,
+    }
+    tables["generator"] = {"kv_cache_gib": 0.1, **tables.get("generator", {})}
+    config = load_config(None, tables)
+    meshes = Meshes(config, build_titan(config), model, parts, logs)
+    try:
+        await meshes.start()
+        yield meshes
+    finally:
+        await meshes.stop()
+
+
+def pid_of(meshes: Meshes, name: str) -> int:
+    return next(pid for pid, known in meshes.pids.items() if known == name)
+
+
+async def learn(meshes: Meshes, seed: int) -> None:
+    """Move the weights a good way."""
+    random = np.random.default_rng(seed)
+    await meshes.train(rows_of([guess(random) for _ in range(4)], meshes.titan, random), True)
+
+
+async def sync(meshes: Meshes, version: int) -> None:
+    await meshes.publish(version)
+    await meshes.deliver(version)
+
+
+def ask(meshes: Meshes, seeds: list[int], num_tokens: int, replica: int = 0) -> asyncio.Future:
+    request = Request(np.arange(10, 40, dtype=np.int32), seeds, num_tokens, 1.0)
+
+    async def call():
+        return request.tokens, await meshes.generators[replica].slice(ranks=0).generate.call_one(request)
+
+    return asyncio.ensure_future(call())
+
+
+async def worst_difference(meshes: Meshes, *groups) -> float:
+    """Of any token's log-probability, between the trainer as it is and the generator when it sampled."""
+    metrics = await meshes.train(rows_of(list(groups), meshes.titan, None), False)
+    return math.log(metrics.agreement_max)
+
+
+def tokens_of_version(group, version: int) -> list:
+    """A group for each completion that has tokens of that version, as if all before them were its prompt."""
+    prompt, completions = group
+    found = []
+    for completion in completions:
+        new = completion.versions == version
+        if new.any():
+            arrays = (values[new] for values in (completion.tokens, completion.logprobs, completion.versions))
+            found.append((np.concatenate([prompt, completion.tokens[~new]]), [Completion(*arrays, "stop")]))
+    return found
+
+
+async def update_under_way(meshes: Meshes):
+    """A group that was sampled across an update from version 0 to 1, and one that began right after it."""
+    await learn(meshes, 0)
+    await sync(meshes, 0)
+    for number_of_tries in range(5):
+        running = ask(meshes, list(range(1, 17)), 120)
+        await asyncio.sleep(0.15)
+        await learn(meshes, 1)
+        version = number_of_tries + 1
+        await meshes.publish(version)
+        delivery = asyncio.ensure_future(meshes.deliver(version))
+        await delivery
+        fresh = ask(meshes, list(range(101, 109)), 20)
+        group = await running
+        if {version - 1, version} <= {int(v) for c in group[1] for v in c.versions}:
+            return version, group, await fresh
+        await fresh
+    raise AssertionError("no update met running requests")
+
+
+def test_in_flight_versions_are_recorded_and_new_requests_never_meet_old_keys(model, tmp_path):
+    async def run():
+        async with meshes_of(model, tmp_path) as meshes:
+            version, (_, completions), fresh = await update_under_way(meshes)
+            for completion in completions:
+                assert (np.diff(completion.versions) >= 0).all()
+            # the same prompt is in the prefix cache, as the old weights saw it, and held by running requests
+            assert {int(v) for c in fresh[1] for v in c.versions} == {version}
+            assert await worst_difference(meshes, fresh) < 1e-4
+
+    asyncio.run(run())
+
+
+def test_recomputed_keys_are_those_of_the_new_weights(model, tmp_path):
+    async def run():
+        async with meshes_of(model, tmp_path, generator={"kv": "recompute"}) as meshes:
+            version, group, fresh = await update_under_way(meshes)
+            assert await worst_difference(meshes, fresh) < 1e-4
+            assert await worst_difference(meshes, *tokens_of_version(group, version)) < 1e-4
+
+    asyncio.run(run())
+
+
+def test_drain_lets_running_requests_end_under_their_version(model, tmp_path):
+    async def run():
+        async with meshes_of(model, tmp_path, generator={"update": "drain"}) as meshes:
+            await sync(meshes, 0)
+            running = ask(meshes, list(range(1, 17)), 120)
+            await asyncio.sleep(0.1)
+            await learn(meshes, 1)
+            await meshes.publish(1)
+            delivery = asyncio.ensure_future(meshes.deliver(1))
+            later = ask(meshes, [5], 8)
+            assert {int(v) for c in (await running)[1] for v in c.versions} == {0}
+            await delivery
+            assert {int(v) for c in (await later)[1] for v in c.versions} <= {0, 1}
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_fails_an_update_gets_no_more_work(model, tmp_path):
+    """Norms are on both tensor-parallel trainer ranks; a flipped byte in one copy is met by one replica alone."""
+
+    async def run():
+        layout = {"tensor_parallel_degree": 2}
+        async with meshes_of(model, tmp_path, generator={"replicas": 2}, parallelism=layout) as meshes:
+            said = []
+            meshes.weights.say = said.append
+            await sync(meshes, 0)
+            await meshes.publish(1)
+            await asyncio.sleep(0.5)  # it is stamped
+            flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)
+            statistics = await meshes.weights.deliver(1, timeout=1.0)
+            assert len(statistics) == 1 and meshes.router.healthy == [0]
+            assert "generator 1 failed weights version 1" in said[0] and "checksum" in said[0]
+            versions = [(await g.slice(ranks=0).account.call_one())[0] for g in meshes.generators]
+            assert versions == [1, 0]
+            with pytest.raises(NoReplicaLeft, match="replica 1: failed weights version 1"):
+                meshes.router.take_out(0, "a test")
+
+    asyncio.run(run())
+
+
+def flip_a_byte_that_only_one_replica_reads(meshes: Meshes, replica: int, version: int) -> None:
+    plan = meshes.weights.plan
+    mine, others = ({(r.holder, r.block) for r in plan.reads(0, r).reads} for r in (replica, 1 - replica))
+    holder, block = min(mine - others)
+    handle = meshes.weights.regions[holder]
+    offset = header_pages(len(handle.blocks)) + version % 2 * handle.slot_bytes + handle.blocks[block][0]
+    with open(f"/proc/{handle.pid}/fd/{handle.fd}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[offset] ^= 1
+
+
+def test_a_trainer_rank_killed_in_a_sync_is_named(model, tmp_path):
+    async def run():
+        async with meshes_of(model, tmp_path, parallelism={"data_parallel_shard_degree": 2}) as meshes:
+            await sync(meshes, 0)
+            victim = pid_of(meshes, "trainer rank 1")
+            os.kill(victim, signal.SIGSTOP)  # it will never lay its part down
+            publishing = asyncio.ensure_future(meshes.weights.publish(1))
+            delivery = asyncio.ensure_future(meshes.deliver(1))
+            await asyncio.sleep(0.5)
+            assert not delivery.done()
+            os.kill(victim, signal.SIGKILL)
+            start = time.monotonic()
+            with pytest.raises(ActorFault, match="trainer rank 1 died while updating generators to version 1"):
+                await delivery
+            assert time.monotonic() - start < SUPERVISION_SECONDS
+            publishing.cancel()
+            assert (await meshes.generators[0].slice(ranks=0).account.call_one())[0] == 0
+
+    asyncio.run(run())
+
+
+def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_path):
+    async def run():
+        async with meshes_of(model, tmp_path, generator={"tensor_parallel": 2}) as meshes:
+            await sync(meshes, 0)
+            victim, leader = pid_of(meshes, "generator 0 rank 1"), meshes.generators[0].slice(ranks=0)
+            await meshes.publish(1)
+            await asyncio.gather(*(fetch(meshes, rank, 1) for rank in range(2)))
+            os.kill(victim, signal.SIGSTOP)  # both have the bytes, and one will never apply them
+            applying = asyncio.ensure_future(meshes.guard(60, "applying", leader.apply.call_one(1)))
+            await asyncio.sleep(0.5)
+            assert not applying.done()
+            os.kill(victim, signal.SIGKILL)
+            start = time.monotonic()
+            with pytest.raises(Exception) as failure:
+                await applying
+            assert time.monotonic() - start < SUPERVISION_SECONDS
+            assert isinstance(failure.value, ActorFault) and "generator 0 rank 1 died" in str(failure.value)
+            with pytest.raises(Exception, match="Connection closed|failed before|reset by peer"):
+                await asyncio.wait_for(ask(meshes, [1], 4), SUPERVISION_SECONDS)
+
+    asyncio.run(run())
+
+
+async def fetch(meshes: Meshes, rank: int, version: int) -> None:
+    await meshes.generators[0].slice(ranks=rank).fetch.call_one(version, 30.0)
+
+
+def test_a_trainer_can_be_followed_by_another(model, tmp_path):
+    """Generators stay, a trainer of another layout takes over: plans are made anew, whatever they were."""
+
+    async def run():
+        async with (
+            meshes_of(model, tmp_path) as meshes,
+            meshes_of(model, tmp_path, frozenset({"trainer"}), parallelism={"data_parallel_shard_degree": 2}) as second,
+        ):
+            await sync(meshes, 0)
+            await learn(second, 3)
+            takeover = WeightSync(second.trainer, meshes.generators, meshes.router, print)
+            await takeover.connect("rdma_tcp")
+            assert takeover.transports == "rdma_tcp (2 pairs)"
+            await takeover.publish(1)
+            await takeover.deliver(1, 30.0)
+            assert await worst_difference(second, await ask(meshes, [1, 2], 16)) < 1e-4
+
+    asyncio.run(run())
