@@ -53,6 +53,7 @@ class _Place:
 
     def __init__(self, shape: tuple[int, ...], fp8: bool, start: int):
         self.shape, self.start, self.size = shape, start, math.prod(shape)
+        assert self.size < 2**31
         self.fp8 = fp8 and len(shape) == 2 and shape[1] % 16 == 0
         blocks = [-(-side // _SIDE) for side in shape] if self.fp8 else []
         self.scales_shape = tuple(blocks)
@@ -184,9 +185,9 @@ if triton is not None:
         return (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)
 
     @triton.jit
-    def _words_sum(words, positions):
-        """The checksum's part of int32 words at byte positions that are multiples of 4."""
-        return tl.sum(words.to(tl.int64) * ((positions // 4 + 1) * _FACTOR | 1), 0)
+    def _weighed(words, index):
+        """The checksum's part of int32 words, which are the buffer's ``index``-th."""
+        return words.to(tl.int64) * ((index + 1) * _FACTOR | 1)
 
     @triton.jit
     def _shard_at(addresses, table, ALIGNED: tl.constexpr):
@@ -196,7 +197,8 @@ if triton is not None:
         if ALIGNED:
             shard = tl.multiple_of(shard, 16)
         start = tl.multiple_of(tl.load(row + 2), 16)
-        return shard, tl.load(row + 1), start, tl.load(row + 3), tl.load(row + 4)
+        # positions in a shard fit into 32 bits, and take half of the registers so
+        return shard, tl.load(row + 1).to(tl.int32), start, tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
 
     @triton.jit
     def _bfloat16_kernel(
@@ -207,7 +209,7 @@ if triton is not None:
         first = tl.multiple_of(block * BLOCK, 16)
         at = first + tl.arange(0, BLOCK)
         inside, padded = at < size, at < (size + 7) // 8 * 8
-        staged = (buffer + start).to(tl.pointer_type(tl.bfloat16)) + at
+        staged = tl.multiple_of((buffer + start).to(tl.pointer_type(tl.bfloat16)), 16) + at
         if PACKING:
             values = tl.load(shard + at, mask=inside, other=0.0)
             if _ROUND:
@@ -218,9 +220,9 @@ if triton is not None:
             values = tl.load(staged, mask=padded, other=0.0)
             tl.store(shard + at, values.to(tl.float32), mask=inside)
         halves = values.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        words = tl.sum(tl.reshape(halves << (16 * (at % 2)).to(tl.int32), (BLOCK // 2, 2)), 1)
-        positions = start + 2 * (first + 2 * tl.arange(0, BLOCK // 2))
-        tl.atomic_add(total, _words_sum(words, positions), sem="relaxed")
+        words = tl.sum(tl.reshape(halves << (16 * (at % 2)), (BLOCK // 2, 2)), 1)
+        index = (start // 4 + first // 2) + tl.arange(0, BLOCK // 2)
+        tl.atomic_add(total, tl.sum(_weighed(words, index), 0), sem="relaxed")
 
     @triton.jit
     def _fp8_kernel(addresses, table, buffer, total, BLOCK: tl.constexpr, PACKING: tl.constexpr, ALIGNED: tl.constexpr):
@@ -237,7 +239,7 @@ if triton is not None:
         columns_C = first_column + tl.arange(0, BLOCK)
         at = rows_R[:, None] * num_columns + columns_C[None, :]
         inside = (rows_R < num_rows)[:, None] & (columns_C < num_columns)[None, :]
-        staged = (buffer + start).to(tl.pointer_type(tl.float8e4nv)) + at
+        staged = tl.multiple_of((buffer + start).to(tl.pointer_type(tl.float8e4nv)), 16) + at
         scales_start = start + num_rows * num_columns
         scales = (buffer + scales_start).to(tl.pointer_type(tl.float32))
         if PACKING:
@@ -263,8 +265,7 @@ if triton is not None:
         quarters = tl.where(inside, quantized.to(tl.uint8, bitcast=True).to(tl.int32), 0)
         quarters = quarters << (8 * (tl.arange(0, BLOCK) % 4))[None, :]
         words = tl.sum(tl.reshape(quarters, (BLOCK, BLOCK // 4, 4)), 2)
-        positions = start + rows_R[:, None] * num_columns + (first_column + 4 * tl.arange(0, BLOCK // 4))[None, :]
-        part = tl.sum(_words_sum(words, positions), 0)
-        scale_word = scale.to(tl.int32, bitcast=True).to(tl.int64)
-        part += scale_word * (((scales_start + 4 * block) // 4 + 1) * _FACTOR | 1)
+        words_at = rows_R[:, None] * (num_columns // 4) + (first_column // 4 + tl.arange(0, BLOCK // 4))[None, :]
+        part = tl.sum(tl.sum(_weighed(words, start // 4 + words_at), 1), 0)
+        part += _weighed(scale.to(tl.int32, bitcast=True), scales_start // 4 + block)
         tl.atomic_add(total, part, sem="relaxed")

@@ -69,7 +69,8 @@ async def sync(meshes: Meshes, version: int) -> None:
 
 
 def ask(meshes: Meshes, seeds: list[int], num_tokens: int, replica: int = 0) -> asyncio.Future:
-    request = Request(np.arange(10, 40, dtype=np.int32), seeds, num_tokens, 1.0)
+    # two whole blocks of the cache are shared
+    request = Request(np.arange(10, 90, dtype=np.int32), seeds, num_tokens, 1.0)
 
     async def call():
         return request.tokens, await meshes.generators[replica].slice(ranks=0).generate.call_one(request)
