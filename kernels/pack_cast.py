@@ -208,17 +208,21 @@ if triton is not None:
         shard, block, start, _, size = _shard_at(addresses, table, ALIGNED)
         first = tl.multiple_of(block * BLOCK, 16)
         at = first + tl.arange(0, BLOCK)
+        is_whole = first + BLOCK <= size  # then no mask keeps the compiler from reading 16 bytes at a time
         inside, padded = at < size, at < (size + 7) // 8 * 8
         staged = tl.multiple_of((buffer + start).to(tl.pointer_type(tl.bfloat16)), 16) + at
         if PACKING:
-            values = tl.load(shard + at, mask=inside, other=0.0)
+            values = tl.load(shard + at) if is_whole else tl.load(shard + at, mask=inside, other=0.0)
             if _ROUND:
                 values = _nearest(values, 16)
             values = values.to(tl.bfloat16)
             tl.store(staged, values, mask=padded)
         else:
             values = tl.load(staged, mask=padded, other=0.0)
-            tl.store(shard + at, values.to(tl.float32), mask=inside)
+            if is_whole:
+                tl.store(shard + at, values.to(tl.float32))
+            else:
+                tl.store(shard + at, values.to(tl.float32), mask=inside)
         halves = values.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         words = tl.sum(tl.reshape(halves << (16 * (at % 2)), (BLOCK // 2, 2)), 1)
         index = (start // 4 + first // 2) + tl.arange(0, BLOCK // 2)

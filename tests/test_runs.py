@@ -79,7 +79,11 @@ def test_a_wrong_config_starts_nothing(tmp_path):
         (dict(task__name="countdown"), "Python"),
         (dict(rollout__group_size=1), "rollout.group_size"),
         (dict(model__path=str(tmp_path)), "config.json"),
-        (dict(parallelism__tensor_parallel_degree=2), "tensor_parallel_degree"),
+        (dict(parallelism__tensor_parallel_degree=8), "num_attention_heads"),
+        (dict(parallelism__context_parallel_degree=2), "context_parallel_degree"),
+        (dict(mesh__transport="cuda_ipc"), "GPU"),
+        (dict(mesh__transport="rdma_ibverbs"), "rdma_tcp"),
+        (dict(generator__tensor_parallel=3), "num_attention_heads"),
         (dict(algorithm__name="gpro"), "grpo"),
     ):
         root = tmp_path / "run"

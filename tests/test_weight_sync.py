@@ -255,3 +255,18 @@ def test_a_trainer_can_be_followed_by_another(model, tmp_path):
             assert await worst_difference(second, await ask(meshes, [1, 2], 16)) < 1e-4
 
     asyncio.run(run())
+
+
+def test_experts_of_two_ranks_reach_a_generator_of_two(tmp_path):
+    """vLLM packs experts for a CPU when it starts, and must pack them again."""
+    path = tmp_path / "model"
+    make_tiny(path, seed=1, architecture="qwen3_moe", num_layers=2, tie_word_embeddings=False)
+
+    async def run():
+        layout = {"data_parallel_shard_degree": 2, "expert_parallel_degree": 2}
+        async with meshes_of(str(path), tmp_path, generator={"tensor_parallel": 2}, parallelism=layout) as meshes:
+            await learn(meshes, 1)
+            await sync(meshes, 0)
+            assert await worst_difference(meshes, await ask(meshes, [1, 2], 16)) < 1e-4
+
+    asyncio.run(run())

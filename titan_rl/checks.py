@@ -6,6 +6,8 @@ from titan_rl.config import Config, ConfigError, nearest
 from titan_rl.tasks.base import Task
 from titan_rl.types import Prompt
 
+_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
 
 def check_algorithm(config: Config) -> None:
     """Errors: ConfigError for a name that algorithms.py does not have."""
@@ -37,8 +39,8 @@ def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt
 
 
 def check_model(config: Config) -> None:
-    """Errors: ConfigError for an architecture that cannot be built or laid out as ``[parallelism]`` says, or a
-    directory without weights or a tokenizer."""
+    """Errors: ConfigError for an architecture that cannot be built or laid out as ``[parallelism]`` and
+    ``[generator]`` say, or a directory without weights or a tokenizer."""
     from titan_rl.model.files import tensor_files
     from titan_rl.model.layout import check_layout
     from titan_rl.model.spec import read_hf_config
@@ -46,13 +48,54 @@ def check_model(config: Config) -> None:
     from titan_rl.titan_config import build_titan
 
     parallelism, path = build_titan(config).parallelism, config.model.path
-    if path == "tiny":
-        return check_layout(tiny_config(), parallelism)
     try:
-        hf = read_hf_config(path)
-        tensor_files(path)
+        hf = tiny_config() if path == "tiny" else read_hf_config(path)
+        if path != "tiny":
+            tensor_files(path)
     except ValueError as error:
         raise ConfigError(f"model.path = {path!r}: {error}") from None
     check_layout(hf, parallelism)
-    if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+    _check_generator_layout(hf, config.generator.tensor_parallel)
+    names = ("tokenizer.json", "tokenizer_config.json")
+    if path != "tiny" and not any((Path(path) / name).is_file() for name in names):
         raise ConfigError(f"model.path = {path!r} holds no tokenizer: copy tokenizer.json into it")
+
+
+def _check_generator_layout(hf, ranks: int) -> None:
+    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks."""
+    from titan_rl.model.device import DEVICE_TYPE
+
+    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
+    if heads % ranks:
+        raise ConfigError(
+            f"generator.tensor_parallel = {ranks} must divide the model's num_attention_heads = {heads}: "
+            f"lower it, or use more replicas"
+        )
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ConfigError(
+            f"generator.tensor_parallel = {ranks} and the model's num_key_value_heads = {kv_heads}: one must divide "
+            f"the other; lower it, or use more replicas"
+        )
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
+    if DEVICE_TYPE == "cpu" and head_dim not in _CPU_HEAD_SIZES:
+        raise ConfigError(
+            f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
+            f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
+        )
+
+
+def check_transport(config: Config) -> None:
+    """Errors: ConfigError for a transport that this machine has no hardware for."""
+    from titan_rl.model.device import DEVICE_TYPE
+
+    setting = config.mesh.transport
+    if setting == "cuda_ipc" and DEVICE_TYPE != "cuda":
+        raise ConfigError("mesh.transport = 'cuda_ipc' needs a GPU, and there is none: leave it out")
+    if setting == "rdma_ibverbs":
+        from titan_rl.mesh.meshes import has_ibverbs
+
+        if not has_ibverbs():
+            raise ConfigError(
+                "mesh.transport = 'rdma_ibverbs' needs an RDMA network card, and there is none: leave it out, or take "
+                "'rdma_tcp'"
+            )

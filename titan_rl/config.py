@@ -284,6 +284,11 @@ def _check_combinations(config: Config) -> None:
             f"algorithm.updates_per_batch = {algorithm.updates_per_batch} is more than "
             f"rollout.prompts_per_step = {rollout.prompts_per_step}: an optimizer step needs a group of its own"
         )
+    if config.generator.update == "drain" and config.generator.kv == "recompute":
+        raise ConfigError(
+            "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
+            "request running: leave one of them out"
+        )
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.model.path != "tiny" and not (Path(config.model.path) / "config.json").is_file():

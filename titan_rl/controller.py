@@ -28,7 +28,7 @@ from titan_rl.evaluate import evaluate
 from titan_rl.ledger import Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
-from titan_rl.metrics import MetricsLog, mean_metrics, sampling_metrics, speeds, trained_metrics
+from titan_rl.metrics import MetricsLog, agreement_limit, mean_metrics, sampling_metrics, speeds, trained_metrics
 from titan_rl.prompts import PromptStream
 from titan_rl.rollouts import write_rollouts
 from titan_rl.rundir import RunDir
@@ -98,6 +98,9 @@ class Controller:
         self._saved_step = -1
         self._trainer_is_idle = False
         self._delivery: asyncio.Task[None] | None = None
+        self._agreement_limit = agreement_limit(config.generator.dtype, titan.training.mixed_precision_param)
+        self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
+        self._has_warned = False
 
     # the run
 
@@ -200,9 +203,9 @@ class Controller:
         metrics = await self._train(groups, batches)
         laps.end("train")
         await self._delivered()
+        step = self.progress.step
         await self._go_live(
-            self.progress.step,
-            lambda statistics, seconds: self._record(groups, batches, metrics, statistics, laps, seconds),
+            step, lambda statistics, seconds: self._record(step, groups, batches, metrics, statistics, laps, seconds)
         )
         laps.end("publish")
         if self._is_due(self.config.eval.every) and self.progress.step < self.titan.training.steps:
@@ -311,6 +314,7 @@ class Controller:
 
     def _record(
         self,
+        step: int,
         groups: list[Group],
         batches: list[Batch],
         metrics: StepMetrics,
@@ -318,7 +322,6 @@ class Controller:
         laps: Laps,
         seconds_sync: float,
     ) -> None:
-        step = self.progress.step
         seconds = {
             "generate": max(engine.seconds_busy for engine in statistics),
             "score": sum(group.seconds_score for group in groups) / self.config.verifier.procs,
@@ -337,6 +340,12 @@ class Controller:
         record |= speeds(seconds, generated, trained)
         self.metrics.write(record)
         self.display.step(record)
+        if self._is_on_policy and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
+            self._has_warned = True
+            self.display.say(
+                f"step {step}: trainer and generator disagree about the tokens that were sampled, by a factor of "
+                f"{metrics.agreement_mean:.4f} on average: what is trained is not quite what was sampled"
+            )
 
     # what happens besides steps
 

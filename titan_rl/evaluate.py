@@ -20,8 +20,8 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
     """
     sampling = Sampling(num_samples=1, max_new_tokens=max_new_tokens, temperature=0.0, max_tokens=meshes.max_tokens)
     groups = await asyncio.gather(*(meshes.run_group(prompt, sampling) for prompt in prompts))
-    if any(group.refused for group in groups):
-        raise RuntimeError("a held-out prompt leaves no room for an answer: raise training.seq_len")
+    if refused := [group for group in groups if group.refused]:
+        raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
         raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}")

@@ -24,12 +24,13 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     held_out = held_out_prompts(task, config.eval.prompts)
     run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
 
-    from titan_rl.checks import check_algorithm, check_model, check_prompts
+    from titan_rl.checks import check_algorithm, check_model, check_prompts, check_transport
     from titan_rl.titan_config import build_titan
 
     titan = build_titan(config)
     check_algorithm(config)
     check_model(config)
+    check_transport(config)
     check_prompts(config, titan.training.seq_len, task, held_out)
     run_dir.open(as_dict(config) | titan.as_dict())
     return asyncio.run(_run(config, titan, run_dir, task, held_out, resume))

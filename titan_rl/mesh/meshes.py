@@ -39,6 +39,14 @@ from titan_rl.model.spec import longest_rollout
 from titan_rl.titan_config import TitanConfig
 from titan_rl.types import EngineStatistics, Group, Prompt
 
+
+def has_ibverbs() -> bool:
+    """Whether this machine has RDMA hardware that Monarch can use."""
+    from monarch.rdma import is_ibverbs_available
+
+    return is_ibverbs_available()
+
+
 ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
 """Generators are needed by verifiers; a trainer stands alone."""
 _STOP_SECONDS = 3.0
@@ -234,14 +242,19 @@ class Meshes:
         return await self.guard(self.config.mesh.step_timeout, "asking generators for statistics", calls)
 
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
-        """Sample and score a prompt, on the verifier and the replica that have the fewest groups."""
-        with self._verifiers.choose() as verifier, self.router.choose() as replica:
-            call = self.verifiers.slice(ranks=verifier).run_group.call_one(prompt, sampling, replica)
-            group = await self.guard(self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}", call)
-        if group.replica_failure:
-            self.say(f"generator {replica} failed and gets no more work: {group.replica_failure}")
+        """Sample and score a prompt, on the verifier and the replica that have the fewest groups.
+
+        A replica that fails is taken out, and another one asked. Errors: NoReplicaLeft.
+        """
+        while True:
+            with self._verifiers.choose() as verifier, self.router.choose() as replica:
+                call = self.verifiers.slice(ranks=verifier).run_group.call_one(prompt, sampling, replica)
+                group = await self.guard(self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}", call)
+            if not group.replica_failure:
+                return group
+            if replica in self.router.healthy:
+                self.say(f"generator {replica} failed and gets no more work: {group.replica_failure}")
             self.router.take_out(replica, group.replica_failure.strip().splitlines()[-1])
-        return group
 
     async def demonstrate(self, prompts: list) -> list:
         call = self.verifiers.slice(ranks=0).demonstrate.call_one(prompts)

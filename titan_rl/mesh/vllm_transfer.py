@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
+from vllm.platforms import current_platform
 
 from titan_rl.mesh.channel import ReaderSetup, WeightReader
 from titan_rl.mesh.plan import Box
@@ -112,6 +113,7 @@ class ChannelEngine(WeightTransferEngine):
                 parameter.data.zero_()  # a padded vocabulary
         for fill in fills:
             fill.run(module)
+        _forget_packed_experts(module)
         _layerwise_process(module, info)
 
     def finish_weight_update(self) -> None:
@@ -120,6 +122,17 @@ class ChannelEngine(WeightTransferEngine):
 
     def shutdown(self) -> None:
         pass
+
+
+def _forget_packed_experts(module: torch.nn.Module) -> None:
+    """Have a mixture of experts packed again.
+
+    vLLM packs experts for a CPU when it sets their kernel up, and at a later reload takes the kernel as it is: it would
+    read weights as packed that are not.
+    """
+    method = getattr(module, "quant_method", None)
+    if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+        method.moe_kernel = None
 
 
 def _repack_tied(model: torch.nn.Module) -> None:

@@ -1,0 +1,53 @@
+"""Rows arrive as they were laid down, each group's alone, and nothing stays behind."""
+
+import multiprocessing
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from titan_rl.mesh.batches import LaidRows, pull_rows
+from titan_rl.types import Row, Segment
+
+
+def row_of(seed: int) -> Row:
+    random = np.random.default_rng(seed)
+    columns = [random.integers(0, 9, 5), random.integers(0, 9, 5), [Segment(0, 5)]]
+    return Row(*columns, *(random.normal(size=3).astype(np.float32) for _ in range(5)))
+
+
+def same(a: Row, b: Row) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in vars(a))
+
+
+def test_each_group_pulls_its_own():
+    rows = [[row_of(0), row_of(1)], [row_of(2)], []]
+    with LaidRows(rows, over_rdma=False) as handles:
+        pulled = [pull_rows(handle, 1.0) for handle in handles]
+    for wanted, got in zip(rows, pulled, strict=True):
+        assert len(wanted) == len(got) and all(same(a, b) for a, b in zip(wanted, got, strict=True))
+
+
+def _check(handle) -> None:
+    assert same(pull_rows(handle, 1.0)[0], row_of(7))
+
+
+def test_another_process_can_pull():
+    with LaidRows([[row_of(7)]], over_rdma=False) as [handle]:
+        child = multiprocessing.get_context("spawn").Process(target=_check, args=(handle,))
+        child.start()
+        child.join(60)
+    assert child.exitcode == 0
+
+
+def test_a_wrong_byte_is_seen():
+    with LaidRows([[row_of(1)]], over_rdma=False) as [handle], pytest.raises(ValueError, match="checksum"):
+        pull_rows(replace(handle, checksum=handle.checksum ^ 1), 1.0)
+
+
+def test_memory_goes_with_the_block():
+    with LaidRows([[row_of(1)]], over_rdma=False) as [handle]:
+        assert os.path.exists(f"/proc/{handle.pid}/fd/{handle.fd}")
+    with pytest.raises(FileNotFoundError):
+        pull_rows(handle, 1.0)
