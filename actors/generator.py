@@ -6,12 +6,12 @@ from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank
 
+from titan_rl.channel.plan import Interner, Units
+from titan_rl.channel.transports import Place, here
+from titan_rl.channel.weights import ReaderSetup
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
-from titan_rl.mesh.channel import ReaderSetup
 from titan_rl.mesh.logs import send_output_to
-from titan_rl.mesh.plan import Interner, Units
-from titan_rl.mesh.transports import Place, here
 from titan_rl.types import Completion, EngineStatistics
 
 
@@ -29,7 +29,7 @@ class Generator(Actor):
         """Load vLLM and the model, with the replica's other ranks; this process's id."""
 
         def load():
-            from titan_rl.generation import GenerationEngine
+            from titan_rl.generation.engine import GenerationEngine
 
             return GenerationEngine(self.config, self.model_path, self.max_model_len, self.rank, Path(meeting_file))
 
@@ -43,7 +43,7 @@ class Generator(Actor):
     @concurrent_endpoint
     async def needs(self) -> Units:
         """What this rank stores, as vLLM's own loader told."""
-        from titan_rl.mesh.vllm_recording import needs
+        from titan_rl.channel.vllm_recording import needs
 
         return needs(self.engine.recorded, Interner())
 

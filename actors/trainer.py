@@ -6,13 +6,13 @@ from pathlib import Path
 
 from monarch.actor import Actor, current_rank, endpoint
 
+from titan_rl.channel.batches import RowsHandle, pull_rows
+from titan_rl.channel.plan import Interner, SlotLayout, Units
+from titan_rl.channel.region import RegionHandle
+from titan_rl.channel.transports import Place, here
+from titan_rl.channel.weights import WeightWriter, holdings
 from titan_rl.config import Config
-from titan_rl.mesh.batches import RowsHandle, pull_rows
-from titan_rl.mesh.channel import WeightWriter, holdings
 from titan_rl.mesh.logs import send_output_to
-from titan_rl.mesh.plan import Interner, SlotLayout, Units
-from titan_rl.mesh.region import RegionHandle
-from titan_rl.mesh.transports import Place, here
 
 
 class Trainer(Actor):

@@ -3,7 +3,8 @@
     python kernels/bench.py [--json] [--only NAME] [--rehearse]
 
 Needs torch and triton alone; Liger-Kernel is measured where it is installed. Floors are measured too: bytes over the
-bandwidth of a copy, operations over the rate of a large product of the vendor's. ``--rehearse`` goes through the same
+bandwidth of a copy, operations over the rate of a large product of the vendor's (for batch_invariant_matmul, the
+vendor's time for the same product). ``--rehearse`` goes through the same
 lines with tiny shapes on a CPU (with TRITON_INTERPRET=1), and its figures mean nothing.
 
 Peak memory is what the allocator gave out at most beyond what was there before, less the gradients.
@@ -91,8 +92,10 @@ class Bench:
         torch.cuda.synchronize()
         return (torch.cuda.max_memory_allocated() - before - gradients) / 2**20
 
-    def add(self, kernel: str, shape: str, by: str, run: Callable, floor: float, gradients: int = 0, **details: Any):
-        """A row; what cannot run here (no memory, no compiler) is a row that says so. ``floor`` is in seconds."""
+    def add(
+        self, kernel: str, shape: str, by: str, run: Callable, floor: float, gradients: int = 0, **details: Any
+    ) -> dict[str, Any]:
+        """A row; a rival that cannot run here (no memory, no compiler) is one that says so. ``floor``: seconds."""
         row: dict[str, Any] = {"kernel": kernel, "shape": shape, "by": by}
         try:
             seconds = self.seconds(run)
@@ -101,15 +104,19 @@ class Bench:
             if by == _OURS:
                 raise
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        self.rows.append(row | details)
+        row |= details
+        self.rows.append(row)
         if self.device != "cpu":
             torch.cuda.empty_cache()
-        print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        return row
 
-    def bar(self, name: str, value: float | None, bar: float, at_most: bool = False) -> None:
-        """Held to by the newest row."""
-        met = None if value is None else value <= bar if at_most else value >= bar
-        self.rows[-1].setdefault("bars", []).append({"bar": f"{name} {'<=' if at_most else '>='} {bar}", "met": met})
+
+def _hold(row: dict[str, Any], name: str, bar: float, at_most: bool = False) -> None:
+    """A bar that the row's figure of that name is held to."""
+    value = row[name]
+    met = None if value is None else value <= bar if at_most else value >= bar
+    row.setdefault("bars", []).append({"bar": f"{name} {'<=' if at_most else '>='} {bar}", "met": met})
 
 
 def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -137,32 +144,40 @@ def bench_linear_logprob(bench: Bench) -> None:
         three_products = 6 * sizes.tokens * sizes.hidden * vocabulary / bench.operations_per_s
         upstream_S = torch.randn(sizes.tokens, device=bench.device)
 
-        def step(forward, leaves=leaves, target_S=target_S, upstream_S=upstream_S):
-            logprob_S, _ = forward(*leaves, target_S)
-            return torch.autograd.grad(logprob_S, leaves, upstream_S)
-
-        errors = _errors(bench, ours, vocabulary, temperature)
+        step = functools.partial(_forward_backward, leaves, target_S, upstream_S)
         row = functools.partial(bench.add, "linear_logprob", shape, floor=three_products, gradients=gradient_bytes)
-        row(by=_OURS, run=lambda step=step: step(ours), **errors)
-        mine = bench.rows[-1]
-        bench.bar("of_floor", mine["of_floor"], 0.7)
-        bench.bar("peak_mib", mine["peak_mib"], 1024, at_most=True)
-        with torch.no_grad():
-            forward_floor = three_products / 3
-            bench.add("linear_logprob forward", shape, _OURS, lambda f=leaves, t=target_S: ours(*f, t), forward_floor)
+        mine = row(by=_OURS, run=functools.partial(step, ours), **_errors(bench, ours, vocabulary, temperature))
+        _hold(mine, "of_floor", 0.7)
+        _hold(mine, "peak_mib", 1024, at_most=True)
+        forward = functools.partial(ours, *(leaf.detach() for leaf in leaves), target_S)
+        bench.add("linear_logprob forward", shape, _OURS, forward, three_products / 3)
         in_full = functools.partial(_logits_in_full, temperature=temperature)
-        compiled = torch.compile(in_full)
-        row(by="eager", run=lambda step=step: step(in_full))
-        row(by="torch.compile", run=lambda step=step, compiled=compiled: step(compiled))
-        try:
-            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-        except ImportError:
+        row(by="eager", run=functools.partial(step, in_full))
+        row(by="torch.compile", run=functools.partial(step, torch.compile(in_full)))
+        liger = _liger()
+        if liger is None:
             bench.rows.append({"kernel": "linear_logprob", "shape": shape, "by": "liger", "failed": "not installed"})
             continue
-        # without temperature, entropy and a weight a token: the mean's gradient alone
-        liger = LigerFusedLinearCrossEntropyLoss()
-        row(by="liger", run=lambda f=leaves, t=target_S: torch.autograd.grad(liger(f[1], f[0], t), f))
-        bench.bar("milliseconds, of ours", bench.rows[-1].get("milliseconds"), mine["milliseconds"])
+        theirs = row(by="liger", run=functools.partial(_liger_step, liger, leaves, target_S))
+        if "milliseconds" in theirs:
+            _hold(mine, "milliseconds", theirs["milliseconds"], at_most=True)
+
+
+def _forward_backward(leaves, target_S, upstream_S, forward: Callable):
+    return torch.autograd.grad(forward(*leaves, target_S)[0], leaves, upstream_S)
+
+
+def _liger():
+    try:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+    except ImportError:
+        return None
+    return LigerFusedLinearCrossEntropyLoss()
+
+
+def _liger_step(liger, leaves, target_S):
+    """Without temperature, entropy and a weight a token: it has the gradient of the mean alone."""
+    return torch.autograd.grad(liger(leaves[1], leaves[0], target_S), leaves)
 
 
 def _problem(bench: Bench, tokens: int, vocabulary: int):
@@ -182,8 +197,8 @@ def _errors(bench: Bench, ours: Callable, vocabulary: int, temperature: float) -
     gradients = torch.autograd.grad(found[0].sum(), leaves)
     exact_gradients = torch.autograd.grad(exact[0].sum(), exact_leaves)
     return {
-        "logprob_error": float((found[0].double() - exact[0]).abs().max()),
-        "entropy_error": float((found[1].double() - exact[1]).abs().max()),
+        "logprob_error": float((found[0].detach().double() - exact[0].detach()).abs().max()),
+        "entropy_error": float((found[1].detach().double() - exact[1]).abs().max()),
         "hidden_gradient_relative_error": _relative(gradients[0], exact_gradients[0]),
         "weight_gradient_relative_error": _relative(gradients[1], exact_gradients[1]),
     }
@@ -210,8 +225,7 @@ def bench_policy_loss(bench: Bench) -> None:
     compiled = torch.compile(policy_loss)
     error = _relative(step("triton"), step("reference").double())
     row = functools.partial(bench.add, "policy_loss", f"{tokens}", floor=floor, gradients=logprob_S.nbytes)
-    row(by=_OURS, run=lambda: step("triton"), gradient_relative_error=error)
-    bench.bar("of_floor", bench.rows[-1]["of_floor"], 0.85)
+    _hold(row(by=_OURS, run=lambda: step("triton"), gradient_relative_error=error), "of_floor", 0.85)
     row(by="eager", run=lambda: step("reference"))
     row(by="torch.compile", run=lambda: step("reference", compiled))
 
@@ -228,8 +242,7 @@ def bench_discounted_scan(bench: Bench) -> None:
 
     error = float((run("triton")[0] - run("reference")[0]).abs().max())
     row = functools.partial(bench.add, "discounted_scan", f"{tokens}, segments of 1000", floor=floor)
-    row(by=_OURS, run=lambda: run("triton"), error=error)
-    bench.bar("of_floor", bench.rows[-1]["of_floor"], 0.85)
+    _hold(row(by=_OURS, run=lambda: run("triton"), error=error), "of_floor", 0.85)
     row(by="eager", run=lambda: run("reference"))
 
 
@@ -248,13 +261,15 @@ def bench_pack_cast(bench: Bench) -> None:
         floor = (4 * values + ours.num_bytes) / bench.bytes_per_s
         shape = f"{values} values in {len(shards)} shards, {name}"
         into = [torch.empty_like(shard) for shard in shards]
-        for by, staging, details in ((_OURS, ours, same), ("eager", theirs, {})):
-            bench.add("pack", shape, by, lambda s=staging, b=buffer: s.pack(shards, b), floor, **details)
+        for kernel, by, run in (
+            ("pack", _OURS, functools.partial(ours.pack, shards, buffer)),
+            ("unpack", _OURS, functools.partial(ours.unpack, buffer, into)),
+            ("pack", "eager", functools.partial(theirs.pack, shards, buffer)),
+            ("unpack", "eager", functools.partial(theirs.unpack, buffer, into)),
+        ):
+            row = bench.add(kernel, shape, by, run, floor, **(same if by == _OURS else {}))
             if by == _OURS:
-                bench.bar("of_floor", bench.rows[-1]["of_floor"], 0.85)
-            bench.add("unpack", shape, by, lambda s=staging, b=buffer, i=into: s.unpack(b, i), floor)
-            if by == _OURS:
-                bench.bar("of_floor", bench.rows[-1]["of_floor"], 0.85)
+                _hold(row, "of_floor", 0.85)
 
 
 def bench_batch_invariant(bench: Bench) -> None:
@@ -270,17 +285,22 @@ def bench_batch_invariant(bench: Bench) -> None:
     permuted = bool(torch.equal(matmul(rows_MK[:largest][order]), whole_MN[order]))
     for size in bench.sizes.batches:
         batch_MK = rows_MK[:size]
-        vendor = bench.seconds(lambda b=batch_MK: b @ weight_NK.T)
+        vendor = bench.seconds(functools.partial(torch.mm, batch_MK, weight_NK.T))
         exact_MN = batch_MK[:64].double() @ weight_NK.double().T
-        bench.add(
-            *("batch_invariant_matmul", f"{size} x {depth} x {depth}", _OURS, lambda b=batch_MK: matmul(b), vendor),
+        row = bench.add(
+            *(
+                "batch_invariant_matmul",
+                f"{size} x {depth} x {depth}",
+                _OURS,
+                functools.partial(matmul, batch_MK),
+                vendor,
+            ),
             batches_with_equal_bits=same,
             equal_bits_in_another_order=permuted,
             relative_error=_relative(matmul(batch_MK)[:64], exact_MN),
-            vendor_milliseconds=1000 * vendor,
         )
-        bench.bar("of_floor (the vendor's product)", bench.rows[-1]["of_floor"], 0.6)
-        bench.bar("batches_with_equal_bits", same, largest)
+        _hold(row, "of_floor", 0.6)
+        _hold(row, "batches_with_equal_bits", largest)
     logits_MN = torch.randn(largest, bench.sizes.vocabularies[0], device=bench.device)
     floor = 2 * logits_MN.nbytes / bench.bytes_per_s
     row = functools.partial(bench.add, "batch_invariant_log_softmax", f"{list(logits_MN.shape)}", floor=floor)

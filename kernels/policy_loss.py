@@ -227,7 +227,7 @@ if triton is not None:
         return tl.load(at, mask=is_token_S, other=0.0).to(tl.float32)
 
     @triton.jit
-    def _trained(at, is_token_S, counted_S):
+    def _load_trained(at, is_token_S, counted_S):
         """Zero for tokens that are not trained; they are read all the same, so that reads are wide."""
         return tl.where(counted_S, _load(at, is_token_S), 0.0)
 
@@ -239,8 +239,8 @@ if triton is not None:
     def _log_ratio(logprob, old, weight, tokens_S, is_token_S):
         """And whether the token is trained."""
         counted_S = _load(weight + tokens_S, is_token_S) > 0
-        logprob_S = _trained(logprob + tokens_S, is_token_S, counted_S)
-        return logprob_S - _trained(old + tokens_S, is_token_S, counted_S), counted_S
+        logprob_S = _load_trained(logprob + tokens_S, is_token_S, counted_S)
+        return logprob_S - _load_trained(old + tokens_S, is_token_S, counted_S), counted_S
 
     @triton.jit
     def _terms(
@@ -266,10 +266,10 @@ if triton is not None:
         ESTIMATOR: tl.constexpr,
     ):
         """d loss / d log ratio, what else of d loss / d logprob, and each token's part of SUMS."""
-        logprob_S = _trained(logprob + tokens_S, is_token_S, counted_S)
-        old_S = _trained(old + tokens_S, is_token_S, counted_S)
-        advantage_S = _trained(advantage + tokens_S, is_token_S, counted_S)
-        weight_S = _trained(weight + tokens_S, is_token_S, counted_S)
+        logprob_S = _load_trained(logprob + tokens_S, is_token_S, counted_S)
+        old_S = _load_trained(old + tokens_S, is_token_S, counted_S)
+        advantage_S = _load_trained(advantage + tokens_S, is_token_S, counted_S)
+        weight_S = _load_trained(weight + tokens_S, is_token_S, counted_S)
         ratio_S = tl.exp(_cut(log_ratio_S))
         bounded_S = tl.minimum(tl.maximum(ratio_S, lower), upper)
         zero_S = ratio_S * 0.0
@@ -287,7 +287,7 @@ if triton is not None:
             by_logprob_S = zero_S
         sampling_S = old_S
         if sampling is not None:
-            sampling_S = _trained(sampling + tokens_S, is_token_S, counted_S)
+            sampling_S = _load_trained(sampling + tokens_S, is_token_S, counted_S)
         capped_S = zero_S
         if HAS_CAP:
             importance_S = tl.exp(_cut(old_S - sampling_S))
@@ -298,7 +298,7 @@ if triton is not None:
             by_logprob_S *= importance_S
         kl_S = zero_S
         if reference is not None:
-            toward_S = _trained(reference + tokens_S, is_token_S, counted_S) - logprob_S
+            toward_S = _load_trained(reference + tokens_S, is_token_S, counted_S) - logprob_S
             if ESTIMATOR == "k1":
                 kl_S, slope_S = -toward_S, zero_S + 1.0
             elif ESTIMATOR == "k2":
@@ -312,7 +312,7 @@ if triton is not None:
         drift_S = _cut(logprob_S - sampling_S)
         entropy_S = zero_S
         if entropy is not None:
-            entropy_S = _trained(entropy + tokens_S, is_token_S, counted_S)
+            entropy_S = _load_trained(entropy + tokens_S, is_token_S, counted_S)
         one_S = counted_S.to(tl.float32)
         agreement_S = tl.exp(tl.abs(drift_S)) * one_S
         lanes_M = tl.arange(0, 16)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from titan_rl.mesh.batches import LaidRows, pull_rows
+from titan_rl.channel.batches import LaidRows, pull_rows
 from titan_rl.types import Row, Segment
 
 

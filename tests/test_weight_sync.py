@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from titan_rl.bench.weight_pairs import guess, rows_of
+from titan_rl.channel.region import header_pages
+from titan_rl.channel.sync import WeightSync
 from titan_rl.config import load_config
 from titan_rl.episode import Request
 from titan_rl.mesh.meshes import ActorFault, Meshes
-from titan_rl.mesh.region import header_pages
 from titan_rl.mesh.router import NoReplicaLeft
-from titan_rl.mesh.weight_sync import WeightSync
 from titan_rl.model.tiny import make_tiny
 from titan_rl.titan_config import build_titan
 from titan_rl.types import Completion

@@ -97,7 +97,7 @@ def generator_needs(interner) -> list:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from titan_rl.mesh.vllm_recording import needs, record_on_meta
+    from titan_rl.channel.vllm_recording import needs, record_on_meta
 
     checkpoint = list(_shapes().items())
     everyone = []
@@ -141,7 +141,7 @@ def trainer_holdings(interner) -> list:
     """Of each rank, stage by stage; the embedding is at the first stage, norm and head at the last."""
     import math
 
-    from titan_rl.mesh.plan import Box, Holding, split_name
+    from titan_rl.channel.plan import Box, Holding, split_name
 
     kinds: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in _shapes().items():
@@ -176,7 +176,7 @@ def trainer_holdings(interner) -> list:
 
 def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    from titan_rl.mesh.plan import Interner, Plan
+    from titan_rl.channel.plan import Interner, Plan
 
     interner = Interner()
     start = time.perf_counter()

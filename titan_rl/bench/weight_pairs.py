@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from titan_rl.bench.harness import row
+from titan_rl.channel.sync import WeightSync
 from titan_rl.config import Config, load_config
 from titan_rl.mesh.meshes import Meshes
-from titan_rl.mesh.weight_sync import WeightSync
 from titan_rl.packing import pack, token_weights
 from titan_rl.titan_config import TitanConfig, build_titan
 from titan_rl.types import Completion, Provenance, Sample

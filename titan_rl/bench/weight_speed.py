@@ -18,8 +18,8 @@ import torch
 from titan_rl.bench import weight_pairs
 from titan_rl.bench.harness import row
 from titan_rl.bench.weight_actors import BenchMeshes
+from titan_rl.channel import sync as weight_sync
 from titan_rl.config import load_config
-from titan_rl.mesh import weight_sync
 from titan_rl.mesh.calls import call_all
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.titan_config import build_titan

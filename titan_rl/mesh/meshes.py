@@ -18,10 +18,12 @@ import monarch.actor
 from monarch.actor import default_bootstrap_cmd, this_host
 from monarch.config import configure
 
+from titan_rl.channel.batches import LaidRows
+from titan_rl.channel.sync import WeightSync
+from titan_rl.channel.transports import RDMA
 from titan_rl.config import Config
 from titan_rl.episode import Sampling
 from titan_rl.mesh import processes
-from titan_rl.mesh.batches import LaidRows
 from titan_rl.mesh.calls import call_all, gather
 from titan_rl.mesh.placement import (
     available_cores,
@@ -31,9 +33,7 @@ from titan_rl.mesh.placement import (
     verifier_environment,
 )
 from titan_rl.mesh.router import Router
-from titan_rl.mesh.transports import RDMA
 from titan_rl.mesh.waiting import within
-from titan_rl.mesh.weight_sync import WeightSync
 from titan_rl.model.device import DEVICE_TYPE
 from titan_rl.model.spec import longest_rollout
 from titan_rl.titan_config import TitanConfig

@@ -10,8 +10,8 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.model.layout import stage_modules
+from titan_rl.model.pipeline import Pipeline
 from titan_rl.model.spec import apply_parallelism
-from titan_rl.pipeline import Pipeline
 from titan_rl.titan_config import TitanConfig
 
 

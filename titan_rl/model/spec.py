@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-import titan_rl.model.device  # noqa: F401  # isort: skip  (before any other torchtitan module)
-
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Replicate, Shard

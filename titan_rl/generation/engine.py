@@ -25,14 +25,14 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from titan_rl.channel import vllm_backend
+from titan_rl.channel.vllm_backend import transfer_engine
+from titan_rl.channel.vllm_recording import Recorded
+from titan_rl.channel.weights import ReaderSetup, WeightReader
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
-from titan_rl.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
-from titan_rl.mesh import vllm_transfer
-from titan_rl.mesh.channel import ReaderSetup, WeightReader
-from titan_rl.mesh.vllm_ranks import RankExecutor, forget_shared_memory, join_ranks
-from titan_rl.mesh.vllm_recording import Recorded
-from titan_rl.mesh.vllm_transfer import transfer_engine
+from titan_rl.generation.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
+from titan_rl.generation.ranks import RankExecutor, forget_shared_memory, join_ranks
 from titan_rl.model.files import tensor_shapes
 from titan_rl.model.tokenizer import stop_token_ids
 from titan_rl.types import Completion, EngineStatistics
@@ -99,7 +99,7 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         # bf16 logits are off by up to 1/16, a third of what trainer and sampler disagreed on
         hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
-        weight_transfer_config=WeightTransferConfig(backend=vllm_transfer.BACKEND),
+        weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
         **memory,
         **parallel,
     )
@@ -121,7 +121,7 @@ class GenerationEngine:
         meeting_file: Path | None = None,
     ):
         """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
-        vllm_transfer.register()
+        vllm_backend.register()
         self.version, self._rank, self._meeting_file = -1, rank, meeting_file
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)

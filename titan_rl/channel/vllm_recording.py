@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tens
 from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
-from titan_rl.mesh.plan import Box, Interner, Need, PlanError, Units, split_name
+from titan_rl.channel.plan import Box, Interner, Need, PlanError, Units, split_name
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from vllm.platforms import current_platform
 
-from titan_rl.mesh.channel import ReaderSetup, WeightReader
-from titan_rl.mesh.plan import Box
-from titan_rl.mesh.vllm_recording import Recorded, Target, record
+from titan_rl.channel.plan import Box
+from titan_rl.channel.vllm_recording import Recorded, Target, record
+from titan_rl.channel.weights import ReaderSetup, WeightReader
 
 BACKEND = "titan_rl"
 _FETCH_SECONDS = 600.0

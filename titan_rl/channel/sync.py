@@ -7,11 +7,11 @@ taken out of routing, and never asked again.
 import asyncio
 from collections.abc import Callable
 
+from titan_rl.channel.plan import Interner, Plan
+from titan_rl.channel.transports import RDMA, choose_transport, describe
+from titan_rl.channel.weights import ReaderSetup
 from titan_rl.mesh.calls import call_all, gather
-from titan_rl.mesh.channel import ReaderSetup
-from titan_rl.mesh.plan import Interner, Plan
 from titan_rl.mesh.router import Router
-from titan_rl.mesh.transports import RDMA, choose_transport, describe
 from titan_rl.types import EngineStatistics
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import xxhash
 
-from titan_rl.mesh.plan import Read
-from titan_rl.mesh.region import NUM_SLOTS, Header, RegionHandle, checksum, header_pages
-from titan_rl.mesh.transports import RDMA, Transport
+from titan_rl.channel.plan import Read
+from titan_rl.channel.region import NUM_SLOTS, Header, RegionHandle, checksum, header_pages
+from titan_rl.channel.transports import RDMA, Transport
 
 _CHUNK_BYTES = 256 << 10
 """Copied and then hashed while it is still in the core's cache."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from titan_rl.mesh.plan import Box, Holding, Interner, Placed, Read, ReadPlan, SlotLayout, Units, split_name
-from titan_rl.mesh.region import FAILED, NUM_SLOTS, WRITING, Region, RegionHandle, checksum
-from titan_rl.mesh.sources import Rdma, Source, TornRead, open_source, share_out
-from titan_rl.mesh.transports import Transport
+from titan_rl.channel.plan import Box, Holding, Interner, Placed, Read, ReadPlan, SlotLayout, Units, split_name
+from titan_rl.channel.region import FAILED, NUM_SLOTS, WRITING, Region, RegionHandle, checksum
+from titan_rl.channel.sources import Rdma, Source, TornRead, open_source, share_out
+from titan_rl.channel.transports import Transport
 
 if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
     from titan_rl.model.shards import Shard
