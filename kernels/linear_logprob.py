@@ -1,9 +1,10 @@
 """Log-probabilities and entropies straight from hidden states and the vocabulary's weight.
 
 The logits [tokens, vocabulary] never exist: forward and backward go over them in tiles, and the backward computes them
-again, so that it costs four products where logits in full cost three. The outer loop is over words, so that each
-word's weight is read, and its gradient written, once. Left out: the reduction of the hidden states' gradient over the
-ranks of a spread vocabulary, which is the caller's (as it is behind any column-parallel layer).
+again, four products where logits in full cost three, but for as many tiles as a fixed number of kept logits allows.
+The outer loop is over words, so that each word's weight is read, and its gradient written, once. Left out: the
+reduction of the hidden states' gradient over the ranks of a spread vocabulary, which is the caller's (as it is behind
+any column-parallel layer).
 
 Dimensions: S tokens, D hidden size, V words of the vocabulary (under a group, those that this rank holds).
 """
@@ -24,6 +25,8 @@ except ImportError:  # the reference does without
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _CPU_TILE_TOKENS, _CPU_TILE_SIZE = 1024, 2**20
 """Measured: tiles of 4 MiB stay in the caches, and products of 1024 x 1024 run at full rate (LOG.md)."""
+_KEPT_LOGITS = 2**26
+"""256 MiB: all of 1,365 tokens over SmolLM2's words, whose backward then costs what it does with logits in full."""
 _GPU_TILE_TOKENS, _GPU_TILE_SIZE = 16384, 3 * 2**26
 """The gradient's tile in bf16 is 384 MiB."""
 
@@ -38,6 +41,7 @@ class _Head:
     group: dist.ProcessGroup | None
     tile_tokens: int
     tile_words: int
+    kept_logits: int
     triton: bool
 
 
@@ -53,6 +57,7 @@ def linear_logprob(
     group: dist.ProcessGroup | None = None,
     tile_tokens: int | None = None,
     tile_words: int | None = None,
+    kept_logits: int = _KEPT_LOGITS,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of its distribution, [S] each; both may be differentiated.
@@ -68,8 +73,9 @@ def linear_logprob(
     Triton's round the gradient of the logits to the inputs' dtype (bf16: each entry by 2**-9 of itself) and accumulate
     in fp32. Gradients are rounded once, at the end, to the inputs' dtypes.
 
-    Memory beyond inputs and gradients: the reference holds two tiles (8 MiB by default) and a block of the weight in
-    fp32; Triton a tile (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
+    Memory beyond inputs and gradients: the reference holds two tiles (8 MiB by default), a block of the weight in fp32
+    and, until its backward, at most ``kept_logits`` (256 MiB by default; 0: none). Triton keeps none, and holds a tile
+    (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
     """
     on_triton = implementation == "triton"
     num_tokens = max(len(hidden_SD), 1)
@@ -80,7 +86,7 @@ def linear_logprob(
     if on_triton and hidden_SD.dtype != weight_VD.dtype:  # its products want one dtype
         dtype = torch.promote_types(hidden_SD.dtype, weight_VD.dtype)
         hidden_SD, weight_VD = hidden_SD.to(dtype), weight_VD.to(dtype)
-    head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, on_triton)
+    head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, kept_logits, on_triton)
     return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, head)
 
 
@@ -88,8 +94,9 @@ class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_SD, weight_VD, bias_V, target_S, head: _Head):
         local_S = target_S - head.first_word
-        statistics = _triton_statistics if head.triton else _reference_statistics
-        max_S, sums_3S = statistics(hidden_SD.detach(), weight_VD.detach(), bias_V, local_S, head)
+        inputs = hidden_SD.detach(), weight_VD.detach(), bias_V, local_S, head
+        ctx.kept = _Kept(head.kept_logits if any(ctx.needs_input_grad) else 0)
+        max_S, sums_3S = _triton_statistics(*inputs) if head.triton else _reference_statistics(*inputs, ctx.kept)
         if head.group is not None:
             local_max_S = max_S.clone()
             dist.all_reduce(max_S, op=dist.ReduceOp.MAX, group=head.group)
@@ -111,14 +118,18 @@ class _LinearLogprob(torch.autograd.Function):
             grad_logprob_S = torch.zeros_like(log_total_S)
         tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S)
         gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed[:3], head)
-        gradient_tile = _triton_gradient_tile if head.triton else _reference_gradient_tile
         for words in _slices(len(weight_VD), head.tile_words):
             block_VD = weight_VD[words] if head.triton else weight_VD[words].to(log_total_S.dtype)
             for rows in _slices(len(hidden_SD), head.tile_tokens):
                 tile = tokens.at(rows, words, block_VD.dtype)
-                grad_SV = gradient_tile(
-                    tile, block_VD, None if bias_V is None else bias_V[words], head, gradients.buffer
-                )
+                inputs = tile, block_VD, None if bias_V is None else bias_V[words], head, gradients.buffer
+                if head.triton:
+                    grad_SV = _triton_gradient_tile(*inputs)
+                else:
+                    logits_SV = ctx.kept.pop(rows, words)
+                    grad_SV = _reference_gradient(
+                        tile, _logits_again(*inputs) if logits_SV is None else logits_SV, head
+                    )
                 gradients.add(grad_SV, tile.hidden_SD, block_VD, rows, words)
         return *gradients.finished(), None, None
 
@@ -147,6 +158,29 @@ class _Tokens:
             self.grad_logprob_S[rows],
             None if self.grad_entropy_S is None else self.grad_entropy_S[rows].contiguous(),
         )
+
+
+class _Kept:
+    """Tiles of logits from the forward that the backward need not compute again; the first ones, while there is room.
+
+    The backward takes them out, for it makes gradients of them in place; a second one computes them again.
+    """
+
+    def __init__(self, room: int):
+        self._room, self._tiles = room, {}
+
+    def tile(self, rows: slice, words: slice, buffer: torch.Tensor) -> torch.Tensor:
+        """Memory for a tile's logits: kept, or the buffer's."""
+        shape = rows.stop - rows.start, words.stop - words.start
+        size = shape[0] * shape[1]
+        if size > self._room:
+            return buffer[:size].view(shape)
+        self._room -= size
+        tile = self._tiles[rows.start, words.start] = buffer.new_empty(shape)
+        return tile
+
+    def pop(self, rows: slice, words: slice) -> torch.Tensor | None:
+        return self._tiles.pop((rows.start, words.start), None)
 
 
 class _Gradients:
@@ -206,38 +240,34 @@ def _add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> 
 
 
 def _reference_logits(hidden_SD, block_VD, block_V, head: _Head, out_SV: torch.Tensor) -> torch.Tensor:
-    """A tile of logits, but for the temperature if they are capped."""
     torch.mm(hidden_SD, block_VD.T, out=out_SV)
     if block_V is not None:
         out_SV += block_V
     if head.soft_cap is not None:
-        return out_SV.div_(head.soft_cap).tanh_()
+        return out_SV.div_(head.soft_cap).tanh_().mul_(head.soft_cap / head.temperature)
     return out_SV if head.temperature == 1 else out_SV.div_(head.temperature)
 
 
-def _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
+def _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head, kept: _Kept):
     """The largest logit; and sums over words: exp(logit - largest), the same times the logit, the target's logit."""
     dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
     max_S = hidden_SD.new_full((len(hidden_SD),), -torch.inf, dtype=dtype)
     sums_3S = hidden_SD.new_zeros((3, len(hidden_SD)), dtype=dtype)
-    tiles = hidden_SD.new_empty((2, head.tile_tokens * min(head.tile_words, len(weight_VD))), dtype=dtype)
+    buffers = hidden_SD.new_empty((2, head.tile_tokens * min(head.tile_words, len(weight_VD))), dtype=dtype)
     for words in _slices(len(weight_VD), head.tile_words):
         block_VD, block_V = weight_VD[words].to(dtype), None if bias_V is None else bias_V[words]
         for rows in _slices(len(hidden_SD), head.tile_tokens):
-            chunk_SD = hidden_SD[rows].to(dtype)
-            shape = len(chunk_SD), len(block_VD)
-            logits_SV, exp_SV = (tile[: shape[0] * shape[1]].view(shape) for tile in tiles)
-            _reference_logits(chunk_SD, block_VD, block_V, head, logits_SV)
-            if head.soft_cap is not None:
-                logits_SV *= head.soft_cap / head.temperature
+            tile_SV = kept.tile(rows, words, buffers[0])
+            logits_SV = _reference_logits(hidden_SD[rows].to(dtype), block_VD, block_V, head, tile_SV)
             new_max_S = torch.maximum(max_S[rows], logits_SV.amax(-1))
             sums_3S[:2, rows] *= (max_S[rows] - new_max_S).exp()
             max_S[rows] = new_max_S
             here_S, index_S = _in_block(local_S[rows] - words.start, len(block_VD))
             sums_3S[2, rows] += torch.where(here_S, logits_SV.gather(1, index_S[:, None])[:, 0], 0)
+            exp_SV = buffers[1, : logits_SV.numel()].view(logits_SV.shape)
             torch.sub(logits_SV, new_max_S[:, None], out=exp_SV).exp_()
             sums_3S[0, rows] += exp_SV.sum(-1)
-            sums_3S[1, rows] += logits_SV.mul_(exp_SV).sum(-1)
+            sums_3S[1, rows] += exp_SV.mul_(logits_SV).sum(-1)
     return max_S, sums_3S
 
 
@@ -247,14 +277,19 @@ def _in_block(local_S: torch.Tensor, num_words: int) -> tuple[torch.Tensor, torc
     return here_S, torch.where(here_S, local_S, 0)
 
 
-def _reference_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, buffer: torch.Tensor) -> torch.Tensor:
-    """Gradient of a tile's products: that of a logit is g [target] - p (g + e (log p + entropy))."""
+def _logits_again(tokens: _Tokens, block_VD, block_V, head: _Head, buffer: torch.Tensor) -> torch.Tensor:
     shape = len(tokens.hidden_SD), len(block_VD)
-    grad_SV = _reference_logits(tokens.hidden_SD, block_VD, block_V, head, buffer[: shape[0] * shape[1]].view(shape))
+    return _reference_logits(tokens.hidden_SD, block_VD, block_V, head, buffer[: shape[0] * shape[1]].view(shape))
+
+
+def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> torch.Tensor:
+    """Logits become the gradient of their products, in place.
+
+    That of a logit is g [target] - p (g + e (log p + entropy)), g and e being those of log-probability and entropy.
+    """
     slope_SV = None
     if head.soft_cap is not None:
-        slope_SV = 1 - grad_SV * grad_SV
-        grad_SV *= head.soft_cap / head.temperature
+        slope_SV = 1 - (grad_SV * (head.temperature / head.soft_cap)).square_()
     grad_SV -= tokens.log_total_S[:, None]
     scale_S = tokens.grad_logprob_S / head.temperature
     if tokens.grad_entropy_S is None:
@@ -264,7 +299,7 @@ def _reference_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, bu
         factor_SV = grad_SV * -entropy_scale_S[:, None]
         factor_SV -= (scale_S + entropy_scale_S * tokens.entropy_S)[:, None]
         grad_SV.exp_().mul_(factor_SV)
-    here_S, index_S = _in_block(tokens.local_S, len(block_VD))
+    here_S, index_S = _in_block(tokens.local_S, grad_SV.shape[1])
     grad_SV.scatter_add_(1, index_S[:, None], torch.where(here_S, scale_S, 0)[:, None])
     return grad_SV if slope_SV is None else grad_SV.mul_(slope_SV)
 
@@ -276,7 +311,7 @@ def _triton_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""
     num_tokens, num_words = len(hidden_SD), len(weight_VD)
     if num_tokens == 0 or num_words == 0:
-        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head)
+        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head, _Kept(0))
     hidden_SD, weight_VD = _rows_contiguous(hidden_SD), _rows_contiguous(weight_VD)
     splits = max(1, min(triton.cdiv(8 * 128 * 128, num_tokens), triton.cdiv(num_words, 2048), 256))
     words_per_split = triton.cdiv(triton.cdiv(num_words, splits), 256) * 256

@@ -58,9 +58,9 @@ def test_summary_tells_the_run(run, records):
     assert summary["agreement_mean_max"] == max(record["agreement_mean"] for record in records)
 
 
-def test_every_prompt_is_accounted_for(run):
+def test_every_sample_is_accounted_for(run):
     account = Ledger(run / "ledger.db").account()
-    assert account == {"issued": 4 * STEPS, "trained": 4 * STEPS, "pending": 0}
+    assert account == {"issued": 16 * STEPS, "trained": 16 * STEPS, "pending": 0}
 
 
 def test_trained_model_loads_in_transformers_and_differs_from_the_base(run):

@@ -13,7 +13,8 @@ from titan_rl.kernels.linear_logprob import linear_logprob
 # one token and few words; words that fill no block; SmolLM2's hidden size, which fills no power of two
 SHAPES = [(1, 7, 5), (5, 130, 24), (33, 257, 64), (3, 70, 576)]
 HEADS = [{}, {"temperature": 0.7}, {"bias": True, "soft_cap": 3.0, "temperature": 1.3}]
-TILES = {"tile_tokens": 16, "tile_words": 100}
+TILES = {"tile_tokens": 16, "tile_words": 100, "kept_logits": 2000}
+"""Of the larger shapes, some tiles are kept for the backward and some are not."""
 
 
 def problem(num_tokens: int, num_words: int, dim: int, dtype=torch.float32, bias: bool = False):
@@ -116,7 +117,8 @@ def test_gradcheck(head):
     inputs = [leaf for leaf in leaves if leaf is not None]
 
     def outputs(hidden_SD, weight_VD, bias_V=None):
-        return linear_logprob(hidden_SD, weight_VD, target_S, bias_V=bias_V, tile_tokens=2, tile_words=4, **head)
+        tiles = {"tile_tokens": 2, "tile_words": 4, "kept_logits": 30}
+        return linear_logprob(hidden_SD, weight_VD, target_S, bias_V=bias_V, **tiles, **head)
 
     assert torch.autograd.gradcheck(outputs, inputs)
 
@@ -125,13 +127,13 @@ def test_only_what_is_asked_for_is_computed(monkeypatch):
     """A frozen weight gets no gradient, and entropies that no loss uses cost nothing in the backward."""
     (hidden_SD, weight_VD, _), target_S = problem(5, 30, 8)
     weight_VD.requires_grad_(False)
-    tiles, gradient_tile = [], room._reference_gradient_tile
+    tiles, gradient = [], room._reference_gradient
 
     def watched(tokens, *arguments):
         tiles.append(tokens)
-        return gradient_tile(tokens, *arguments)
+        return gradient(tokens, *arguments)
 
-    monkeypatch.setattr(room, "_reference_gradient_tile", watched)
+    monkeypatch.setattr(room, "_reference_gradient", watched)
     logprob_S, entropy_S = linear_logprob(hidden_SD, weight_VD, target_S)
     assert entropy_S.requires_grad
     logprob_S.sum().backward()
@@ -153,6 +155,18 @@ def test_extreme_logits_stay_finite():
     (logprob_S + entropy_S).sum().backward()
     assert logprob_S.tolist() == [0.0, -1800.0] and entropy_S.tolist() == [0.0, 0.0]
     assert hidden_SD.grad[:, 0].tolist() == [0.0, -18.0]
+
+
+def test_kept_logits_change_nothing():
+    """Nor does a second backward, which finds none of them left."""
+    (hidden_SD, weight_VD, _), target_S = problem(20, 60, 8)
+    tiles = {"tile_tokens": 8, "tile_words": 16}
+    found = [linear_logprob(hidden_SD, weight_VD, target_S, **tiles, kept_logits=kept) for kept in (0, 400, 10**6)]
+    results = [torch.autograd.grad(pair[0].sum(), (hidden_SD, weight_VD), retain_graph=True) for pair in found]
+    results += [torch.autograd.grad(pair[0].sum(), (hidden_SD, weight_VD)) for pair in found]
+    for pair, result in zip(found + found, results, strict=True):
+        assert torch.equal(pair[0], found[0][0]) and torch.equal(pair[1], found[0][1])
+        assert torch.equal(result[0], results[0][0]) and torch.equal(result[1], results[0][1])
 
 
 def test_memory_is_bounded_by_the_tiles():

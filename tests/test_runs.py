@@ -33,7 +33,7 @@ def test_asynchronous_two_of_everything_over_rdma(tmp_path):
     assert all(record["agreement_mean"] <= 1.5 for record in records)
     assert "weights by rdma_tcp" in running.output(root)
     account = Ledger(root / "ledger.db").account()
-    assert account["trained"] == 24 and account["issued"] == 24 + account["pending"]
+    assert account["trained"] == 96 and account["issued"] == 96 + account["pending"]
 
 
 def test_stop_saves_and_resume_goes_on(tmp_path):
@@ -53,7 +53,7 @@ def test_stop_saves_and_resume_goes_on(tmp_path):
     summary = json.loads((root / "summary.json").read_text())
     assert summary["steps_done"] == done + 2
     account = Ledger(root / "ledger.db").account()
-    assert account == {"issued": 4 * (done + 2), "trained": 4 * (done + 2), "pending": 0}
+    assert account == {"issued": 16 * (done + 2), "trained": 16 * (done + 2), "pending": 0}
 
 
 @pytest.mark.parametrize("victim", ["generator", "trainer", "verifier"])

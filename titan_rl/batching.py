@@ -24,6 +24,16 @@ def discard_reason(group: Group, algorithm: AlgorithmConfig) -> str | None:
     return max(("infra_error", "timeout", "truncated"), key=statuses.count)
 
 
+def sample_fates(group: Group, algorithm: AlgorithmConfig, num_samples: int) -> list[str | None]:
+    """Of each sample, by its number: None if it may be trained on, or why it is discarded (``ledger.Fates``)."""
+    if group.refused:
+        return [group.refused] * num_samples
+    statuses = {rollout.sample: rollout.status for rollout in group.rollouts}
+    usable = {rollout.sample for rollout in usable_rollouts(group, algorithm)}
+    alone = "no_peers" if discard_reason(group, algorithm) else None
+    return [alone if sample in usable else statuses.get(sample, "infra_error") for sample in range(num_samples)]
+
+
 def _samples(rollouts: list[Rollout], algorithm: AlgorithmConfig) -> list[Sample]:
     rewards_G = np.array([rollout.reward for rollout in rollouts], np.float64)
     advantages_G = ALGORITHMS[algorithm.name].advantages(rewards_G, algorithm.normalize_std)

@@ -31,7 +31,7 @@ class ControllerState:
     seconds_training: float
 
 
-def _random_state() -> dict[str, torch.Tensor]:
+def random_state() -> dict[str, torch.Tensor]:
     python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
     kind, keys, *rest = np.random.get_state()
     return {
@@ -42,7 +42,7 @@ def _random_state() -> dict[str, torch.Tensor]:
     }
 
 
-def _set_random_state(state: dict[str, torch.Tensor]) -> None:
+def set_random_state(state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state["torch"])
     position, has_gauss, cached = state["numpy_rest"].tolist()
     np.random.set_state(
@@ -57,7 +57,7 @@ def _learner_state(learner) -> dict:
         "model": {name: tensor for part in learner.model_parts for name, tensor in part.state_dict().items()},
         "optimizer": learner.optimizer.state_dict(),
         "scheduler": learner.scheduler.state_dict(),
-        f"random_rank{dist.get_rank()}": _random_state(),
+        f"random_rank{dist.get_rank()}": random_state(),
     }
 
 
@@ -81,7 +81,7 @@ def load_learner(learner, folder: Path) -> None:
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.scheduler.load_state_dict(state["scheduler"])
     if mine in state:
-        _set_random_state(state[mine])
+        set_random_state(state[mine])
 
 
 class CheckpointFolder:

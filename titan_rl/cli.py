@@ -28,6 +28,11 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("name", choices=["smollm2", "tiny"])
     model.add_argument("dir", type=Path)
 
+    ledger = commands.add_parser("ledger", help="the account of a run: what became of every sample")
+    ledger.add_argument("run", type=Path, help="run directory")
+    ledger.add_argument("--steps", action="store_true", help="each step's batch too")
+    ledger.add_argument("--json", action="store_true")
+
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
     bench.add_argument("name", help="which bench; `list` names them")
     bench.add_argument("--json", action="store_true")
@@ -66,6 +71,12 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
     return 0
 
 
+def _ledger(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.audit import show_ledger
+
+    return show_ledger(options.run, steps=options.steps, as_json=options.json)
+
+
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.bench.harness import run_bench
 
@@ -82,7 +93,14 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     return 0
 
 
-_COMMANDS = {"train": _train, "eval": _evaluate, "model": _model, "bench": _bench, "tasks": _tasks}
+_COMMANDS = {
+    "train": _train,
+    "ledger": _ledger,
+    "eval": _evaluate,
+    "model": _model,
+    "bench": _bench,
+    "tasks": _tasks,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

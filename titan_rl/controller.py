@@ -19,13 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from titan_rl.batching import build_batches, demonstration_batches, discard_reason
+from titan_rl.batching import build_batches, demonstration_batches, discard_reason, sample_fates
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
 from titan_rl.config import Config
 from titan_rl.display import Display
 from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
-from titan_rl.ledger import Ledger
+from titan_rl.ledger import Fates, Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.metrics import MetricsLog, agreement_limit, mean_metrics, sampling_metrics, speeds, trained_metrics
@@ -139,7 +139,8 @@ class Controller:
         assert found is not None, "the run directory was checked for a checkpoint"
         path, state = found
         await self.meshes.call_trainer("load_checkpoint", str(path))
-        self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in self.ledger.rewind(state.step))
+        pending = self.ledger.rewind(state.step, self.config.rollout.group_size)
+        self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in pending)
         self.stream.position = state.stream_position
         self.stream.go_beyond(self.ledger.last_issued())
         self.progress.step = self._saved_step = state.step
@@ -156,6 +157,7 @@ class Controller:
 
     async def _finish(self) -> None:
         await self._delivered()
+        self.ledger.verify()
         self.progress.held_out_after = await self._evaluate("after")
         await self._save()
         await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
@@ -243,7 +245,7 @@ class Controller:
                 await self._delivered()
 
     def _discard(self, group: Group, reason: str) -> None:
-        self.ledger.discard(group.prompt_id, reason)
+        self.ledger.settle(self._fates([group]))
         self.admission.give_back()
         self._num_discarded_in_a_row += 1
         if self._num_discarded_in_a_row >= _MAX_DISCARDS * self.config.rollout.prompts_per_step:
@@ -251,20 +253,25 @@ class Controller:
                 f"the last {self._num_discarded_in_a_row} groups were all discarded, the last for {reason}"
             )
 
+    def _fates(self, groups: list[Group]) -> Fates:
+        size, algorithm = self.config.rollout.group_size, self.config.algorithm
+        return {group.prompt_id: sample_fates(group, algorithm, size) for group in groups}
+
     def _admit(self) -> None:
+        prompts, new = [], []
         while self.admission.can_admit():
             self.admission.admit()
-            prompt = self._next_prompt()
+            if self._backlog:
+                prompts.append(self._backlog.popleft())
+            else:
+                new.append(next(self.stream))
+                prompts.append(new[-1])
+        if new:
+            self.ledger.issue([prompt.id for prompt in new], self.config.rollout.group_size)
+        for prompt in prompts:
             group = asyncio.create_task(self._sample(prompt))
             group.add_done_callback(lambda task: task.cancelled() or task.exception())  # the first to fail is told
             self._in_flight.append(InFlight(prompt, group))
-
-    def _next_prompt(self) -> Prompt:
-        if self._backlog:
-            return self._backlog.popleft()
-        prompt = next(self.stream)
-        self.ledger.issue(prompt.id)
-        return prompt
 
     async def _sample(self, prompt: Prompt) -> Group:
         rollout = self.config.rollout
@@ -286,7 +293,8 @@ class Controller:
         metrics = [await self.meshes.train(batch.rows, batch.has_signal) for batch in batches]
         self._trainer_is_idle = True
         await writing
-        self.ledger.train([group.prompt_id for group in groups], step)
+        self.ledger.settle(self._fates(groups), step)
+        self.ledger.check((len(self._in_flight) + len(self._backlog)) * self.config.rollout.group_size)
         self.progress.step = step
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = self._elapsed()

@@ -51,7 +51,7 @@ def write_summary(
         "agreement_mean_max": max((record["agreement_mean"] for record in records), default=None),
         "agreement_max": max((record["agreement_max"] for record in records), default=None),
         "staleness_max": max((record["staleness_max"] for record in records), default=None),
-        "prompts": account,
+        "samples": account,
         "versions": package_versions(),
     }
     _write(run_dir.summary, summary)

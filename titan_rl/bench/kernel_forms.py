@@ -1,6 +1,7 @@
 """One form of a computation in a process of its own, for bench/kernels.py: what it takes in time and in memory.
 
-    python -m titan_rl.bench.kernel_forms head|step FORM [ARGUMENT]
+    python -m titan_rl.bench.kernel_forms head FORM
+    python -m titan_rl.bench.kernel_forms step FORM MODEL_DIRECTORY CHECKPOINTING
 
 ``head`` is the vocabulary projection alone, forward and backward; ``step`` a whole trainer step of a model. Peak
 memory is the kernel's count of resident pages (VmHWM, set back before the computation): it sees all that was touched,
@@ -76,7 +77,7 @@ def head(form: str) -> Callable[[], None]:
     return run
 
 
-def step(form: str, path: str) -> Callable[[], None]:
+def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     """On one row of whole documents, every token of which is trained; bfloat16, as configs/smollm2.toml trains."""
     import numpy as np
     import torch.distributed as dist
@@ -92,6 +93,7 @@ def step(form: str, path: str) -> Callable[[], None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     training = {"seq_len": TOKENS, "mixed_precision_param": "bfloat16"}
     tables = {"model": {"path": path}, "task": {"style": "chat"}, "training": training}
+    tables |= {"activation_checkpoint": {"mode": checkpointing}}
     config = load_config(None, tables | {"parallelism": {"fsdp_reshard_after_forward": "never"}})
     learner = Learner(config, build_titan(config), path)
     random, words = np.random.default_rng(0), learner.spec.model.vocab_size
@@ -117,7 +119,8 @@ def step(form: str, path: str) -> Callable[[], None]:
         return F.linear(hidden_SD.float(), output_head.weight.float())
 
     def statistics(hidden_SD):
-        return torch.stack(linear_logprob(hidden_SD, output_head.weight, columns["target_S"]))
+        logprob_S, entropy_S = linear_logprob(hidden_SD, output_head.weight, columns["target_S"])
+        return torch.stack((logprob_S, entropy_S.detach()))
 
     # inside the module's forward, where FSDP has the weight gathered
     output_head.forward = statistics if form == "kernel" else logits

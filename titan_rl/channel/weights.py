@@ -7,7 +7,6 @@ stamp and checksum do not vouch for.
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.channel.plan import Box, Holding, Interner, Placed, Read, ReadPlan, SlotLayout, Units, split_name
-from titan_rl.channel.region import FAILED, NUM_SLOTS, WRITING, Region, RegionHandle, checksum
+from titan_rl.channel.region import FAILED, NUM_SLOTS, Region, RegionHandle
+from titan_rl.channel.slots import Copies, SlotWriter
 from titan_rl.channel.sources import Rdma, Source, TornRead, open_source, share_out
 from titan_rl.channel.transports import Transport
 
@@ -47,60 +47,29 @@ def piece_view(memory: torch.Tensor, base: int, placed: Placed) -> torch.Tensor:
     return flat.view(placed.piece.box.size)
 
 
-class WeightWriter:
-    """One trainer rank's side. The only writer of its region."""
+class WeightWriter(SlotWriter):
+    """One trainer rank's side."""
 
     def __init__(self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device):
-        self.region = Region(rank, layout.nbytes, layout.blocks, device)
-        self.copies = [list(self._plan_copies(shards, layout, slot)) for slot in self.region.slots]
-        self._work: threading.Thread | None = None
-        self._copied = threading.Event()
-        self._copied.set()
-
-    @staticmethod
-    def _plan_copies(shards, layout, slot) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(place in the slot, where its values come from), once for all versions."""
-        by_name: dict[str, list[tuple[Box, torch.Tensor]]] = {}
-        for shard in shards:
-            by_name.setdefault(shard.name, []).append((Box(shard.start, tuple(shard.tensor.shape)), shard.tensor))
-        for base, segment in layout.segments:
-            for placed in segment.placed():
-                box = placed.piece.box
-                outer, values = next((o, v) for o, v in by_name[placed.name] if o.intersect(box) == box)
-                yield piece_view(slot, base, placed), values[box.within(outer)]
+        region = Region(rank, layout.nbytes, layout.blocks, device)
+        super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots])
 
     def publish(self, version: int) -> None:
         """Begin to lay a version down: the next forward and backward may run meanwhile, the next update may not."""
-        self.wait()
-        self._copied.clear()
-        self._work = threading.Thread(target=self._lay_down, args=(version,), name=f"weights {version}", daemon=True)
-        self._work.start()
+        self.begin(version, version % NUM_SLOTS)
 
-    @torch.no_grad()
-    def _lay_down(self, version: int) -> None:
-        index = version % NUM_SLOTS
-        header, slot = self.region.header, self.region.slots[index]
-        try:
-            header.stamps[index] = WRITING
-            if self.copies[index]:
-                torch._foreach_copy_(*map(list, zip(*self.copies[index], strict=True)))
-            self._copied.set()
-            for block, (start, stop) in enumerate(self.region.blocks):
-                header.checksums[index, block] = checksum(slot[start:stop])
-            header.stamps[index] = version
-        except BaseException:
-            header.stamps[index] = FAILED  # readers need not wait for it
-            self._copied.set()
-            raise
 
-    def wait_until_copied(self) -> None:
-        """Until the parameters may change again."""
-        self._copied.wait()
-
-    def wait(self) -> None:
-        """Until the last version is stamped."""
-        if self._work is not None:
-            self._work.join()
+def _plan_copies(shards: "list[Shard]", layout: SlotLayout, slot: torch.Tensor) -> Copies:
+    by_name: dict[str, list[tuple[Box, torch.Tensor]]] = {}
+    for shard in shards:
+        by_name.setdefault(shard.name, []).append((Box(shard.start, tuple(shard.tensor.shape)), shard.tensor))
+    copies = []
+    for base, segment in layout.segments:
+        for placed in segment.placed():
+            box = placed.piece.box
+            outer, values = next((o, v) for o, v in by_name[placed.name] if o.intersect(box) == box)
+            copies.append((piece_view(slot, base, placed), values[box.within(outer)]))
+    return copies
 
 
 @dataclass(frozen=True)

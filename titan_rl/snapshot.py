@@ -1,0 +1,199 @@
+"""A trainer rank's state in memory, and the copy of it that another process keeps.
+
+After a step a rank copies its shard of weights and moments, beside the next forward, into a region of its own; a keeper
+in another process copies that as soon as it is stamped. Whoever takes a dead rank's place loads the keeper's copy, the
+survivors their own, so all go on from one step. Two steps are kept, lest a rank that died while copying
+leave its peers with a step that it has not.
+"""
+
+import pickle
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from titan_rl.channel.plan import BLOCK_BYTES, Read
+from titan_rl.channel.region import NUM_SLOTS, WRITING, Region, RegionHandle
+from titan_rl.channel.slots import SlotWriter
+from titan_rl.channel.sources import SharedMemory, TornRead
+from titan_rl.checkpoint import random_state, set_random_state
+
+_SMALL_BYTES = 256 << 10
+"""Room for what is no tensor of the model's size: random states, schedule, counts."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_POLL_SECONDS = 0.005
+_CPU = torch.device("cpu")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _parameters(learner) -> list[tuple[torch.Tensor, dict]]:
+    """(parameter, its optimizer's state), in an order that all processes of a rank agree on."""
+    return [
+        (parameter, optimizer.state)
+        for optimizer in learner.optimizer.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def _layout(learner) -> tuple[list[tuple[int, int]], int]:
+    """(offset, bytes) of each parameter's and moment's place behind the small things, and the size of a slot."""
+    places, offset = [], _SMALL_BYTES
+    for parameter, _ in _parameters(learner):
+        for _ in range(1 + len(_MOMENTS)):
+            nbytes = _local(parameter.detach()).nbytes
+            places.append((offset, nbytes))
+            offset += -(-nbytes // 64) * 64
+    return places, offset
+
+
+def _blocks(nbytes: int) -> list[tuple[int, int]]:
+    return [(start, min(start + BLOCK_BYTES, nbytes)) for start in range(0, nbytes, BLOCK_BYTES)]
+
+
+class Snapshots:
+    """A rank's own: takes them, and gives them back."""
+
+    def __init__(self, rank: int, learner):
+        self.learner = learner
+        self._places, nbytes = _layout(learner)
+        self.region = Region(rank, nbytes, _blocks(nbytes), _CPU)
+        self._writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)])
+
+    def take(self, step: int) -> None:
+        """Begin to copy the state after ``step``; the next update must wait for it (``wait_until_copied``)."""
+        self._writer.wait()
+        stamps = self.region.header.stamps
+        slot = next((s for s in range(NUM_SLOTS) if stamps[s] == step), int(stamps.argmin()))
+        into = self.region.slots[slot]
+        small = pickle.dumps(self._small())
+        if len(small) + 8 > _SMALL_BYTES:
+            raise ValueError(f"a rank's random and schedule states take {len(small)} bytes, more than {_SMALL_BYTES}")
+
+        def write_small() -> None:
+            into[:8] = torch.tensor([len(small)]).view(torch.uint8)
+            into[8 : 8 + len(small)] = torch.frombuffer(bytearray(small), dtype=torch.uint8)
+
+        # anew each time: an optimizer may have made its moments meanwhile
+        self._writer.copies[slot] = [(_view(into, place, values), values) for place, values in self._tensors()]
+        self._writer.begin(step, slot, write_small)
+
+    def _tensors(self) -> list[tuple[tuple[int, int], torch.Tensor]]:
+        """(place in a slot, this rank's values) of all parameters, and of their moments if there are any."""
+        places, found = iter(self._places), []
+        for parameter, states in _parameters(self.learner):
+            state = states.get(parameter, {})
+            for tensor in (parameter.detach(), *(state.get(name) for name in _MOMENTS)):
+                place = next(places)
+                if tensor is not None and place[1]:
+                    found.append((place, _local(tensor)))
+        return found
+
+    def _small(self) -> dict:
+        optimizers = self.learner.optimizer.optimizers
+        return {
+            "rank": dist.get_rank(),
+            "random": random_state(),
+            "scheduler": self.learner.scheduler.state_dict(),
+            "learning_rates": [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
+            "counts": [
+                float(states[parameter]["step"]) if parameter in states else None
+                for parameter, states in _parameters(self.learner)
+            ],
+        }
+
+    def wait_until_copied(self) -> None:
+        self._writer.wait_until_copied()
+
+    def steps(self) -> list[int]:
+        """Steps of which the whole state is here."""
+        self._writer.wait()
+        return sorted(int(stamp) for stamp in self.region.header.stamps if stamp >= 0)
+
+    def slot_of(self, step: int) -> torch.Tensor:
+        return self.region.slots[[int(stamp) for stamp in self.region.header.stamps].index(step)]
+
+    @torch.no_grad()
+    def load(self, slot: torch.Tensor) -> None:
+        """Put the learner into the state that a slot holds, of a rank of the same number and layout."""
+        small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
+        assert small["rank"] == dist.get_rank(), "a snapshot of another rank"
+        for (parameter, states), count in zip(_parameters(self.learner), small["counts"], strict=True):
+            states.pop(parameter, None)
+            if count is not None:
+                moments = {name: torch.zeros_like(parameter) for name in _MOMENTS}
+                states[parameter] = {"step": torch.tensor(count, device=parameter.device)} | moments
+        for place, values in self._tensors():
+            values.copy_(_view(slot, place, values))
+        self.learner.scheduler.load_state_dict(small["scheduler"])
+        for optimizer, rates in zip(self.learner.optimizer.optimizers, small["learning_rates"], strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        set_random_state(small["random"])
+
+
+def _view(slot: torch.Tensor, place: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+    offset, nbytes = place
+    return slot[offset : offset + nbytes].view(like.dtype).view(like.shape)
+
+
+class Keeper:
+    """Keeps another process's snapshots: a thread copies each as soon as it is whole."""
+
+    def __init__(self, handle: RegionHandle):
+        self.source = SharedMemory(handle)
+        self.region = Region(handle.rank, handle.slot_bytes, handle.blocks, _CPU)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"keeper of rank {handle.rank}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_POLL_SECONDS):
+            for slot in range(NUM_SLOTS):
+                self._follow(slot)
+
+    def _follow(self, slot: int) -> None:
+        stamp, header = int(self.source.header.stamps[slot]), self.region.header
+        if stamp < 0 or stamp == header.stamps[slot]:
+            return
+        header.stamps[slot] = WRITING
+        try:
+            copy_slot(self.source, slot, self.region.slots[slot])
+        except TornRead:  # it was written to meanwhile: the next round sees
+            return
+        header.checksums[slot] = self.source.header.checksums[slot]
+        if int(self.source.header.stamps[slot]) == stamp:
+            header.stamps[slot] = stamp
+
+    def steps(self) -> list[int]:
+        """Steps of which the whole state is here; what is stamped at the source and can be had is fetched first."""
+        self.stop()
+        for slot in range(NUM_SLOTS):
+            self._follow(slot)
+        return sorted(int(stamp) for stamp in self.region.header.stamps if stamp >= 0)
+
+    def stop(self) -> None:
+        """Follow no more; what was kept stays."""
+        self._stopped.set()
+        self._thread.join()
+
+
+def copy_slot(source: SharedMemory, slot: int, into: torch.Tensor) -> None:
+    """Errors: TornRead if a block fails its checksum."""
+    for block, (start, stop) in enumerate(source.handle.blocks):
+        source.copy(slot, Read(source.handle.rank, block, start, stop - start, start), into)
+
+
+def fetch_step(handle: RegionHandle, step: int) -> torch.Tensor:
+    """A keeper's copy of a step, checked. Errors: TornRead."""
+    source = SharedMemory(handle)
+    stamps = [int(stamp) for stamp in source.header.stamps]
+    if step not in stamps:
+        raise TornRead(f"the keeper of rank {handle.rank} has steps {stamps}, not {step}")
+    into = torch.empty(handle.slot_bytes, dtype=torch.uint8)
+    copy_slot(source, stamps.index(step), into)
+    return into
