@@ -1,17 +1,15 @@
 """The generator actor: a rank of a vLLM engine that many episodes ask, and that takes weights between its steps."""
 
 import asyncio
-import os
 from pathlib import Path
 
-from monarch.actor import Actor, concurrent_endpoint, current_rank
+from monarch.actor import Actor, concurrent_endpoint
 
 from titan_rl.channel.plan import Interner, Units
 from titan_rl.channel.transports import Place, here
 from titan_rl.channel.weights import ReaderSetup
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
-from titan_rl.mesh.logs import send_output_to
 from titan_rl.types import Completion, EngineStatistics
 
 
@@ -19,22 +17,19 @@ class Generator(Actor):
     """A tensor-parallel rank of one replica; rank 0 answers for all. The engine runs in a thread of its own, so no
     endpoint ever blocks the actor."""
 
-    def __init__(self, logs: str | None, replica: int, config: GeneratorConfig, model_path: str, max_model_len: int):
-        self.rank = current_rank().rank
-        send_output_to(logs, f"generator{replica}" + (f".{self.rank}" if config.tensor_parallel > 1 else ""))
+    def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int):
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
 
     @concurrent_endpoint
-    async def start(self, meeting_file: str) -> int:
-        """Load vLLM and the model, with the replica's other ranks; this process's id."""
+    async def start(self, rank: int, meeting_file: str) -> None:
+        """Load vLLM and the model, with the replica's other ranks."""
 
         def load():
             from titan_rl.generation.engine import GenerationEngine
 
-            return GenerationEngine(self.config, self.model_path, self.max_model_len, self.rank, Path(meeting_file))
+            return GenerationEngine(self.config, self.model_path, self.max_model_len, rank, Path(meeting_file))
 
         self.engine = await asyncio.to_thread(load)
-        return os.getpid()
 
     @concurrent_endpoint
     async def place(self) -> Place:
@@ -49,7 +44,7 @@ class Generator(Actor):
 
     @concurrent_endpoint
     async def connect(self, setup: ReaderSetup) -> None:
-        """Open the trainer's regions; once, before the first update."""
+        """Open the trainer's regions: before the first update, and again when its ranks have begun anew."""
         self.reader = await asyncio.to_thread(self.engine.connect, setup)
 
     @concurrent_endpoint

@@ -1,60 +1,95 @@
 """The trainer actor: one rank of the TorchTitan model. Its arithmetic is in learner.py."""
 
-import os
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from monarch.actor import Actor, current_rank, endpoint
+from monarch.actor import Actor, endpoint
 
 from titan_rl.channel.batches import RowsHandle, pull_rows
 from titan_rl.channel.plan import Interner, SlotLayout, Units
 from titan_rl.channel.region import RegionHandle
 from titan_rl.channel.transports import Place, here
 from titan_rl.channel.weights import WeightWriter, holdings
+from titan_rl.checkpoint import BackgroundSave
 from titan_rl.config import Config
-from titan_rl.mesh.logs import send_output_to
+from titan_rl.snapshot import Snapshots, fetch_step
 
 
 class Trainer(Actor):
     """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
 
-    def __init__(self, logs: str | None, config: Config, model_path: str, world_size: int):
-        send_output_to(logs, f"trainer{current_rank().rank}")
-        self.config, self.model_path, self.world_size = config, model_path, world_size
-        self.rank = current_rank().rank
+    def __init__(self, config: Config, model_path: str):
+        self.config, self.model_path = config, model_path
+        self.snapshots: Snapshots | None = None
+        self.writer: WeightWriter | None = None
+        self.saver: BackgroundSave | None = None
 
     @endpoint
-    def open_store(self) -> tuple[str, int]:
-        """Rank 0 alone: where the ranks meet."""
-        from torch.distributed import TCPStore
-
-        self.store = TCPStore("127.0.0.1", 0, self.world_size, is_master=True, wait_for_workers=False)
-        return "127.0.0.1", self.store.port
+    def prepare(self) -> None:
+        """Have all imports done: what a standby does while it waits for its turn."""
+        import titan_rl.learner  # noqa: F401
 
     @endpoint
-    def start(self, address: tuple[str, int]) -> int:
-        """Join the process group and build the model; this process's id."""
+    def join(self, rank: int, world_size: int, meeting_file: str) -> None:
+        """Meet the other ranks in a new process group and build this rank's part of the model, weights from the file.
+
+        At the start, and again when a rank was replaced: the process keeps what it knows, the snapshots among it.
+        """
+        import torch
         import torch.distributed as dist
 
         from titan_rl.learner import Learner
         from titan_rl.model.device import DEVICE_TYPE, local_device
         from titan_rl.titan_config import build_titan
 
-        self.titan = titan = build_titan(self.config)
+        self.rank, self.titan = rank, build_titan(self.config)
+        self._withdraw()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         if DEVICE_TYPE != "cpu":
-            import torch
-
-            torch.accelerator.set_device_index(local_device(self.rank).index)
-        store = dist.TCPStore(*address, self.world_size, is_master=False, wait_for_workers=False)
+            torch.accelerator.set_device_index(local_device(rank).index)
         dist.init_process_group(
             "gloo" if DEVICE_TYPE == "cpu" else "nccl",
-            store=store,
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=timedelta(seconds=titan.comm.init_timeout_seconds),
+            store=dist.FileStore(meeting_file, world_size),  # a file opens no port
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=self.titan.comm.init_timeout_seconds),
         )
-        self.learner = Learner(self.config, titan, self.model_path)
-        return os.getpid()
+        self.learner = Learner(self.config, self.titan, self.model_path)
+
+    def _withdraw(self) -> None:
+        if self.writer is not None:
+            self.writer.withdraw()
+            self.writer = None
+
+    @endpoint
+    def open_snapshots(self) -> RegionHandle:
+        """From now on snapshots are taken here; where a keeper finds them."""
+        self.snapshots = Snapshots(self.rank, self.learner)
+        self.learner.before_update = self._wait_for_copies
+        return self.snapshots.region.handle(over_rdma=False)
+
+    def _wait_for_copies(self) -> None:
+        """Parameters may change once nobody copies them any more."""
+        for copier in (self.snapshots, self.writer):
+            if copier is not None:
+                copier.wait_until_copied()
+
+    @endpoint
+    def take_snapshot(self, step: int) -> None:
+        """Begin to put the state after a step aside."""
+        self.snapshots.take(step)
+
+    @endpoint
+    def snapshot_steps(self) -> list[int]:
+        return self.snapshots.steps() if self.snapshots is not None else []
+
+    @endpoint
+    def restore(self, step: int, kept: RegionHandle | None) -> None:
+        """The state after a step: from a keeper's region, or from the snapshots of before ``join``."""
+        slot = fetch_step(kept, step) if kept is not None else self.snapshots.slot_of(step)
+        Snapshots(self.rank, self.learner).load(slot)
 
     @endpoint
     def place(self) -> Place:
@@ -68,19 +103,34 @@ class Trainer(Actor):
     @endpoint
     def open_region(self, layout: SlotLayout, over_rdma: bool) -> RegionHandle:
         """This rank's side of the weight channel."""
+        self._withdraw()
         self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device)
-        self.learner.before_update = self.writer.wait_until_copied
+        self.learner.before_update = self._wait_for_copies
         return self.writer.region.handle(over_rdma)
 
     @endpoint
     def warm_up(self, batches: list[RowsHandle]) -> list[float]:
         """Supervised steps; ``batches[group]`` holds that group's rows of every step."""
-        return self.learner.warm_up(self._pull(batches), self.config.warmup.lr)
+        with self._peers_are_told():
+            return self.learner.warm_up(self._pull(batches), self.config.warmup.lr)
 
     @endpoint
     def train(self, batch: list[RowsHandle], has_signal: bool):
         """One optimizer step on the rows of this rank's group; StepMetrics of all ranks together."""
-        return self.learner.train(self._pull(batch), has_signal, self.config.algorithm)
+        with self._peers_are_told():
+            return self.learner.train(self._pull(batch), has_signal, self.config.algorithm)
+
+    @contextmanager
+    def _peers_are_told(self):
+        """A rank that fails leaves the group at once: peers that are no neighbours of a dead one would wait for it."""
+        import torch.distributed as dist
+
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                dist.destroy_process_group()
+            raise
 
     def _pull(self, batch: list[RowsHandle]):
         return pull_rows(batch[self.titan.batch_rank(self.rank)], self.config.mesh.step_timeout)
@@ -91,10 +141,18 @@ class Trainer(Actor):
         self.writer.publish(version)
 
     @endpoint
-    def save_checkpoint(self, folder: str) -> None:
-        from titan_rl.checkpoint import save_learner
+    def begin_checkpoint(self, folder: str) -> None:
+        """Copy the state; a thread writes it into ``folder`` while training goes on."""
+        if self.saver is None or self.saver.learner is not self.learner:
+            self.saver = BackgroundSave(self.learner)
+        self.saver.begin(Path(folder))
 
-        save_learner(self.learner, Path(folder))
+    @endpoint
+    def checkpoint_outcome(self) -> str | None:
+        """None while a checkpoint is being written, then why that failed, or "" if it did not."""
+        if self.saver is None or self.saver.learner is not self.learner:
+            return "the rank that began it was replaced, or its world rebuilt"
+        return self.saver.outcome()
 
     @endpoint
     def load_checkpoint(self, folder: str) -> None:

@@ -1,13 +1,12 @@
 """The verifier actor: it drives episodes and has them scored, so that no slow tool or scorer stalls the controller."""
 
 import asyncio
-import os
 
-from monarch.actor import Actor, ActorError, concurrent_endpoint, current_rank
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch.actor import Actor, ActorError, concurrent_endpoint
 
 from titan_rl.config import Config
 from titan_rl.episode import Request, Sampling, demonstrate, run_group
-from titan_rl.mesh.logs import send_output_to
 from titan_rl.tasks.base import make_task
 from titan_rl.tasks.scorer import Scorer
 from titan_rl.types import Completion, Group, Prompt, Rollout
@@ -20,32 +19,30 @@ class ReplicaFailed(RuntimeError):
 class Verifier(Actor):
     """Drives many episodes at once; answers are scored one after the other in a process of its own."""
 
-    def __init__(self, logs: str | None, config: Config, model_path: str):
-        send_output_to(logs, f"verifier{current_rank().rank}")
+    def __init__(self, config: Config, model_path: str):
         self.config, self.model_path = config, model_path
 
     @concurrent_endpoint
-    async def start(self, generators: list) -> tuple[int, int]:
-        """Load the tokenizer and start the scorer; the ids of both processes."""
+    async def start(self) -> int:
+        """Load the tokenizer and start the scorer; the scorer's process id."""
         from transformers import AutoTokenizer
 
         task = self.config.task
         arguments = dict(name=task.name, style=task.style, options=task.options)
-        self.generators = generators
         self.task = make_task(**arguments)
         self.tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, self.model_path)
         self.scorer = Scorer(arguments, self.config.verifier.score_timeout)
         await self.scorer.start()
-        return os.getpid(), self.scorer.process.pid
+        return self.scorer.process.pid
 
     @concurrent_endpoint
-    async def run_group(self, prompt: Prompt, sampling: Sampling, replica: int) -> Group:
-        """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
+    async def run_group(self, prompt: Prompt, sampling: Sampling, generator) -> Group:
+        """All samples of a prompt, scored, from one generator actor (they share its prefix cache)."""
 
         async def ask(request: Request) -> list[Completion]:
             try:
-                return await self.generators[replica].generate.call_one(request)
-            except ActorError as error:
+                return await generator.generate.call_one(request)
+            except (ActorError, SupervisionError) as error:
                 raise ReplicaFailed from error
 
         try:

@@ -68,7 +68,7 @@ def _everyones(value) -> list:
 
 
 def _study(layout: Layout, models: Path, out: Path) -> Study:
-    from titan_rl.checkpoint import load_learner, save_learner
+    from titan_rl.checkpoint import BackgroundSave, load_learner
     from titan_rl.learner import Learner
     from titan_rl.titan_config import build_titan
 
@@ -93,10 +93,12 @@ def _study(layout: Layout, models: Path, out: Path) -> Study:
     loaded = whole_tensors(shards)
     metrics = [_train(learner, titan, step) for step in range(first, first + NUM_STEPS)]
     trained = whole_tensors(shards)  # those of before: they must have stayed current
-    save_learner(learner, out / "checkpoint")
+    saver = BackgroundSave(learner)
+    saver.begin(out / "checkpoint")
     learner.save_hf(out / "saved")
     more = range(first + NUM_STEPS, first + NUM_STEPS + NUM_MORE)
-    metrics += [_train(learner, titan, step) for step in more]
+    metrics += [_train(learner, titan, step) for step in more]  # while the checkpoint is being written
+    saver.wait()
     resumed = Learner(config, titan, models / layout.model)
     load_learner(resumed, out / "checkpoint")
     again = [_train(resumed, titan, step) for step in more]

@@ -7,10 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from titan_rl.batching import build_batches
-from titan_rl.config import load_config
-from titan_rl.mesh.meshes import Meshes
-from titan_rl.rollouts import read_rollouts
+from titan_rl.config import load_config, parse_overrides
+from titan_rl.replay import Plan, replay_steps
+from titan_rl.rundir import RunDir
 from titan_rl.titan_config import build_titan
 
 SMALL = {
@@ -85,35 +84,5 @@ def gone(pids: set[int], timeout: float = 10) -> bool:
 
 def replay(root: Path, first: int, last: int, *, checkpoint: Path | None = None, **settings) -> list:
     """StepMetrics of fresh trainer actors on a run's recorded rollouts of steps ``first`` to ``last``."""
-    arguments = dict(zip(*[iter(overrides(**settings))] * 2, strict=True))
-    config = load_config(None, _tables(arguments))
-    titan = build_titan(config)
-
-    async def run():
-        meshes = Meshes(config, titan, str(root / "base_model"), frozenset({"trainer"}))
-        try:
-            await meshes.start()
-            if checkpoint is not None:
-                await meshes.call_trainer("load_checkpoint", str(checkpoint))
-            metrics = []
-            for step in range(first, last + 1):
-                [batch] = build_batches(
-                    read_rollouts(root / "rollouts", step),
-                    config.algorithm,
-                    config.rollout,
-                    num_ranks=titan.batch_degree,
-                    row_tokens=titan.training.seq_len,
-                    row_multiple=titan.row_multiple,
-                )
-                metrics.append(await meshes.train(batch.rows, batch.has_signal))
-            return metrics
-        finally:
-            await meshes.stop()
-
-    return asyncio.run(run())
-
-
-def _tables(arguments: dict[str, str]) -> dict:
-    from titan_rl.config import parse_overrides
-
-    return parse_overrides([part for pair in arguments.items() for part in pair])
+    config = load_config(None, parse_overrides(overrides(**settings)))
+    return asyncio.run(replay_steps(Plan(RunDir(root), config, build_titan(config), first, last, checkpoint)))

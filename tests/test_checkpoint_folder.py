@@ -1,10 +1,16 @@
-"""A checkpoint is whole or absent, whenever its writer dies."""
+"""A checkpoint is whole or absent, whenever its writer dies, and whatever becomes of its bytes later."""
 
+import asyncio
+import errno
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
+from titan_rl.ledger import Ledger
+from titan_rl.saving import Saving
 
 
 @pytest.fixture
@@ -23,13 +29,13 @@ def save(folder: CheckpointFolder, step: int, content: str = "") -> None:
 
 
 def test_nothing_saved(folder):
-    assert folder.steps() == [] and folder.latest() is None
+    assert folder.steps() == [] and folder.newest_whole() is None
 
 
 def test_latest_holds_what_was_written(folder):
     save(folder, 3)
     save(folder, 20)
-    path, state = folder.latest()
+    path, state = folder.newest_whole()
     assert state == state_of(20) and path == folder.path(20)
     assert (path / "weights").read_text() == "weights 20"
 
@@ -44,10 +50,14 @@ def test_keeps_the_latest_k(folder, tmp_path):
 def test_interrupted_save_is_ignored_and_then_removed(folder, tmp_path):
     save(folder, 1)
     (folder.begin(2) / "weights").write_text("half")
-    assert folder.steps() == [1] and folder.latest()[1] == state_of(1)
+    assert folder.steps() == [1] and folder.newest_whole()[1] == state_of(1)
     begun = folder.begin(3)
     assert list(begun.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", begun.name]
+
+
+def test_a_thread_that_was_given_up_cannot_write_into_the_next_try(folder):
+    assert folder.begin(2) != folder.begin(2)
 
 
 def test_writing_stays_apart_until_it_is_committed(folder):
@@ -79,7 +89,198 @@ def test_death_while_an_old_checkpoint_is_removed_leaves_only_whole_ones(folder,
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(shutil, "rmtree", die)
         folder.commit(writing, state_of(step))
-    path, state = folder.latest()
+    path, state = folder.newest_whole()
     assert state.step >= 2 and (path / "weights").read_text() == f"weights {state.step}"
     for kept in folder.steps():
         assert {file.name for file in folder.path(kept).iterdir()} == {"weights", "state.json"}
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "cut short": ("weights", cut_short, "bytes instead of"),
+    "flipped": ("weights", flip_a_bit, "checksum"),
+    "longer": ("weights", lambda path: path.write_bytes(path.read_bytes() + b"x"), "bytes instead of"),
+    "empty": ("weights", lambda path: path.write_bytes(b""), "0 bytes instead of"),
+    "gone": ("weights", lambda path: path.unlink(), "weights"),
+    "metadata": (".metadata", flip_a_bit, ".metadata fails its checksum"),
+    "state cut short": ("state.json", cut_short, "state.json"),
+    "state flipped": ("state.json", flip_a_bit, "state.json"),
+    "state of another kind": ("state.json", lambda path: path.write_text("[]"), "state.json"),
+    "state gone": ("state.json", lambda path: path.unlink(), "state.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_recognised_and_the_one_before_is_taken(folder, damage):
+    name, hurt, word = DAMAGES[damage]
+    for step in (1, 2):
+        writing = folder.begin(step)
+        (writing / "weights").write_text(f"weights {step}")
+        (writing / ".metadata").write_text("where what lies")
+        folder.commit(writing, state_of(step))
+    assert folder.flaw(2) is None
+    hurt(folder.path(2) / name)
+    lines = []
+    path, state = folder.newest_whole(say=lines.append)
+    assert (path, state) == (folder.path(1), state_of(1))
+    assert len(lines) == 1 and str(folder.path(2)) in lines[0] and word in lines[0]
+
+
+def test_no_checkpoint_is_whole(folder):
+    save(folder, 1)
+    save(folder, 2)
+    for step in (1, 2):
+        cut_short(folder.path(step) / "weights")
+    lines = []
+    assert folder.newest_whole(say=lines.append) is None and len(lines) == 2
+
+
+def test_newest_no_later_than_a_step(folder):
+    save(folder, 3)
+    save(folder, 6)
+    assert [folder.newest_whole(step)[1].step for step in (3, 5, 6, 100)] == [3, 3, 6, 6]
+    assert folder.newest_whole(2) is None
+
+
+def test_later_checkpoints_make_way_for_a_run_that_goes_on_from_before(folder):
+    """They would else be taken for the run's newest, and push out those that it makes."""
+    for _ in range(2):
+        save(folder, 3)
+        save(folder, 6)
+        folder.drop_after(3)
+        assert folder.steps() == [3] and (folder.root / "unused-step-000006").is_dir()
+    save(folder, 4)
+    assert folder.steps() == [3, 4]
+
+
+class FakeMeshes:
+    """Trainers whose ``write`` may go wrong, and that take ``delay`` polls to do it."""
+
+    def __init__(self, write, delay=2):
+        self.write, self.delay, self.begun = write, delay, []
+
+    async def call_trainer(self, endpoint, *arguments):
+        if endpoint == "begin_checkpoint":
+            self.begun.append(arguments[0])
+            self.left = self.delay
+            return [None, None]
+        assert endpoint == "checkpoint_outcome"
+        self.left -= 1
+        if self.left > 0:
+            return ["", None]
+        try:
+            self.write(self.begun[-1])
+        except OSError as error:
+            return ["", f"CheckpointException: {error}"]
+        return ["", ""]
+
+
+def write_some(path):
+    (Path(path) / "weights").write_bytes(b"w" * 1000)
+
+
+def no_space(path):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def saving(folder, meshes, tmp_path):
+    lines, records = [], []
+    ledger = Ledger(tmp_path / "ledger.db")
+    made = Saving(folder, meshes, ledger, timeout=5, say=lines.append, record=records.append)
+    return made, lines, records
+
+
+@pytest.fixture
+def inner(tmp_path):
+    return CheckpointFolder(tmp_path / "checkpoints", keep_latest_k=2)
+
+
+def test_steps_go_on_while_it_is_written_and_the_next_waits(inner, tmp_path):
+    meshes = FakeMeshes(write_some)
+
+    async def run():
+        made, lines, records = saving(inner, meshes, tmp_path)
+        await made.begin(state_of(1))
+        assert inner.steps() == [] and made.saved_step == -1
+        await made.begin(state_of(2))
+        assert inner.steps() == [1] and made.saved_step == 1
+        await made.finish()
+        assert inner.steps() == [1, 2] and not lines
+        assert [record["step"] for record in records] == [1, 2]
+        assert all(record["checkpoint_failed"] == 0 for record in records)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("where", ["trainers", "begin", "commit"])
+def test_a_full_disk_costs_a_warning_and_no_older_checkpoint(inner, tmp_path, monkeypatch, where):
+    meshes = FakeMeshes(write_some)
+
+    async def run():
+        made, lines, records = saving(inner, meshes, tmp_path)
+        for step in (1, 2):
+            await made.begin(state_of(step))
+        await made.finish()
+        with monkeypatch.context() as patched:
+            if where == "trainers":
+                patched.setattr(meshes, "write", no_space)
+            else:
+                patched.setattr(inner, where, lambda *_: no_space(None))
+            await made.begin(state_of(3))
+            await made.finish()
+        assert inner.steps() == [1, 2] and made.saved_step == 2
+        assert len(lines) == 1 and "step 3" in lines[0] and "No space left" in lines[0] and "1, 2" in lines[0]
+        assert records[-1] == {"step": 3, "checkpoint_failed": 1.0}
+        assert where == "commit" or not list(inner.root.glob("writing-*"))
+        await made.begin(state_of(4))
+        await made.finish()
+        assert inner.steps() == [2, 4]
+
+    asyncio.run(run())
+
+
+def test_trainers_that_never_answer_cost_a_warning_too(inner, tmp_path):
+    async def run():
+        made, lines, _ = saving(inner, FakeMeshes(write_some, delay=10**9), tmp_path)
+        made.timeout = 0.3
+        await made.begin(state_of(1))
+        await asyncio.wait_for(made.finish(), 5)
+        assert len(lines) == 1 and "did not end within 0.3 s" in lines[0]
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB; skipped where none can be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk, tmp_path):
+    folder = CheckpointFolder(small_disk, keep_latest_k=2)
+    sizes = iter([10_000, 200_000, 10_000])
+    meshes = FakeMeshes(lambda path: (Path(path) / "weights").write_bytes(b"w" * next(sizes)))
+
+    async def run():
+        made, lines, _ = saving(folder, meshes, tmp_path)
+        for step in (1, 2, 3):
+            await made.begin(state_of(step))
+        await made.finish()
+        assert folder.steps() == [1, 3] and len(lines) == 1 and "No space left" in lines[0]
+        assert all(folder.flaw(step) is None for step in folder.steps())
+
+    asyncio.run(run())

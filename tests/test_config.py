@@ -1,5 +1,6 @@
 """A user's mistake is one line that names the key and the mend; whatever is right comes through as it was written."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import tomli
 
 from titan_rl.checks import check_model
-from titan_rl.config import OUR_SECTIONS, Config, ConfigError, as_dict, load_config, parse_overrides
+from titan_rl.config import OUR_SECTIONS, Config, ConfigError, as_dict, load_config, load_resolved, parse_overrides
 from titan_rl.model.layout import check_layout
 from titan_rl.model.tiny import make_tiny, tiny_config
 from titan_rl.tasks.base import make_task
@@ -331,6 +332,30 @@ def test_resolved_configuration_reads_back_as_itself():
     assert set(values) == set(OUR_SECTIONS) and values["task"]["options"] == {"max_value": 9}
     assert as_dict(load_config(None, values)) == values
     assert build_titan(config).as_dict()["training"]["steps"] == 7
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["--activation_checkpoint.mode=full", "--parallelism.tensor_parallel_degree=2", "--optimizer.lr=1e-3"],
+        ["--activation_checkpoint.mode=selective", "--lr_scheduler.decay_ratio=0.5"],
+        ['--optimizer.param_groups=[{pattern = ".*", optimizer_name = "AdamW", optimizer_kwargs = {lr = 0.1}}]'],
+    ],
+)
+def test_a_run_directorys_configuration_reads_back_as_itself(tmp_path, overrides):
+    config = load("--training.steps=7", *overrides)
+    titan, path = build_titan(config), tmp_path / "config.json"
+    path.write_text(json.dumps(as_dict(config) | titan.as_dict(), default=str))
+    again = load_resolved(path)
+    assert as_dict(again) == as_dict(config) and build_titan(again) == titan
+
+
+@pytest.mark.parametrize("text", ["{", '{"training": {"stps": 3}}', '{"run": 1}'])
+def test_a_damaged_configuration_of_a_run_is_told(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError):
+        build_titan(load_resolved(tmp_path / "config.json"))
 
 
 def test_a_date_is_a_name_of_a_directory():

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from batches import VOCABULARY, batch_of
 
-from titan_rl.checkpoint import load_learner, save_learner
+from titan_rl.checkpoint import BackgroundSave, load_learner
 from titan_rl.config import AlgorithmConfig, load_config
 from titan_rl.learner import Learner, agreement_sums
 from titan_rl.model.tiny import make_tiny
@@ -132,10 +132,12 @@ def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path
     learner = make_learner()
     for step in range(2):
         train(learner, step)
-    save_learner(learner, tmp_path / "checkpoint")
+    saver = BackgroundSave(learner)
+    saver.begin(tmp_path / "checkpoint")
     saved = weights(learner)
     random_saved = torch.rand(3), np.random.rand()
-    wanted = [train(learner, step) for step in (2, 3)]
+    wanted = [train(learner, step) for step in (2, 3)]  # while it is being written
+    saver.wait()
 
     resumed = make_learner()
     torch.rand(100), np.random.rand(100)

@@ -1,11 +1,16 @@
 """Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from titan_rl.algorithms import ALGORITHMS
-from titan_rl.config import AlgorithmConfig, RolloutConfig
+from titan_rl.config import AlgorithmConfig, Config, RolloutConfig
 from titan_rl.packing import pack, token_weights
 from titan_rl.types import Batch, Group, Rollout, Sample
+
+if TYPE_CHECKING:  # it needs torchtitan
+    from titan_rl.titan_config import TitanConfig
 
 
 def usable_rollouts(group: Group, algorithm: AlgorithmConfig) -> list[Rollout]:
@@ -86,3 +91,16 @@ def demonstration_batches(
         )
         for begin in range(0, len(groups), examples_per_step)
     ]
+
+
+def step_batches(groups: list[Group], config: Config, titan: "TitanConfig") -> list[Batch]:
+    """A step's batches, as the trainer's layout takes them."""
+    return build_batches(groups, config.algorithm, config.rollout, **_layout(titan))
+
+
+def warm_up_batches(rollouts: list[Rollout], config: Config, titan: "TitanConfig") -> list[Batch]:
+    return demonstration_batches(rollouts, config.warmup.examples_per_step, **_layout(titan))
+
+
+def _layout(titan: "TitanConfig") -> dict[str, int]:
+    return dict(num_ranks=titan.batch_degree, row_tokens=titan.training.seq_len, row_multiple=titan.row_multiple)

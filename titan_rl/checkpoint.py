@@ -1,22 +1,30 @@
-"""Checkpoints through torch.distributed.checkpoint: whole or absent.
+"""Checkpoints through torch.distributed.checkpoint: whole or absent, written while training goes on.
 
 A checkpoint is written beside its place and renamed into it when its last byte is on disk. It holds each rank's
-shard of weights and optimizer, the schedule, every rank's random state, and (state.json) what the controller knows.
+shard of weights and optimizer, the schedule, every rank's random state, and (state.json) what the controller knows and
+the checksum of every file: one that was cut short or changed later is recognised, and the one before it is taken.
 """
 
 import json
 import os
 import random
 import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import xxhash
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 _STATE = "state.json"
+_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,46 @@ def _learner_state(learner) -> dict:
     }
 
 
-def save_learner(learner, folder: Path) -> None:
-    """All ranks together, into a folder that is not the checkpoint's own yet."""
-    dcp.save(_learner_state(learner), checkpoint_id=folder)
+class BackgroundSave:
+    """A rank's own: copies its state, then has a thread write it while training goes on. One at a time."""
+
+    def __init__(self, learner):
+        self.learner = learner
+        # the thread's collectives must not meet those of training; and none waits for a dead rank for ever
+        timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._writing: Future | None = None
+
+    def begin(self, folder: Path) -> None:
+        """All ranks together; the state as it is now goes into a folder that is not the checkpoint's own yet.
+
+        Errors: RuntimeError if the one before is still being written.
+        """
+        if self._writing is not None and not self._writing.done():
+            raise RuntimeError("a checkpoint is begun while the one before is being written")
+        self._writing = dcp.async_save(
+            _learner_state(self.learner),
+            storage_writer=dcp.FileSystemWriter(folder, sync_files=False),  # CheckpointFolder.commit does
+            process_group=self._group,
+            async_stager=self._stager,
+        )
+
+    def outcome(self) -> str | None:
+        """None while it is being written, then why it failed, or "" if it did not."""
+        if self._writing is None:
+            return "no checkpoint was begun by this process"
+        if not self._writing.done():
+            return None
+        error = self._writing.exception()
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+    def wait(self) -> None:
+        """Errors: RuntimeError if it failed."""
+        if self._writing is not None:
+            wait([self._writing])
+        if failure := self.outcome():
+            raise RuntimeError(failure)
 
 
 def load_learner(learner, folder: Path) -> None:
@@ -85,7 +130,7 @@ def load_learner(learner, folder: Path) -> None:
 
 
 class CheckpointFolder:
-    """The checkpoints of a run, newest last."""
+    """The checkpoints of a run, newest last. Who reads one asks for the newest that is whole."""
 
     def __init__(self, root: Path, keep_latest_k: int):
         self.root, self.keep_latest_k = root, keep_latest_k
@@ -100,20 +145,24 @@ class CheckpointFolder:
         """An empty folder to write into; what an interrupted save left behind is removed."""
         for leftover in self.root.glob("writing-*"):
             shutil.rmtree(leftover)
-        folder = self.root / f"writing-{step:06d}"
+        folder = self.root / f"writing-{step:06d}-{time.time_ns()}"  # no thread that was given up writes into it
         folder.mkdir(parents=True)
         return folder
 
+    def abandon(self, folder: Path) -> None:
+        """What could not be written takes no room."""
+        shutil.rmtree(folder, ignore_errors=True)
+
     def commit(self, folder: Path, state: ControllerState) -> Path:
         """The folder becomes the checkpoint of ``state.step``; only then do older ones go."""
-        (folder / _STATE).write_text(json.dumps(asdict(state)))
-        for file in folder.iterdir():
-            _sync(file)
-        _sync(folder)
+        manifest = {"state": asdict(state), "files": {name: _described(folder / name) for name in _files(folder)}}
+        (folder / _STATE).write_text(json.dumps(manifest | {"checksum": _digest(manifest)}))
+        for name in (*_files(folder), _STATE, "."):
+            sync_path(folder / name)
         place = self.path(state.step)
         aside = self._set_aside(place)
         folder.rename(place)
-        _sync(self.root)
+        sync_path(self.root)
         for step in self.steps()[: -self.keep_latest_k]:
             aside += self._set_aside(self.path(step))
         for old in aside:
@@ -126,14 +175,72 @@ class CheckpointFolder:
             return []
         return [place.rename(self.root / f"writing-old-{place.name}")]
 
-    def latest(self) -> tuple[Path, ControllerState] | None:
-        for step in reversed(self.steps()):
-            state = json.loads((self.path(step) / _STATE).read_text())
-            return self.path(step), ControllerState(**state)
+    def _manifest(self, step: int) -> dict:
+        """Errors: ValueError that says what is wrong with it."""
+        try:
+            manifest = json.loads((self.path(step) / _STATE).read_text())
+            checksum = manifest.pop("checksum")
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"its {_STATE} cannot be read ({type(error).__name__})") from None
+        if _digest(manifest) != checksum:
+            raise ValueError(f"its {_STATE} fails its checksum")
+        return manifest
+
+    def flaw(self, step: int) -> str | None:
+        """What is wrong with a checkpoint, if anything: every byte is read."""
+        try:
+            for name, wanted in self._manifest(step)["files"].items():
+                found = _described(self.path(step) / name)
+                if found["bytes"] != wanted["bytes"]:
+                    return f"its {name} has {found['bytes']} bytes instead of {wanted['bytes']}"
+                if found != wanted:
+                    return f"its {name} fails its checksum"
+        except (ValueError, OSError) as error:
+            return str(error)
         return None
 
+    def newest_whole(
+        self, at_most: int | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> tuple[Path, ControllerState] | None:
+        """The newest whole checkpoint, of a step no later than ``at_most``; each one that is passed over is told."""
+        for step in reversed(self.steps()):
+            if at_most is not None and step > at_most:
+                continue
+            if (flaw := self.flaw(step)) is None:
+                return self.path(step), ControllerState(**self._manifest(step)["state"])
+            say(f"checkpoint {self.path(step)} is not whole: {flaw}; looking for the one before")
+        return None
 
-def _sync(path: Path) -> None:
+    def drop_after(self, step: int) -> None:
+        """A run that goes on from ``step`` makes the later ones anew; the old stay to be looked at, by other names."""
+        for later in self.steps():
+            if later > step:
+                place = self.root / f"unused-{self.path(later).name}"
+                shutil.rmtree(place, ignore_errors=True)
+                self.path(later).rename(place)
+
+
+def _files(folder: Path) -> list[str]:
+    """What the trainers wrote."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != _STATE)
+
+
+def _described(path: Path) -> dict:
+    """Size and checksum of a file."""
+    checksum = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            checksum.update(block)
+        return {"bytes": file.tell(), "xxh3_128": checksum.hexdigest()}
+
+
+def _digest(manifest: dict) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
+
+
+def sync_path(path: Path) -> None:
+    """A file's bytes, or a folder's names, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -33,6 +33,12 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--steps", action="store_true", help="each step's batch too")
     ledger.add_argument("--json", action="store_true")
 
+    replay = commands.add_parser("replay", help="train recorded steps again and compare, bit for bit")
+    replay.add_argument("run", type=Path, help="run directory")
+    replay.add_argument("--from", dest="first", type=int, required=True, metavar="A", help="first step")
+    replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
+    replay.add_argument("--json", action="store_true")
+
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
     bench.add_argument("name", help="which bench; `list` names them")
     bench.add_argument("--json", action="store_true")
@@ -77,6 +83,12 @@ def _ledger(options: argparse.Namespace, overrides: dict) -> int:
     return show_ledger(options.run, steps=options.steps, as_json=options.json)
 
 
+def _replay(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.replay import replay
+
+    return replay(options.run, options.first, options.last, as_json=options.json)
+
+
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.bench.harness import run_bench
 
@@ -96,6 +108,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
 _COMMANDS = {
     "train": _train,
     "ledger": _ledger,
+    "replay": _replay,
     "eval": _evaluate,
     "model": _model,
     "bench": _bench,

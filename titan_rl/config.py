@@ -147,6 +147,14 @@ class CheckpointConfig:
 
 
 @dataclass(kw_only=True)
+class RecoveryConfig:
+    snapshot_every: Whole = 1
+    """Steps between snapshots of the trainer in memory, from which dead ranks are replaced; 0: a death ends the run."""
+    warm_spares: Whole = 0
+    """Loaded engines that wait for a generator to die."""
+
+
+@dataclass(kw_only=True)
 class MeshConfig:
     transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"] = "auto"
     """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
@@ -175,6 +183,7 @@ class Config:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     titan: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -275,6 +284,15 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
     config = Config(**ours, titan={name: tables[name] for name in TITAN_SECTIONS if name in tables})
     _check_combinations(config)
     return config
+
+
+def load_resolved(path: Path) -> Config:
+    """The configuration that a run directory keeps. Errors: ConfigError, also if it is another release's."""
+    try:
+        tables = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
+    return load_config(None, tables)
 
 
 def _check_combinations(config: Config) -> None:

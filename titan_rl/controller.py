@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from titan_rl.batching import build_batches, demonstration_batches, discard_reason, sample_fates
+from titan_rl.batching import discard_reason, sample_fates, step_batches, warm_up_batches
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
 from titan_rl.config import Config
 from titan_rl.display import Display
@@ -29,9 +29,10 @@ from titan_rl.ledger import Fates, Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.metrics import MetricsLog, agreement_limit, mean_metrics, sampling_metrics, speeds, trained_metrics
-from titan_rl.prompts import PromptStream
-from titan_rl.rollouts import write_rollouts
+from titan_rl.prompts import PromptStream, warm_up_stream
+from titan_rl.rollouts import read_rollouts, write_rollouts
 from titan_rl.rundir import RunDir
+from titan_rl.saving import Saving
 from titan_rl.staleness import Admission
 from titan_rl.statistics import Proportion
 from titan_rl.summary import Progress
@@ -87,17 +88,26 @@ class Controller:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
-        meshes.say = display.say
+        meshes.say, meshes.catch_up = display.say, self._catch_up
         self.checkpoints = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+        self.saving = Saving(
+            self.checkpoints,
+            meshes,
+            ledger,
+            timeout=config.mesh.step_timeout,
+            say=display.say,
+            record=metrics.write,
+        )
         self.progress = Progress()
         self.stop_requested = asyncio.Event()
         self._started = time.perf_counter()
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
         self._num_discarded_in_a_row = 0
-        self._saved_step = -1
         self._trainer_is_idle = False
         self._delivery: asyncio.Task[None] | None = None
+        self._warm_up_rows: list = []
+        """Of a warm-up that is behind us."""
         self._agreement_limit = agreement_limit(config.generator.dtype, titan.training.mixed_precision_param)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
         self._has_warned = False
@@ -130,26 +140,49 @@ class Controller:
 
     async def _begin(self) -> None:
         await self._warm_up()
+        await self.meshes.begin_at(0)
         self._open_admission(0)
         await self._go_live(0)
         self.progress.held_out_before = await self._evaluate("before reinforcement learning")
 
     async def _restore(self) -> None:
-        found = self.checkpoints.latest()
-        assert found is not None, "the run directory was checked for a checkpoint"
+        found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
+        if found is None:
+            raise RuntimeError(f"no checkpoint in {self.checkpoints.root} is whole: nothing to go on from")
         path, state = found
         await self.meshes.call_trainer("load_checkpoint", str(path))
+        await self.meshes.begin_at(state.step)
+        self.checkpoints.drop_after(state.step)
         pending = self.ledger.rewind(state.step, self.config.rollout.group_size)
         self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in pending)
         self.stream.position = state.stream_position
         self.stream.go_beyond(self.ledger.last_issued())
-        self.progress.step = self._saved_step = state.step
+        self.progress.step = self.saving.saved_step = state.step
         self.progress.seconds_training = state.seconds_training
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion(before["correct"], before["count"])
         self.display.say(f"resumed from {path}, {len(self._backlog)} prompts pending")
         self._open_admission(state.step)
         await self._go_live(state.step)
+
+    async def _catch_up(self, step: int | None) -> None:
+        """A mended trainer is at this step, or at the file's weights: bring it to the steps that are done.
+
+        What was trained since is trained again, from the rollouts that were written down, so nothing is sampled twice.
+        """
+        if step is None:
+            found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
+            if found is not None:
+                path, state = found
+                step = state.step
+                await self.meshes.call_trainer_without_mending("load_checkpoint", str(path))
+            else:
+                step = 0
+                if self._warm_up_rows:
+                    await self.meshes.warm_up_without_mending(self._warm_up_rows)
+        for redone in range(step + 1, self.progress.step + 1):
+            groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, redone)
+            await self.meshes.train_without_mending(step_batches(groups, self.config, self.titan), redone)
 
     def _open_admission(self, version: int) -> None:
         rollout = self.config.rollout
@@ -160,6 +193,7 @@ class Controller:
         self.ledger.verify()
         self.progress.held_out_after = await self._evaluate("after")
         await self._save()
+        await self.saving.finish()
         await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
 
     async def _rescue(self, error: BaseException) -> None:
@@ -167,11 +201,13 @@ class Controller:
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
                 await within(_RESCUE_SECONDS, "the last weight update", self._delivered())
-        if not self._trainer_is_idle or self.progress.step in (0, self._saved_step):
+        with suppress(Exception):
+            await within(_RESCUE_SECONDS, "writing the checkpoint before", self.saving.finish())
+        if not self._trainer_is_idle or self.progress.step in (0, self.saving.saved_step):
             return
-        self.meshes.acknowledge_fault()
         try:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self._save())
+            await within(_RESCUE_SECONDS, "writing the last checkpoint", self.saving.finish())
             if isinstance(error, Stopped):
                 await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
         except Exception as failure:  # the error that ended the run matters more
@@ -194,14 +230,7 @@ class Controller:
         laps = Laps()
         groups = await self._interruptible(self._collect())
         laps.end("wait")
-        batches = build_batches(
-            groups,
-            self.config.algorithm,
-            self.config.rollout,
-            num_ranks=self.titan.batch_degree,
-            row_tokens=self.titan.training.seq_len,
-            row_multiple=self.titan.row_multiple,
-        )
+        batches = step_batches(groups, self.config, self.titan)
         metrics = await self._train(groups, batches)
         laps.end("train")
         await self._delivered()
@@ -290,7 +319,7 @@ class Controller:
         step = self.progress.step + 1
         writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
         self._trainer_is_idle = False
-        metrics = [await self.meshes.train(batch.rows, batch.has_signal) for batch in batches]
+        metrics = await self.meshes.train(batches, step)
         self._trainer_is_idle = True
         await writing
         self.ledger.settle(self._fates(groups), step)
@@ -331,14 +360,14 @@ class Controller:
         seconds_sync: float,
     ) -> None:
         seconds = {
-            "generate": max(engine.seconds_busy for engine in statistics),
+            "generate": max((engine.seconds_busy for engine in statistics), default=0.0),
             "score": sum(group.seconds_score for group in groups) / self.config.verifier.procs,
             "wait": laps.seconds["wait"],
             "forward_backward": metrics.seconds_forward_backward,
             "optimizer": metrics.seconds_optimizer,
             "publish": laps.seconds["publish"],
             "weight_sync": seconds_sync,
-            "generator_pause": max(engine.seconds_update for engine in statistics),
+            "generator_pause": max((engine.seconds_update for engine in statistics), default=0.0),
             "step": laps.total,
         }
         generated = sum(engine.num_tokens for engine in statistics)
@@ -370,17 +399,13 @@ class Controller:
         if not warmup.steps:
             return
         start = time.perf_counter()
-        stream = PromptStream(self.stream.task, self.config.run.seed, "warmup")
+        stream = warm_up_stream(self.stream.task, self.config.run.seed)
         prompts = list(islice(stream, warmup.steps * warmup.examples_per_step))
         rollouts = await self._interruptible(self.meshes.demonstrate(prompts))
-        batches = demonstration_batches(
-            rollouts,
-            warmup.examples_per_step,
-            num_ranks=self.titan.batch_degree,
-            row_tokens=self.titan.training.seq_len,
-            row_multiple=self.titan.row_multiple,
-        )
-        losses = await self._interruptible(self.meshes.warm_up([batch.rows for batch in batches]))
+        batches = warm_up_batches(rollouts, self.config, self.titan)
+        rows = [batch.rows for batch in batches]
+        losses = await self._interruptible(self.meshes.warm_up(rows))
+        self._warm_up_rows = rows
         self.progress.seconds_warm_up = time.perf_counter() - start
         self.display.say(
             f"warm-up: {len(losses)} supervised steps in {self.progress.seconds_warm_up:.1f} s, "
@@ -388,13 +413,11 @@ class Controller:
         )
 
     async def _save(self) -> None:
+        """Begin a checkpoint of this step; it is written while the run goes on."""
         progress = self.progress
-        folder = self.checkpoints.begin(progress.step)
-        await self.meshes.call_trainer("save_checkpoint", str(folder))
-        self.ledger.sync()
         before = progress.held_out_before
-        state = ControllerState(
-            progress.step, self.stream.position, before.as_dict() if before else None, progress.seconds_training
+        await self.saving.begin(
+            ControllerState(
+                progress.step, self.stream.position, before.as_dict() if before else None, progress.seconds_training
+            )
         )
-        self.checkpoints.commit(folder, state)
-        self._saved_step = progress.step

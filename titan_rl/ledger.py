@@ -139,11 +139,7 @@ class Ledger:
         """All that was committed is on disk, beyond a power cut. Any thread may call it."""
         for path in (self.path, Path(f"{self.path}-wal"), self.path.parent):
             if path.exists():
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                _sync(path)
 
     def check(self, num_pending: int) -> None:
         """After each step. Errors: LedgerError unless as many samples are pending as the caller still owes a fate.
@@ -176,3 +172,11 @@ def read_account(connection: sqlite3.Connection) -> dict[str, int]:
     for state, reason, count in rows:
         account[f"discarded ({reason})" if state == "discarded" else state] = count
     return account
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

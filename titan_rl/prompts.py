@@ -54,6 +54,11 @@ class PromptStream:
         return int(index)
 
 
+def warm_up_stream(task: Task, seed: int) -> PromptStream:
+    """The prompts of the supervised warm-up, which no step of the run meets."""
+    return PromptStream(task, seed, "warmup")
+
+
 def held_out_prompts(task: Task, count: int) -> list[Prompt]:
     """``count`` different held-out prompts. Errors: ConfigError if the task has fewer."""
     dataset_seed = named_seed("held out") % _DATASET_SEEDS

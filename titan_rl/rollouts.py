@@ -41,6 +41,10 @@ def _row(rollout: Rollout) -> dict:
     )
 
 
+def has_rollouts(folder: Path, step: int) -> bool:
+    return _path(folder, step).is_file()
+
+
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     """All rollouts of a step's groups, in the order in which they were trained."""
     rows = [_row(rollout) for group in groups for rollout in group.rollouts]

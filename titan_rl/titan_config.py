@@ -58,8 +58,11 @@ class TitanConfig:
     debug: DebugConfig
 
     def as_dict(self) -> dict:
-        """All sections as plain values, what was left out included."""
-        return asdict(self)
+        """All sections as plain values, what was left out included; ``build_titan`` reads them back."""
+        sections, policy = asdict(self), self.activation_checkpoint
+        modes = {cls.Config if cls else type(None): mode for mode, cls in _ACTIVATION_CHECKPOINT.items()}
+        checkpointing = {"mode": modes[type(policy)]} | (sections["activation_checkpoint"] or {})
+        return sections | {"activation_checkpoint": checkpointing}
 
     @property
     def world_size(self) -> int:
@@ -148,9 +151,10 @@ def build_titan(config: Config) -> TitanConfig:
 
 
 def _refuse_unhonoured(section: dict[str, dict]) -> None:
+    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
     classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
     for name, honoured in _HONOURED.items():
-        defaults = {f.name: f.default for f in fields(classes[name])} | {"training": _TRAINING}.get(name, {})
+        defaults = {f.name: f.default for f in fields(classes[name])} | ours.get(name, {})
         for key, value in section.get(name, {}).items():
             if key in defaults and key not in honoured and value != defaults[key]:
                 why = _REFUSED.get(f"{name}.{key}", "it has no effect here")

@@ -5,6 +5,7 @@ Every source has ``header`` (as it was when last refreshed), ``refresh`` and ``f
 
 import math
 import mmap
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,6 +39,10 @@ class SharedMemory:
     async def refresh(self, timeout: float) -> None:
         """The header is the holder's own."""
 
+    def is_gone(self) -> bool:
+        """Whether the holder's process has ended."""
+        return not os.path.exists(f"/proc/{self.handle.pid}")
+
     def copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
         """One block. Errors: TornRead if its checksum is not the header's."""
         source = self._slots[slot, read.offset : read.offset + read.nbytes]
@@ -70,6 +75,10 @@ class Rdma:
         self.handle = handle
         self._header_bytes = torch.zeros(Header.nbytes(len(handle.blocks)), dtype=torch.uint8)
         self.header = Header(self._header_bytes.numpy(), len(handle.blocks))
+
+    def is_gone(self) -> bool:
+        """A read tells, by its time-out."""
+        return False
 
     async def refresh(self, timeout: float) -> None:
         await self.handle.rdma_header.read_into(self._header_bytes, timeout=math.ceil(timeout))

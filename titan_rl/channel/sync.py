@@ -1,91 +1,119 @@
-"""Weights from the trainer mesh to the generator meshes: planned once, and from then on a version number for each rank.
+"""Weights from the trainer's ranks to the generators': planned once, and from then on a version number for each rank.
 
-``publish`` is what the trainer waits for; ``deliver`` goes on beside its next step. A replica that fails an update is
-taken out of routing, and never asked again.
+``publish`` is what the trainer waits for; ``deliver`` goes on beside its next step. A replica that comes later is
+brought up to the version that is live before it gets any work.
 """
 
 import asyncio
 from collections.abc import Callable
 
 from titan_rl.channel.plan import Interner, Plan
-from titan_rl.channel.transports import RDMA, choose_transport, describe
+from titan_rl.channel.transports import RDMA, Place, Transport, choose_transport, describe
 from titan_rl.channel.weights import ReaderSetup
-from titan_rl.mesh.calls import call_all, gather
-from titan_rl.mesh.router import Router
+from titan_rl.mesh.cells import Cell, CellDied, call, call_all, call_each
 from titan_rl.types import EngineStatistics
 
 
 class WeightSync:
-    """Owns the plan. ``trainer`` and each of ``generators``, a replica, are actor meshes along ``ranks``."""
+    """Owns the plan, and knows which version is live. Errors of all calls: CellDied; whatever an actor raises."""
 
-    def __init__(self, trainer, generators: list, router: Router, say: Callable[[str], None]):
-        self.trainer, self.generators, self.router, self.say = trainer, generators, router, say
-        self._leaders = [generator.slice(ranks=0) for generator in generators]
+    def __init__(self, ranks: list[Cell], replicas: list, setting: str, seconds: float):
+        """``ranks``: the trainer's. ``replicas``: each with ``number`` and ``ranks``. ``seconds``: of any call."""
+        self.ranks, self.setting, self.seconds = ranks, setting, seconds
+        self.version: int | None = None
+        self._replicas = replicas
+        self._lock = asyncio.Lock()
 
-    async def connect(self, setting: str) -> None:
-        """Ask both sides what they hold and need, plan, and open the regions. Errors: PlanError."""
-        sources, held, places, needs = await gather(
-            call_all(self.trainer.place),
-            call_all(self.trainer.holdings),
-            gather(*(call_all(generator.place) for generator in self.generators)),
-            call_all(self.generators[0].needs),
+    async def connect(self) -> None:
+        """Ask both sides what they hold and need, plan, open the regions, connect the replicas. Errors: PlanError."""
+        first = self._replicas[0].ranks
+        self._sources, held, needs = await asyncio.gather(
+            self._call_all(self.ranks, "place"), self._call_all(self.ranks, "holdings"), self._call_all(first, "needs")
         )
         interner = Interner()
         self.plan = Plan([interner.again(units) for units in held], [interner.again(units) for units in needs])
-        pairs = {
-            (replica, reader, holder): choose_transport(setting, sources[holder], place)
-            for replica, readers in enumerate(places)
-            for reader, place in enumerate(readers)
-            for holder in self.plan.reads(reader, replica).holders
+        places = await asyncio.gather(*(self._call_all(replica.ranks, "place") for replica in self._replicas))
+        pairs = [self._transports(r, there) for r, there in zip(self._replicas, places, strict=True)]
+        self.transports = describe([t for replica in pairs for reader in replica for t in reader.values()])
+        self._over_rdma = {
+            holder
+            for replica in pairs
+            for reader in replica
+            for holder, transport in reader.items()
+            if transport in RDMA
         }
-        over_rdma = {holder for (_, _, holder), transport in pairs.items() if transport in RDMA}
-        self.regions = await gather(
-            *(
-                self.trainer.slice(ranks=rank).open_region.call_one(self.plan.slot(rank), rank in over_rdma)
-                for rank in range(len(held))
-            )
-        )
-        await gather(
-            *(
-                generator.slice(ranks=reader).connect.call_one(self._setup(replica, reader, pairs))
-                for replica, generator in enumerate(self.generators)
-                for reader in range(self.plan.num_readers)
-            )
-        )
-        self.transports = describe(list(pairs.values()))
+        await self._open()
+        await asyncio.gather(*(self._connect(r, t) for r, t in zip(self._replicas, pairs, strict=True)))
 
-    def _setup(self, replica: int, reader: int, pairs: dict) -> ReaderSetup:
-        """Only what this reader has to know."""
-        plan = self.plan.reads(reader, replica)
-        transports = [pairs[replica, reader, holder] for holder in plan.holders]
-        return ReaderSetup(plan, [self.regions[holder] for holder in plan.holders], transports)
+    async def _call_all(self, cells: list[Cell], endpoint: str, *arguments) -> list:
+        return await call_all(cells, endpoint, *arguments, seconds=self.seconds, what="connecting generators")
+
+    def _transports(self, replica, places: list[Place]) -> list[dict[int, Transport]]:
+        """For each rank of a replica: how it reads from each of the trainer ranks that it reads from."""
+        return [
+            {
+                holder: choose_transport(self.setting, self._sources[holder], place)
+                for holder in self.plan.reads(reader, replica.number).holders
+            }
+            for reader, place in enumerate(places)
+        ]
+
+    async def _open(self) -> None:
+        opens = [(cell, (self.plan.slot(rank), rank in self._over_rdma)) for rank, cell in enumerate(self.ranks)]
+        self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
+
+    async def _connect(self, replica, transports: list[dict[int, Transport]]) -> None:
+        """Each rank is told what it has to know, and no more."""
+        setups = []
+        for reader, chosen in enumerate(transports):
+            plan = self.plan.reads(reader, replica.number)
+            regions = [self.regions[holder] for holder in plan.holders]
+            setups.append(ReaderSetup(plan, regions, [chosen[holder] for holder in plan.holders]))
+        calls = [(cell, (setup,)) for cell, setup in zip(replica.ranks, setups, strict=True)]
+        await call_each(calls, "connect", seconds=self.seconds, what=f"connecting generator {replica.number}")
+
+    async def reopen(self, ranks: list[Cell], replicas: list) -> None:
+        """The trainer's ranks are others, or have begun anew; the plan is the same."""
+        self.ranks = ranks
+        async with self._lock:
+            await self._open()
+            for replica in replicas:
+                await self._connect(replica, self._transports(replica, await self._call_all(replica.ranks, "place")))
+
+    async def bring_up(self, replica) -> None:
+        """Connect a replica that came later, and have it use the version that is live."""
+        async with self._lock:
+            await self._connect(replica, self._transports(replica, await self._call_all(replica.ranks, "place")))
+            if self.version is not None:
+                await self._deliver_to(replica, self.version)
 
     async def publish(self, version: int) -> None:
         """Every trainer rank begins to lay its shards down. The version before must be delivered."""
-        await call_all(self.trainer.publish, version)
+        what = f"publishing weights version {version}"
+        await call_all(self.ranks, "publish", version, seconds=self.seconds, what=what)
 
-    async def deliver(self, version: int, timeout: float) -> list[EngineStatistics]:
-        """Every replica takes the version; statistics of the version before, of those that did.
+    async def deliver(self, version: int, replicas: list, failed: Callable[[int, str], None]) -> list[EngineStatistics]:
+        """These replicas take the version; statistics of the version before, of those that did.
 
-        Errors: NoReplicaLeft if none did.
+        ``failed`` is told of each one that lives and could not; of the dead somebody else knows.
         """
-        replicas = self.router.healthy
-        done = await asyncio.gather(
-            *(self._deliver_to(replica, version, timeout) for replica in replicas), return_exceptions=True
-        )
+        async with self._lock:
+            done = await asyncio.gather(*(self._deliver_to(r, version) for r in replicas), return_exceptions=True)
+            self.version = version
         for replica, result in zip(replicas, done, strict=True):
-            if isinstance(result, Exception):
-                self.say(f"generator {replica} failed weights version {version} and gets no more work: {result}")
-                self.router.take_out(replica, f"failed weights version {version}: {_last_line(result)}")
-            elif isinstance(result, BaseException):
+            if isinstance(result, Exception) and not isinstance(result, CellDied):
+                failed(replica.number, f"failed weights version {version}: {last_line(result)}")
+            elif isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
         return [result for result in done if isinstance(result, EngineStatistics)]
 
-    async def _deliver_to(self, replica: int, version: int, timeout: float) -> EngineStatistics:
-        await call_all(self.generators[replica].fetch, version, timeout)
-        [statistics] = await call_all(self._leaders[replica].apply, version)
-        return statistics
+    async def _deliver_to(self, replica, version: int) -> EngineStatistics:
+        what = f"updating generator {replica.number} to version {version}"
+        # the reader's own deadline comes first, and says which rank it waited for
+        await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
+        return await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
+    """What an error comes down to; a traceback ends in it."""
     return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__

@@ -58,6 +58,11 @@ class WeightWriter(SlotWriter):
         """Begin to lay a version down: the next forward and backward may run meanwhile, the next update may not."""
         self.begin(version, version % NUM_SLOTS)
 
+    def withdraw(self) -> None:
+        """Nothing will come here any more: whoever waits is told so."""
+        self.wait()
+        self.region.header.stamps[:] = FAILED
+
 
 def _plan_copies(shards: "list[Shard]", layout: SlotLayout, slot: torch.Tensor) -> Copies:
     by_name: dict[str, list[tuple[Box, torch.Tensor]]] = {}
@@ -96,6 +101,7 @@ class WeightReader:
         self.buffer = torch.zeros(self.plan.nbytes, dtype=torch.uint8, device=device if on_gpu else "cpu")
         self.held: int | None = None
         """The version in ``buffer``, if it is a whole one."""
+        self._is_closed = False
         self.bytes_read = 0
         """In all fetches so far."""
 
@@ -126,14 +132,22 @@ class WeightReader:
                 stamp = int(source.header.stamps[version % NUM_SLOTS])
                 if stamp == version:
                     break
+                if self._is_closed:
+                    raise Gone("the trainer has begun anew")
                 if stamp == FAILED:
-                    raise Gone(f"trainer rank {rank} failed to lay version {version} down: its log says why")
+                    raise Gone(f"trainer rank {rank} failed to lay version {version} down, or began anew")
+                if source.is_gone():
+                    raise Gone(f"trainer rank {rank} is gone")
                 if stamp > version:
                     raise Gone(f"trainer rank {rank} has version {stamp} where {version} was asked for")
                 if time.monotonic() >= deadline:
                     raise TornRead(f"trainer rank {rank} has not finished version {version}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_POLL)
+
+    def close(self) -> None:
+        """Whoever still waits for a version here need not."""
+        self._is_closed = True
 
     async def _read_all(self, slot: int, timeout: float) -> None:
         reads = [(self._sources[read.holder], read) for read in self.plan.reads]

@@ -123,6 +123,7 @@ class GenerationEngine:
         """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
         vllm_backend.register()
         self.version, self._rank, self._meeting_file = -1, rank, meeting_file
+        self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)
         self._arguments = engine_arguments(config, model_path, max_model_len)
@@ -146,6 +147,8 @@ class GenerationEngine:
 
     def connect(self, setup: ReaderSetup) -> WeightReader:
         """This rank's end of the channel; once, before the first update."""
+        if self.reader is not None:
+            self.reader.close()
         self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
         self.reader = self._on_worker(transfer_engine).reader
         return self.reader

@@ -1,30 +1,30 @@
-"""The three meshes of a run on this host: spawned together, watched, and gone when the run is.
+"""All actors of a run on this host: started together, mended when they die, and gone when the run is.
 
-Monarch's supervision is tuned before its import, so this module is the only one to import monarch in the controller.
+Each kind has its owner: trainers.py, generators.py, verifiers.py. Here they are wired, and what the loop asks for is
+asked of them until it is done. Monarch's supervision is tuned before its import, so the controller imports monarch
+through this module alone.
 """
 
 import asyncio
 import os
-import signal
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 
 import monarch.actor
-from monarch.actor import default_bootstrap_cmd, this_host
 from monarch.config import configure
 
 from titan_rl.channel.batches import LaidRows
-from titan_rl.channel.sync import WeightSync
+from titan_rl.channel.sync import WeightSync, last_line
 from titan_rl.channel.transports import RDMA
 from titan_rl.config import Config
 from titan_rl.episode import Sampling
 from titan_rl.mesh import processes
-from titan_rl.mesh.calls import call_all, gather
+from titan_rl.mesh.cells import CellDied, Cells, call
+from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.placement import (
     available_cores,
     generator_environment,
@@ -33,11 +33,24 @@ from titan_rl.mesh.placement import (
     verifier_environment,
 )
 from titan_rl.mesh.router import Router
+from titan_rl.mesh.trainers import Trainers
+from titan_rl.mesh.verifiers import Verifiers
 from titan_rl.mesh.waiting import within
 from titan_rl.model.device import DEVICE_TYPE
 from titan_rl.model.spec import longest_rollout
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import EngineStatistics, Group, Prompt
+from titan_rl.types import EngineStatistics, Group, Prompt, StepMetrics
+
+ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
+"""Generators are needed by verifiers; a trainer stands alone."""
+_STOP_SECONDS = 3.0
+"""Seconds that processes have to stop by themselves; then they are killed."""
+_MAX_MENDS = 5
+"""How often the trainer may be mended without a step in between."""
+
+
+class ActorFault(RuntimeError):
+    """Actors died or failed in a way, or as often, that the run cannot go on; says which."""
 
 
 def has_ibverbs() -> bool:
@@ -47,28 +60,8 @@ def has_ibverbs() -> bool:
     return is_ibverbs_available()
 
 
-ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
-"""Generators are needed by verifiers; a trainer stands alone."""
-_STOP_SECONDS = 3.0
-"""Seconds that processes have to stop by themselves; then they are killed."""
-
-
-class ActorFault(RuntimeError):
-    """An actor process died or failed; says which."""
-
-
-@contextmanager
-def _interrupts_ignored():
-    """What is spawned here never sees Ctrl-C: stopping is the controller's business."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
 class Meshes:
-    """Owns every actor of a run and the weight channel between them."""
+    """Owns the owners."""
 
     def __init__(
         self,
@@ -79,31 +72,51 @@ class Meshes:
         logs: Path | None = None,
     ):
         self.config, self.titan, self.model_path, self.parts = config, titan, model_path, parts
-        self.logs = None if logs is None else str(logs)
-        self.world_size = titan.world_size
         self.max_tokens = longest_rollout(titan.training.seq_len, model_path)
-        self.pids: dict[int, str] = {}
-        self._mark = processes.new_mark()
-        self._fault: asyncio.Future[str] | None = None
-        self._proc_meshes = []
-        self.router = Router(config.generator.replicas)
-        self._verifiers = Router(config.verifier.procs)
         self.say: Callable[[str], None] = print
-        """Where a replica's failure is told."""
+        """Where deaths and mendings are told."""
+        self.catch_up: Callable[[int | None], Awaitable[None]] | None = None
+        """Brings a mended trainer, now at this step (None: at the file's weights), to where the run is."""
+        self.weights: WeightSync | None = None
+        self.mendings: list[dict] = []
+        """Of the trainer: who died, and the seconds from its death until all was whole again."""
         self._scratch = tempfile.TemporaryDirectory(prefix="titan_rl_")
+        self._trainer_lock = asyncio.Lock()
+        self._num_mends = 0
+        self.step_done = 0
+        """Steps that the run counts as done: a mended trainer never starts from a later one."""
+        self._published: int | None = None
+        self._watching: asyncio.Task | None = None
+        self._make_owners(None if logs is None else str(logs))
 
-    @staticmethod
-    def actors() -> tuple[type, type, type]:
-        """The classes of trainer, generator and verifier; a bench measures inside its own."""
-        from titan_rl.actors.generator import Generator
-        from titan_rl.actors.trainer import Trainer
-        from titan_rl.actors.verifier import Verifier
+    def _make_owners(self, logs: str | None) -> None:
+        config, scratch = self.config, Path(self._scratch.name)
+        threads = share_cores(
+            available_cores(),
+            self.titan.world_size,
+            config.generator.replicas * config.generator.tensor_parallel,
+            alternating=config.rollout.max_staleness == 0,
+        )
+        self.cells = Cells(logs)
+        self.router = Router("generator", config.generator.replicas)
+        self._verifier_router = Router("verifier", config.verifier.procs)
 
-        return Trainer, Generator, Verifier
+        def say(text: str) -> None:
+            self.say(text)
+
+        self.trainers = Trainers(
+            self.cells, config, self.model_path, self.titan.world_size, trainer_environment(threads), scratch
+        )
+        environment = generator_environment(threads, DEVICE_TYPE == "cpu")
+        self.generators = Generators(
+            self.cells, config, self.model_path, self.max_tokens, environment, scratch, self.router, say
+        )
+        self.verifiers = Verifiers(
+            self.cells, config, self.model_path, verifier_environment(), self._verifier_router, say
+        )
 
     async def start(self) -> None:
-        """Spawn all processes and load all models, side by side. Errors: DeadlineError; whatever an actor raises."""
-        Trainer, Generator, Verifier = self.actors()
+        """Spawn all processes and load all models, side by side. Errors: DeadlineError, CellDied, an actor's own."""
         configure(
             get_actor_state_max_idle="3s",
             get_proc_state_max_idle="3s",
@@ -114,172 +127,225 @@ class Meshes:
             rdma_tcp_fallback_parallelism=1,
             rdma_max_chunk_size_mb=16,
         )
-        self._watch_faults()
-        config = self.config
-        threads = share_cores(
-            available_cores(), self.world_size, self._num_generator_ranks, alternating=config.rollout.max_staleness == 0
-        )
-        starts = []
-        if "trainer" in self.parts:
-            arguments = (Trainer, self.logs, config, self.model_path, self.world_size)
-            self.trainer = self._spawn("trainer", self.world_size, trainer_environment(threads), *arguments)
-            starts.append(self._start_trainer())
-        if "generators" in self.parts:
-            environment = generator_environment(threads, DEVICE_TYPE == "cpu")
-            ranks, arguments = config.generator.tensor_parallel, (config.generator, self.model_path, self.max_tokens)
-            self.generators = [
-                self._spawn(f"generator{replica}", ranks, environment, Generator, self.logs, replica, *arguments)
-                for replica in range(config.generator.replicas)
-            ]
-            starts.append(self._start_generators())
-        if "verifiers" in self.parts:
-            arguments = (Verifier, self.logs, config, self.model_path)
-            self.verifiers = self._spawn("verifier", config.verifier.procs, verifier_environment(), *arguments)
-            starts.append(self._start_verifiers())
-        await self.guard(config.mesh.start_timeout, "starting the actors", asyncio.gather(*starts))
+        monarch.actor.unhandled_fault_hook = lambda failure: None  # the cells know
+        owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
+        starts = asyncio.gather(*(owner.start() for part, owner in owners.items() if part in self.parts))
+        await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
-            await self.guard(config.mesh.start_timeout, "connecting generators to the trainer", self._connect())
-
-    def _spawn(self, name: str, count: int, environment: dict[str, str], actor: type, *arguments):
-        with _interrupts_ignored():
-            command = default_bootstrap_cmd().with_env(environment | self._mark)
-            procs = this_host().spawn_procs(per_host={"ranks": count}, name=name, bootstrap_command=command)
-        self._proc_meshes.append(procs)
-        return procs.spawn(name, actor, *arguments)
-
-    async def _start_trainer(self) -> None:
-        address = await self.trainer.slice(ranks=0).open_store.call_one()
-        for point, pid in (await self.trainer.start.call(address)).items():
-            self.pids[pid] = f"trainer rank {point.rank}"
+            await self._connect()
+        if "trainer" in self.parts:
+            await self._protect()
+            self._watching = asyncio.ensure_future(self._mend_when_idle())
+        self.generators.make_spares()
 
     @property
-    def _num_generator_ranks(self) -> int:
-        return self.config.generator.replicas * self.config.generator.tensor_parallel
-
-    async def _start_generators(self) -> None:
-        replicas = await gather(
-            *(
-                call_all(generator.start, str(Path(self._scratch.name) / f"generator{replica}"))
-                for replica, generator in enumerate(self.generators)
-            )
-        )
-        for replica, pids in enumerate(replicas):
-            for rank, pid in enumerate(pids):
-                self.pids[pid] = f"generator {replica}" + (f" rank {rank}" if len(pids) > 1 else "")
-
-    async def _start_verifiers(self) -> None:
-        leaders = [generator.slice(ranks=0) for generator in self.generators]
-        for rank, (pid, scorer_pid) in enumerate(await call_all(self.verifiers.start, leaders)):
-            self.pids[pid], self.pids[scorer_pid] = f"verifier {rank}", f"scorer {rank}"
+    def pids(self) -> dict[int, str]:
+        return self.cells.names() | self.verifiers.scorers
 
     async def _connect(self) -> None:
-        self.weights = WeightSync(self.trainer, self.generators, self.router, self.say)
-        await self.weights.connect(self.config.mesh.transport)
+        replicas = [replica for _, replica in sorted(self.generators.replicas.items())]
+        self.weights = WeightSync(
+            self.trainers.ranks, replicas, self.config.mesh.transport, self.config.mesh.step_timeout
+        )
+        await self.weights.connect()
+        self.generators.weights = self.weights
 
-    # faults
+    async def _protect(self) -> None:
+        """Snapshots from now on, if the config wants them."""
+        if not self.config.recovery.snapshot_every:
+            return
+        self.trainers.keeper_elsewhere = next((replica.ranks[0] for replica in self.generators.replicas.values()), None)
+        await self.trainers.protect()
+        self.trainers.make_standby()
 
-    def _watch_faults(self) -> None:
-        loop = asyncio.get_running_loop()
-        fault = self._fault = loop.create_future()
+    # the trainer
 
-        def on_fault(failure) -> None:
-            report = str(failure.report() if hasattr(failure, "report") else failure)
-            loop.call_soon_threadsafe(lambda: fault.done() or fault.set_result(report))
+    async def _ask_trainer(self, ask: Callable[[], Awaitable]):
+        """The answer of a trainer that is whole, mended if need be. Errors: ActorFault if it takes too often."""
+        async with self._trainer_lock:
+            while True:
+                try:
+                    if not self.trainers.is_whole:
+                        await self._mend()
+                    return await ask()
+                except CellDied as error:
+                    self.say(str(error))
+                    if not self.config.recovery.snapshot_every or self.catch_up is None:
+                        raise ActorFault(f"{error}, and nothing is kept to mend it from") from error
+                except Exception:
+                    if self.trainers.is_whole:
+                        raise
+                    # a death that its peers noticed first
 
-        monarch.actor.unhandled_fault_hook = on_fault
+    async def _mend(self) -> None:
+        self._num_mends += 1
+        if self._num_mends > _MAX_MENDS:
+            raise ActorFault(f"the trainer was mended {_MAX_MENDS} times without a step in between")
+        dead = [cell for cell in self.trainers.ranks if cell.is_dead]
+        died = min(cell.died.result() for cell in dead)
+        start = time.monotonic()
+        step = await self.trainers.mend(self.step_done)
+        await self.trainers.protect()
+        if self.weights is not None:
+            await self.weights.reopen(self.trainers.ranks, list(self.generators.replicas.values()))
+        await self.catch_up(step)
+        await self._snapshot(self.step_done)
+        if self._published is not None:
+            await self.weights.publish(self._published)
+        seconds = time.monotonic() - died
+        who = ", ".join(cell.name for cell in dead)
+        self.mendings.append({"who": who, "noticed_after": start - died, "whole_after": seconds, "step": step})
+        self.say(f"{who} {dead[0].why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
+        self.trainers.make_standby()
 
-    async def guard(self, seconds: float, what: str, awaitable):
-        """The awaitable's result, under a deadline. Errors: ActorFault as soon as any actor dies; DeadlineError."""
-        work = asyncio.ensure_future(within(seconds, what, awaitable))
-        await asyncio.wait({work, self._fault}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-            raise ActorFault(f"{self._who_died()} while {what}: {self._fault.result()}")
-        return work.result()
+    async def _mend_when_idle(self) -> None:
+        """A death that no call meets is mended at once, too."""
+        while True:
+            await asyncio.wait({cell.died for cell in self.trainers.ranks}, return_when=asyncio.FIRST_COMPLETED)
+            await self._ask_trainer(_nothing)
 
-    def _who_died(self) -> str:
-        """Monarch's report may name a helper actor of the process that died; we know it by its id."""
-        alive = set(processes.running(self._mark))
-        dead = [name for pid, name in self.pids.items() if pid not in alive]
-        return f"{', '.join(dead)} died" if dead else "an actor failed"
+    async def train(self, batches: list, step: int) -> list[StepMetrics]:
+        """The optimizer steps that make up a step of the run, each of ``rows[group]``; begun anew if a rank dies."""
 
-    def acknowledge_fault(self) -> None:
-        """What died is known; what is left may be asked, under deadlines alone, to save what it holds."""
-        self._fault = asyncio.get_running_loop().create_future()
+        async def ask() -> list[StepMetrics]:
+            return await self.train_without_mending(batches, step)
 
-    # what the loop asks for
+        metrics = await self._ask_trainer(ask)
+        self.step_done, self._num_mends = step, 0
+        return metrics
 
-    async def train(self, rows: list[list], has_signal: bool):
-        """One optimizer step; ``rows[group]``. StepMetrics."""
-        with self._lay_down(rows) as handles:
-            call = call_all(self.trainer.train, handles, has_signal)
-            return (await self.guard(self.config.mesh.step_timeout, "training a batch", call))[0]
+    async def train_without_mending(self, batches: list, step: int) -> list[StepMetrics]:
+        """For ``catch_up``. Errors: CellDied."""
+        metrics = []
+        for batch in batches:
+            with LaidRows(batch.rows, over_rdma=self.config.mesh.transport in RDMA) as handles:
+                answers = await self.trainers.call("train", handles, batch.has_signal, what=f"training step {step}")
+            metrics.append(answers[0])
+        if self.config.recovery.snapshot_every and step % self.config.recovery.snapshot_every == 0:
+            await self._snapshot(step)
+        return metrics
+
+    async def _snapshot(self, step: int) -> None:
+        if self.config.recovery.snapshot_every:
+            await self.trainers.call("take_snapshot", step, what=f"taking the snapshot of step {step}")
+
+    async def begin_at(self, step: int) -> None:
+        """The trainer's state is that after a step, whoever brought it there; from here on it can be mended."""
+        self.step_done = step
+        await self._ask_trainer(lambda: self._snapshot(step))
 
     async def warm_up(self, batches: list[list[list]]) -> list[float]:
         """Supervised steps; ``batches[i][group]`` are rows. The losses."""
-        with self._lay_down([list(steps) for steps in zip(*batches, strict=True)]) as handles:
-            call = call_all(self.trainer.warm_up, handles)
-            return (await self.guard(self.config.mesh.step_timeout, "warming up", call))[0]
+        return await self._ask_trainer(lambda: self.warm_up_without_mending(batches))
 
-    def _lay_down(self, rows: list[list]) -> LaidRows:
-        return LaidRows(rows, over_rdma=self.config.mesh.transport in RDMA)
+    async def warm_up_without_mending(self, batches: list[list[list]]) -> list[float]:
+        """For ``catch_up``. Errors: CellDied."""
+        rows = [list(steps) for steps in zip(*batches, strict=True)]
+        with LaidRows(rows, over_rdma=self.config.mesh.transport in RDMA) as handles:
+            return (await self.trainers.call("warm_up", handles, what="warming up"))[0]
+
+    async def call_trainer(self, endpoint: str, *arguments) -> list:
+        """All ranks: ``save_checkpoint``, ``load_checkpoint`` or ``save_hf``. Each rank's answer."""
+        return await self._ask_trainer(lambda: self.call_trainer_without_mending(endpoint, *arguments))
+
+    async def call_trainer_without_mending(self, endpoint: str, *arguments) -> list:
+        """For ``catch_up``. Errors: CellDied."""
+        return await self.trainers.call(endpoint, *arguments, what=f"trainer {endpoint}")
+
+    # weights
 
     async def publish(self, version: int) -> None:
         """The trainer's part of a new version; the one before must be delivered."""
-        what = f"publishing weights version {version}"
-        await self.guard(self.config.mesh.step_timeout, what, self.weights.publish(version))
+        await self._ask_trainer(lambda: self.weights.publish(version))
+        self._published = version
 
     async def deliver(self, version: int) -> list[EngineStatistics]:
         """Have every replica take a published version; each engine's statistics of the version before."""
-        timeout = self.config.mesh.step_timeout
-        what = f"updating generators to version {version}"
-        return await self.guard(timeout, what, self.weights.deliver(version, timeout))
+        while True:
+            deaths = {cell.died for cell in self.trainers.ranks}
+            replicas = [self.generators.replicas[n] for n in self.router.healthy if n in self.generators.replicas]
+            work = asyncio.ensure_future(self.weights.deliver(version, replicas, self._update_failed))
+            await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() and self.trainers.is_whole:
+                return work.result()
+            work.cancel()  # what is awaited may never be stamped
+            await asyncio.wait({work})
+            await self._ask_trainer(_nothing)
+
+    def _update_failed(self, number: int, reason: str) -> None:
+        if not self.trainers.is_whole:
+            return  # that is why, and it is delivered again
+        self.say(f"generator {number} {reason}; it gets no more work, and is replaced")
+        self.router.take_out(number, reason)
+        self.generators.fail(number, reason)
 
     async def take_statistics(self) -> list[EngineStatistics]:
-        """Each engine's statistics since its last update; they start anew."""
-        leaders = (self.generators[replica].slice(ranks=0) for replica in self.router.healthy)
-        calls = gather(*(leader.take_statistics.call_one() for leader in leaders))
-        return await self.guard(self.config.mesh.step_timeout, "asking generators for statistics", calls)
+        """Each engine's statistics since its last update; they start anew. Of those that answer."""
+        calls = (
+            call(replica.ranks[0], "take_statistics", seconds=self.config.mesh.step_timeout, what="taking statistics")
+            for replica in list(self.generators.replicas.values())
+        )
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, EngineStatistics)]
+
+    # episodes
 
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
         """Sample and score a prompt, on the verifier and the replica that have the fewest groups.
 
-        A replica that fails is taken out, and another one asked. Errors: NoReplicaLeft.
+        If either dies, others are asked. Errors: NoneLeft, DeadlineError.
         """
+        seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
+        patience = self.config.mesh.start_timeout
         while True:
-            with self._verifiers.choose() as verifier, self.router.choose() as replica:
-                call = self.verifiers.slice(ranks=verifier).run_group.call_one(prompt, sampling, replica)
-                group = await self.guard(self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}", call)
+            async with self._verifier_router.choose(patience) as verifier, self.router.choose(patience) as number:
+                cell, replica = self.verifiers.procs[verifier], self.generators.replicas[number]
+                work = asyncio.ensure_future(
+                    call(cell, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
+                )
+                deaths = {rank.died for rank in replica.ranks}
+                await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    work.cancel()
+                    continue
+                try:
+                    group = work.result()
+                except CellDied:
+                    continue
             if not group.replica_failure:
                 return group
-            if replica in self.router.healthy:
-                self.say(f"generator {replica} failed and gets no more work: {group.replica_failure}")
-            self.router.take_out(replica, group.replica_failure.strip().splitlines()[-1])
+            if self.generators.replicas.get(number) is replica and not any(rank.is_dead for rank in replica.ranks):
+                self.say(f"generator {number} failed, and is replaced: {group.replica_failure}")
+                self.router.take_out(number, group.replica_failure.strip().splitlines()[-1])
+                self.generators.fail(number, last_line(RuntimeError(group.replica_failure)))
 
     async def demonstrate(self, prompts: list) -> list:
-        call = self.verifiers.slice(ranks=0).demonstrate.call_one(prompts)
-        return await self.guard(self.config.mesh.step_timeout, "preparing the warm-up", call)
-
-    async def call_trainer(self, endpoint: str, *arguments) -> None:
-        """All ranks: ``save_checkpoint``, ``load_checkpoint`` or ``save_hf``."""
-        call = call_all(getattr(self.trainer, endpoint), *arguments)
-        await self.guard(self.config.mesh.step_timeout, f"trainer {endpoint}", call)
+        cell = self.verifiers.procs[0]
+        seconds = self.config.mesh.step_timeout
+        return await call(cell, "demonstrate", prompts, seconds=seconds, what="preparing the warm-up")
 
     async def stop(self) -> None:
         """Stop all actors; whatever is still there after a while is killed. Never raises, never hangs."""
-        monarch.actor.unhandled_fault_hook = lambda failure: None
-        stops = [asyncio.ensure_future(_stop(mesh)) for mesh in reversed(self._proc_meshes)]
+        if self._watching is not None:
+            self._watching.cancel()
+        self.generators.stop()
+        self.verifiers.stop()
+        stops = [asyncio.ensure_future(_stop(cell)) for cell in reversed(self.cells.all) if not cell.is_dead]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)
         deadline = time.monotonic() + _STOP_SECONDS
-        while (left := processes.running(self._mark)) and time.monotonic() < deadline:
+        while (left := processes.running(self.cells.mark)) and time.monotonic() < deadline:
             processes.kill(left)
             await asyncio.sleep(0.05)
         self._scratch.cleanup()
 
 
-async def _stop(mesh) -> None:
+async def _nothing() -> None:
+    """The trainer is asked for nothing but to be whole."""
+
+
+async def _stop(cell) -> None:
     try:
-        await mesh.stop()
-    except Exception as error:  # a mesh that lost a process cannot stop in good order; the pids are looked after below
-        print(f"stopping a mesh: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+        await cell.procs.stop()
+    except Exception as error:  # what cannot stop in good order is killed below
+        print(f"stopping {cell.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")

@@ -1,0 +1,124 @@
+"""The trainer's ranks: started together, and mended one by one.
+
+When a rank dies the others keep their process and their memory. A standby that has its imports behind it takes the
+dead one's place, all join a new process group, and each loads its state of the newest step that everybody has:
+survivors from their own snapshot, the new one from what its keeper kept.
+"""
+
+import asyncio
+from pathlib import Path
+
+from titan_rl.config import Config
+from titan_rl.mesh.cells import Cell, CellDied, Cells, call, call_all, call_each
+
+_PREPARE = "loading what a trainer needs"
+
+
+class Trainers:
+    """Owns the ranks and their standby. Errors of all calls: CellDied; whatever an actor raises."""
+
+    def __init__(
+        self, cells: Cells, config: Config, model_path: str, world_size: int, environment: dict[str, str], scratch: Path
+    ):
+        self.cells, self.config, self.world_size, self.scratch = cells, config, world_size, scratch
+        self._arguments, self._environment = (config, model_path), environment
+        self.ranks: list[Cell] = []
+        self.keeper_elsewhere: Cell | None = None
+        """Who keeps the snapshots of a rank that has no peer."""
+        self._keepers: list[Cell | None] = []
+        self._fresh: set[int] = set()
+        """Ranks whose process has no snapshots of its own yet."""
+        self._standby: asyncio.Task[Cell] | None = None
+        self._num_meetings = 0
+
+    async def start(self) -> None:
+        self.ranks = list(await asyncio.gather(*(self._spawn(f"trainer rank {r}") for r in range(self.world_size))))
+        await self._join()
+
+    async def _spawn(self, name: str) -> Cell:
+        from titan_rl.actors.trainer import Trainer
+
+        return await self.cells.spawn(name, self._environment, Trainer, *self._arguments)
+
+    async def _join(self) -> None:
+        """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
+        self._num_meetings += 1
+        meeting_file = str(self.scratch / f"trainer{self._num_meetings}")
+        joins = [(cell, (rank, self.world_size, meeting_file)) for rank, cell in enumerate(self.ranks)]
+        await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(cell.is_dead for cell in self.ranks)
+
+    async def call(self, endpoint: str, *arguments, what: str) -> list:
+        """Every rank's answer."""
+        return await call_all(self.ranks, endpoint, *arguments, seconds=self.config.mesh.step_timeout, what=what)
+
+    def make_standby(self) -> None:
+        """Have one process more, with its imports done, wait for a rank to die."""
+
+        async def prepare() -> Cell:
+            cell = await self._spawn("standby trainer")
+            await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what=_PREPARE)
+            return cell
+
+        self._standby = asyncio.ensure_future(prepare())
+        self._standby.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def protect(self) -> None:
+        """Have every rank's snapshots kept by the next rank, or by whoever is named for a rank that is alone."""
+        handles = await self.call("open_snapshots", what="opening snapshots")
+        alone = self.world_size == 1
+        self._keepers = [
+            self.keeper_elsewhere if alone else self.ranks[(rank + 1) % self.world_size]
+            for rank in range(self.world_size)
+        ]
+        for keeper, handle in zip(self._keepers, handles, strict=True):
+            if keeper is not None and not keeper.is_dead:
+                await keeper.steward.keep.call_one(handle)
+        self._fresh = set()
+
+    async def mend(self, step: int) -> int | None:
+        """Replace the dead; all ranks are then at the newest step up to this one that everybody had: given back.
+
+        None: somebody's state is nowhere, so all have the weights of the file and must be given a checkpoint.
+        """
+        dead = {rank for rank, cell in enumerate(self.ranks) if cell.is_dead}
+        self._fresh |= dead
+        kept = {rank: await self._kept(rank) for rank in self._fresh}
+        own = await call_all(
+            [cell for rank, cell in enumerate(self.ranks) if rank not in self._fresh],
+            "snapshot_steps",
+            seconds=self.config.mesh.step_timeout,
+            what="asking for snapshots",
+        )
+        for rank in dead:
+            self.cells.forget(self.ranks[rank])
+            self.ranks[rank] = await self._replacement(rank)
+        await self._join()
+        steps = set.intersection(*(set(s) for s in own), *(set(s) for s, _ in kept.values()))
+        newest = max((s for s in steps if s <= step), default=None)
+        if newest is not None:
+            restores = [(cell, (newest, kept[r][1] if r in kept else None)) for r, cell in enumerate(self.ranks)]
+            await call_each(restores, "restore", seconds=self.config.mesh.step_timeout, what="restoring a snapshot")
+        return newest
+
+    async def _kept(self, rank: int) -> tuple[list[int], object]:
+        keeper = self._keepers[rank] if self._keepers else None
+        if keeper is None or keeper.is_dead:
+            return [], None
+        return await keeper.steward.kept.call_one()
+
+    async def _replacement(self, rank: int) -> Cell:
+        standby, self._standby = self._standby, None
+        name = f"trainer rank {rank}"
+        if standby is not None:
+            try:
+                cell = await standby
+            except CellDied:
+                return await self._spawn(name)
+            if not cell.is_dead:
+                cell.name = name
+                return cell
+        return await self._spawn(name)
