@@ -23,8 +23,8 @@ except ImportError:  # the reference does without
     triton = None
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_CPU_TILE_TOKENS, _CPU_TILE_SIZE = 1024, 2**20
-"""Measured: tiles of 4 MiB stay in the caches, and products of 1024 x 1024 run at full rate (LOG.md)."""
+_CPU_TILE_TOKENS, _CPU_TILE_SIZE = 4096, 2**22
+"""16 MiB. Smaller tiles are no faster, and threads wait for each other once an operation on a tile (LOG.md)."""
 _KEPT_LOGITS = 2**26
 """256 MiB: all of 1,365 tokens over SmolLM2's words, whose backward then costs what it does with logits in full."""
 _GPU_TILE_TOKENS, _GPU_TILE_SIZE = 16384, 3 * 2**26
@@ -73,8 +73,8 @@ def linear_logprob(
     Triton's round the gradient of the logits to the inputs' dtype (bf16: each entry by 2**-9 of itself) and accumulate
     in fp32. Gradients are rounded once, at the end, to the inputs' dtypes.
 
-    Memory beyond inputs and gradients: the reference holds two tiles (8 MiB by default), a block of the weight in fp32
-    and, until its backward, at most ``kept_logits`` (256 MiB by default; 0: none). Triton keeps none, and holds a tile
+    Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each), a block of the weight in fp32 and,
+    until its backward, at most ``kept_logits`` (256 MiB by default; 0: none). Triton keeps none, and holds a tile
     (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
     """
     on_triton = implementation == "triton"

@@ -1,7 +1,9 @@
 """Packed batches of random tokens."""
 
 import numpy as np
+import torch
 
+from titan_rl.bad_numbers import parts
 from titan_rl.packing import pack, token_weights
 from titan_rl.types import Batch, Provenance, Sample
 
@@ -15,17 +17,18 @@ def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scal
     """
     rng = np.random.default_rng(seed)
     groups = []
-    for _ in range(3):
+    for group in range(3):
         prompt = rng.integers(3, VOCABULARY, rng.integers(1, 9))
         groups.append([])
-        for _ in range(4):
+        for sample in range(4):
             answer = rng.integers(3, VOCABULARY, rng.integers(1, 12))
             tokens = np.concatenate([prompt, answer])
             provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
             provenance[: len(prompt)] = Provenance.TEMPLATE
             provenance[len(prompt) + 4 : len(prompt) + 6] = Provenance.TOOL
             logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
-            groups[-1].append(Sample(tokens, provenance, logprobs, scale * float(rng.normal())))
+            advantage = scale * float(rng.normal())
+            groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"p{group}", sample))
     return pack(
         groups,
         row_tokens=row_tokens,
@@ -33,3 +36,55 @@ def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scal
         weigh=lambda samples: token_weights(samples, "token", 16),
         **{"num_ranks": 1} | layout,
     )
+
+
+POISON = 123.0
+"""An advantage whose token gets a gradient of NaN from a poisoned learner."""
+FAULTS = ("sampling logprob", "loss", "gradient", "weights")
+
+
+class _Poison(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.nan
+
+
+def poison(learner) -> None:
+    """From now on a sample with the advantage POISON has a finite loss and no finite gradient."""
+    plain = learner._loss
+
+    def poisoned(logits_SV, index, columns, settings, totals):
+        loss = plain(logits_SV, index, columns, settings, totals)
+        return _Poison.apply(loss) if (columns["advantage_S"] == POISON).any() else loss
+
+    learner._loss = poisoned
+
+
+def with_fault(batch: Batch, fault: str, prompt_id: str, sample: int) -> Batch:
+    """The batch, with something of one sample out of order."""
+    for row in (row for rows in batch.rows for row in rows):
+        for name, part in parts(row):
+            if name != (prompt_id, sample):
+                continue
+            if fault == "sampling logprob":
+                row.logprob_S[part.start] = np.nan
+            elif fault == "loss":
+                row.logprob_S[part.start], row.advantage_S[part.start] = -1e4, -1.0
+            elif fault == "gradient":
+                row.advantage_S[part.start] = POISON
+    return batch
+
+
+def spoil_a_weight(learner) -> str:
+    """One weight becomes NaN; its name."""
+    name, parameter = next(
+        (name, p) for part in learner.model_parts for name, p in part.named_parameters() if "norm" in name
+    )
+    with torch.no_grad():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        local.view(-1)[:1] = torch.nan
+    return name

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from batches import batch_of
+from batches import batch_of, poison, spoil_a_weight, with_fault
 
 from titan_rl.config import AlgorithmConfig, load_config
 from titan_rl.types import StepMetrics
@@ -27,6 +27,8 @@ class Layout:
     checkpointing: str = "none"
     start_from: str = ""
     """The layout whose checkpoint is loaded first."""
+    faults: tuple[str, ...] = ()
+    """Faults that one sample of a further batch has, one after the other."""
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Study:
     """Of each rank: of ``NUM_STEPS`` steps, and of ``NUM_MORE`` after the checkpoint."""
     after_resuming: list[list[StepMetrics]]
     """Of each rank: of those after the checkpoint, by a learner that loaded it; in the second, its moments show."""
+    found: list[dict[str, str]]
+    """Of each rank: what was said of each fault."""
 
 
 def whole_tensors(shards) -> dict[str, torch.Tensor]:
@@ -102,7 +106,18 @@ def _study(layout: Layout, models: Path, out: Path) -> Study:
     resumed = Learner(config, titan, models / layout.model)
     load_learner(resumed, out / "checkpoint")
     again = [_train(resumed, titan, step) for step in more]
-    return Study(loaded, trained, _everyones(metrics), _everyones(again))
+    found = {fault: _meet(learner, titan, fault) for fault in layout.faults}
+    return Study(loaded, trained, _everyones(metrics), _everyones(again), _everyones(found))
+
+
+def _meet(learner, titan, fault: str) -> str:
+    """What a batch with a fault comes to."""
+    if fault == "gradient":
+        poison(learner)
+    if fault == "weights" and dist.get_rank() == dist.get_world_size() - 1:
+        spoil_a_weight(learner)
+    batch = with_fault(batch_of(9, num_ranks=titan.batch_degree, row_multiple=titan.row_multiple), fault, "p1", 2)
+    return str(learner.train(batch.rows[titan.batch_rank(dist.get_rank())], True, AlgorithmConfig()))
 
 
 def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout]) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from batches import FAULTS
 from layout_ranks import NUM_STEPS, Layout, run_layouts
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -39,11 +40,11 @@ LAYOUTS = {
         "selective AC": Layout("qwen3", checkpointing="selective"),
     },
     2: {
-        "dp2": Layout("llama", parallelism(dp=2)),
-        "tp2": Layout("llama", parallelism(tp=2)),
+        "dp2": Layout("llama", parallelism(dp=2), faults=FAULTS),
+        "tp2": Layout("llama", parallelism(tp=2), faults=FAULTS),
         "tp2 from dp2": Layout("llama", parallelism(tp=2), start_from="dp2"),
         "dp2 untied": Layout("qwen3", parallelism(dp=2)),
-        "pp2": Layout("qwen3", parallelism(pp=2)),
+        "pp2": Layout("qwen3", parallelism(pp=2), faults=FAULTS),
         "pp2 from dp2": Layout("qwen3", parallelism(pp=2), start_from="dp2 untied"),
         "pp2 interleaved": Layout("qwen3", parallelism(pp=2, schedule="Interleaved1F1B")),
         "ep2": Layout("moe", parallelism(dp=2, ep=2)),
@@ -124,6 +125,14 @@ def test_metrics_and_weights_are_those_of_one_rank(studies, name):
 def test_metrics_are_the_same_on_every_rank(studies, name):
     first, *others = studies[name]["metrics"]
     assert set(first[0]) == set(StepMetrics.__dataclass_fields__) and all(other == first for other in others)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", [name for name in ALL if layout_of(name).faults])
+def test_all_ranks_leave_a_bad_batch_out_and_name_the_same_sample(studies, name, fault):
+    first, *others = (found[fault] for found in studies[name]["found"])
+    assert ("weights are not finite" if fault == "weights" else f": {fault} of p1 sample 2") in first
+    assert all(other == first for other in others)
 
 
 @layouts

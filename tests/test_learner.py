@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from batches import VOCABULARY, batch_of
+from batches import FAULTS, VOCABULARY, batch_of, poison, spoil_a_weight, with_fault
 
+from titan_rl.bad_numbers import BadStreak
 from titan_rl.checkpoint import BackgroundSave, load_learner
 from titan_rl.config import AlgorithmConfig, load_config
 from titan_rl.learner import Learner, agreement_sums
 from titan_rl.model.tiny import make_tiny
 from titan_rl.packing import pack
 from titan_rl.titan_config import build_titan
-from titan_rl.types import Batch, StepMetrics
+from titan_rl.types import BadNumbers, Batch, Culprit, StepMetrics
 
 SETTINGS = AlgorithmConfig()
 
@@ -149,3 +150,70 @@ def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path
         got = train(resumed, step)
         assert (got.loss, got.grad_norm) == (metrics.loss, metrics.grad_norm)
         assert got.learning_rate == metrics.learning_rate
+
+
+def state(learner: Learner) -> dict:
+    moments = {f"{name} {key}": value.clone() for name, key, value in _moments(learner)}
+    return weights(learner) | moments
+
+
+def _moments(learner):
+    for optimizer in learner.optimizer.optimizers:
+        for place, values in enumerate(optimizer.state.values()):
+            for key, value in values.items():
+                yield place, key, value
+
+
+@pytest.mark.parametrize("row_tokens", [30, 1000])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_numbers_name_the_sample_and_change_nothing(make_learner, fault, row_tokens):
+    learner, other = make_learner(), make_learner()
+    poison(learner)
+    for one in (learner, other):
+        train(one, 0)
+    before = state(learner)
+    if fault == "weights":
+        name = spoil_a_weight(learner)
+        before = state(learner)
+    found = learner.train(with_fault(batch_of(1, row_tokens=row_tokens), fault, "p1", 2).rows[0], True, SETTINGS)
+    assert isinstance(found, BadNumbers)
+    after = state(learner)
+    assert all(torch.equal(before[key].nan_to_num(7.0), after[key].nan_to_num(7.0)) for key in before)
+    if fault == "weights":
+        assert found.weights == [name] and name in str(found)
+        return
+    assert found.culprits == [Culprit("p1", 2, fault)] and f"{fault} of p1 sample 2" in str(found)
+    assert found.weights == []
+    # and the next step is the one that it would have been
+    next_step, wanted = train(learner, 2), train(other, 2)
+    assert (next_step.loss, next_step.grad_norm) == (wanted.loss, wanted.grad_norm)
+    assert next_step.learning_rate == wanted.learning_rate
+
+
+def test_all_bad_samples_are_named(make_learner):
+    batch = batch_of(1)
+    for prompt, sample in (("p0", 0), ("p2", 3)):
+        with_fault(batch, "sampling logprob", prompt, sample)
+    found = make_learner().train(batch.rows[0], True, SETTINGS)
+    assert [(c.prompt_id, c.sample) for c in found.culprits] == [("p0", 0), ("p2", 3)]
+
+
+def test_bad_numbers_end_a_warm_up_by_name(make_learner):
+    batch = with_fault(batch_of(1), "loss", "p1", 2)
+    for row in batch.rows[0]:
+        row.advantage_S[:] = np.nan
+    with pytest.raises(FloatingPointError, match="warm-up step 2: .*p0 sample 0"):
+        make_learner().warm_up([batch_of(0).rows[0], batch.rows[0]], lr=1e-3)
+
+
+def test_a_row_of_bad_numbers_ends_only_with_a_step_that_is_new():
+    streak = BadStreak()
+    for event, step, length in (
+        ("bad", 5, 1),
+        ("good", 4, 1),  # done again after a return to 3
+        ("bad", 5, 2),
+        ("good", 5, 0),
+        ("bad", 6, 1),
+    ):
+        getattr(streak, event)(step)
+        assert streak.length == length

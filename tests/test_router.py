@@ -1,48 +1,74 @@
-"""Groups go to the least busy replica, and never to one that is out."""
+"""Groups go to the least busy, and never to one that is out."""
+
+import asyncio
 
 import pytest
 
-from titan_rl.mesh.router import NoReplicaLeft, Router
+from titan_rl.mesh.router import NoneLeft, Router
+from titan_rl.mesh.waiting import DeadlineError
 
 
 def test_the_least_busy_is_chosen():
-    router = Router(2)
-    with router.choose() as first, router.choose() as second:
-        assert {first, second} == {0, 1}
-        with router.choose() as third:
-            assert third == 0
-    with router.choose() as again:
-        assert again == 0
+    async def run():
+        router = Router("generator", 2)
+        async with router.choose(1) as first, router.choose(1) as second:
+            assert {first, second} == {0, 1}
+            async with router.choose(1) as third:
+                assert third == 0
+        async with router.choose(1) as again:
+            assert again == 0
+
+    asyncio.run(run())
 
 
-def test_one_that_is_out_gets_nothing():
-    router = Router(3)
-    router.take_out(0, "it failed")
-    with router.choose() as one, router.choose() as two, router.choose() as three:
-        assert {one, two, three} == {1, 2}
-    assert router.healthy == [1, 2]
+def test_one_that_is_out_gets_nothing_until_it_is_in_again():
+    async def run():
+        router = Router("generator", 2)
+        router.take_out(0, "it failed")
+        async with router.choose(1) as one, router.choose(1) as two:
+            assert (one, two) == (1, 1) and router.healthy == [1]
+            router.put_in(0)
+            async with router.choose(1) as three:
+                assert three == 0
+
+    asyncio.run(run())
 
 
-def test_the_last_one_out_is_an_error_that_tells_all_reasons():
-    router = Router(2)
-    router.take_out(1, "died")
-    with pytest.raises(NoReplicaLeft, match="replica 0: hung; replica 1: died"):
-        router.take_out(0, "hung")
-    with pytest.raises(NoReplicaLeft), router.choose():
-        pass
+def test_all_out_is_waited_for():
+    async def run():
+        router = Router("generator", 1)
+        router.take_out(0, "died")
+        asyncio.get_running_loop().call_later(0.05, router.put_in, 0)
+        async with router.choose(5) as number:
+            assert number == 0
+        router.take_out(0, "died again")
+        with pytest.raises(DeadlineError, match="generator 0: died again"):
+            async with router.choose(0.05):
+                pass
+
+    asyncio.run(run())
 
 
-def test_the_first_reason_stays():
-    router = Router(2)
-    router.take_out(0, "first")
-    router.take_out(0, "second")
-    with pytest.raises(NoReplicaLeft, match="replica 0: first"):
-        router.take_out(1, "x")
+def test_all_given_up_is_an_error_that_tells_all_reasons():
+    async def run():
+        router = Router("generator", 2)
+        router.give_up(1, "hung")
+        router.take_out(0, "died")
+        asyncio.get_running_loop().call_later(0.05, router.give_up, 0, "its replacements failed")
+        with pytest.raises(NoneLeft, match="generator 0: its replacements failed; generator 1: hung"):
+            async with router.choose(5):
+                pass
+
+    asyncio.run(run())
 
 
 def test_a_group_that_failed_frees_its_place():
-    router = Router(2)
-    with pytest.raises(ValueError), router.choose():
-        raise ValueError
-    with router.choose() as replica:
-        assert replica == 0
+    async def run():
+        router = Router("generator", 2)
+        with pytest.raises(ValueError):
+            async with router.choose(1):
+                raise ValueError
+        async with router.choose(1) as number:
+            assert number == 0
+
+    asyncio.run(run())

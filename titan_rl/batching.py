@@ -43,9 +43,17 @@ def _samples(rollouts: list[Rollout], algorithm: AlgorithmConfig) -> list[Sample
     rewards_G = np.array([rollout.reward for rollout in rollouts], np.float64)
     advantages_G = ALGORITHMS[algorithm.name].advantages(rewards_G, algorithm.normalize_std)
     return [
-        Sample(rollout.tokens, rollout.provenance, rollout.logprobs, float(advantage))
+        Sample(
+            rollout.tokens, rollout.provenance, rollout.logprobs, float(advantage), rollout.prompt_id, rollout.sample
+        )
         for rollout, advantage in zip(rollouts, advantages_G, strict=True)
     ]
+
+
+def update_parts(groups: list[Group], algorithm: AlgorithmConfig) -> list[list[Group]]:
+    """The groups of each optimizer step that a batch is split into."""
+    parts = np.array_split(np.arange(len(groups)), algorithm.updates_per_batch)
+    return [[groups[index] for index in part] for part in parts]
 
 
 def build_batches(
@@ -58,17 +66,16 @@ def build_batches(
     row_multiple: int = 1,
 ) -> list[Batch]:
     """One batch for each optimizer step; each is normalized by its own count of trained tokens."""
-    parts = np.array_split(np.arange(len(groups)), algorithm.updates_per_batch)
     return [
         pack(
-            [_samples(usable_rollouts(groups[index], algorithm), algorithm) for index in part],
+            [_samples(usable_rollouts(group, algorithm), algorithm) for group in part],
             num_ranks=num_ranks,
             row_tokens=row_tokens,
             row_multiple=row_multiple,
             share_prefix=rollout.share_prefix,
             weigh=lambda samples: token_weights(samples, algorithm.aggregation, rollout.max_new_tokens),
         )
-        for part in parts
+        for part in update_parts(groups, algorithm)
     ]
 
 
@@ -79,7 +86,7 @@ def demonstration_batches(
     longest = max(len(rollout.tokens) for rollout in rollouts)
     if longest > row_tokens:
         raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {row_tokens}")
-    groups = [[Sample(rollout.tokens, rollout.provenance, rollout.logprobs, 1.0)] for rollout in rollouts]
+    groups = [[Sample(r.tokens, r.provenance, r.logprobs, 1.0, r.prompt_id, r.sample)] for r in rollouts]
     return [
         pack(
             groups[begin : begin + examples_per_step],

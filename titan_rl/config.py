@@ -152,6 +152,10 @@ class RecoveryConfig:
     """Steps between snapshots of the trainer in memory, from which dead ranks are replaced; 0: a death ends the run."""
     warm_spares: Whole = 0
     """Loaded engines that wait for a generator to die."""
+    bad_numbers: Literal["skip", "rollback"] = "skip"
+    """What follows a loss or gradient that is not finite: another batch, or first a return to the last checkpoint."""
+    max_bad_steps: Count = 3
+    """Batches in a row with bad numbers after which the run stops."""
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from titan_rl.batching import discard_reason, sample_fates, step_batches, warm_up_batches
+from titan_rl.bad_numbers import BadStreak
+from titan_rl.batching import discard_reason, sample_fates, step_batches, update_parts, warm_up_batches
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
 from titan_rl.config import Config
 from titan_rl.display import Display
@@ -30,14 +31,14 @@ from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.metrics import MetricsLog, agreement_limit, mean_metrics, sampling_metrics, speeds, trained_metrics
 from titan_rl.prompts import PromptStream, warm_up_stream
-from titan_rl.rollouts import read_rollouts, write_rollouts
+from titan_rl.rollouts import read_rollouts, set_aside_rollouts, write_rollouts
 from titan_rl.rundir import RunDir
 from titan_rl.saving import Saving
 from titan_rl.staleness import Admission
 from titan_rl.statistics import Proportion
 from titan_rl.summary import Progress
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import Batch, EngineStatistics, Group, Prompt, StepMetrics
+from titan_rl.types import BadNumbers, Batch, EngineStatistics, Group, Prompt, StepMetrics
 
 _RESCUE_SECONDS = 60.0
 _MAX_DISCARDS = 20
@@ -48,6 +49,10 @@ class Stopped(Exception):
     """The user asked to stop."""
 
 
+class BadNumbersError(RuntimeError):
+    """Too many batches in a row whose loss or gradient was not finite."""
+
+
 @dataclass(frozen=True)
 class InFlight:
     prompt: Prompt
@@ -55,7 +60,7 @@ class InFlight:
 
 
 class Laps:
-    """Seconds of the phases of a step, one after the other."""
+    """Seconds of the phases of a step, one after the other; one that comes again adds up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -63,7 +68,7 @@ class Laps:
 
     def end(self, phase: str) -> None:
         now = time.perf_counter()
-        self.seconds[phase], self._last = now - self._last, now
+        self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
 
     @property
     def total(self) -> float:
@@ -104,6 +109,8 @@ class Controller:
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
         self._num_discarded_in_a_row = 0
+        self._bad_streak = BadStreak()
+        self._weights_are_finite = True
         self._trainer_is_idle = False
         self._delivery: asyncio.Task[None] | None = None
         self._warm_up_rows: list = []
@@ -144,6 +151,8 @@ class Controller:
         self._open_admission(0)
         await self._go_live(0)
         self.progress.held_out_before = await self._evaluate("before reinforcement learning")
+        if self.config.recovery.bad_numbers == "rollback":
+            await self._save()  # something to go back to from the first step on
 
     async def _restore(self) -> None:
         found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
@@ -203,7 +212,14 @@ class Controller:
                 await within(_RESCUE_SECONDS, "the last weight update", self._delivered())
         with suppress(Exception):
             await within(_RESCUE_SECONDS, "writing the checkpoint before", self.saving.finish())
-        if not self._trainer_is_idle or self.progress.step in (0, self.saving.saved_step):
+        if not self._trainer_is_idle or self.progress.step == self.saving.saved_step:
+            return
+        if not self.progress.step and not isinstance(error, BadNumbersError):
+            return
+        if not self._weights_are_finite:
+            self.display.say(
+                "the weights are not finite, so they are not saved: the newest checkpoint is the last good"
+            )
             return
         try:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self._save())
@@ -228,11 +244,13 @@ class Controller:
 
     async def _step(self) -> None:
         laps = Laps()
-        groups = await self._interruptible(self._collect())
-        laps.end("wait")
-        batches = step_batches(groups, self.config, self.titan)
-        metrics = await self._train(groups, batches)
-        laps.end("train")
+        metrics = None
+        while metrics is None:
+            groups = await self._interruptible(self._collect())
+            laps.end("wait")
+            batches = step_batches(groups, self.config, self.titan)
+            metrics = await self._train(groups, batches)
+            laps.end("train")
         await self._delivered()
         step = self.progress.step
         await self._go_live(
@@ -282,9 +300,10 @@ class Controller:
                 f"the last {self._num_discarded_in_a_row} groups were all discarded, the last for {reason}"
             )
 
-    def _fates(self, groups: list[Group]) -> Fates:
+    def _fates(self, groups: list[Group], fault: str | None = None) -> Fates:
+        """``fault``: why samples that could have been trained on were not."""
         size, algorithm = self.config.rollout.group_size, self.config.algorithm
-        return {group.prompt_id: sample_fates(group, algorithm, size) for group in groups}
+        return {g.prompt_id: [reason or fault for reason in sample_fates(g, algorithm, size)] for g in groups}
 
     def _admit(self) -> None:
         prompts, new = [], []
@@ -314,20 +333,62 @@ class Controller:
                 break
         return group
 
-    async def _train(self, groups: list[Group], batches: list[Batch]) -> StepMetrics:
-        """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained."""
+    async def _train(self, groups: list[Group], batches: list[Batch]) -> StepMetrics | None:
+        """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained.
+
+        None if bad numbers kept it from being a step: another batch is wanted. Errors: BadNumbersError.
+        """
         step = self.progress.step + 1
         writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
         self._trainer_is_idle = False
-        metrics = await self.meshes.train(batches, step)
+        answers = await self.meshes.train(batches, step)
         self._trainer_is_idle = True
         await writing
-        self.ledger.settle(self._fates(groups), step)
+        parts = list(zip(update_parts(groups, self.config.algorithm), answers, strict=True))
+        trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
+        bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
+        self.ledger.settle(self._fates(trained), step)
+        self.ledger.settle(self._fates(bad, "bad_numbers"))
         self.ledger.check((len(self._in_flight) + len(self._backlog)) * self.config.rollout.group_size)
-        self.progress.step = step
+        if trained:
+            self.progress.step = step
+        if bad:
+            await self._after_bad_numbers(step, [a for a in answers if isinstance(a, BadNumbers)], len(bad), trained)
+        else:
+            self._bad_streak.good(step)
+        if self.progress.step != step:
+            return None
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = self._elapsed()
-        return mean_metrics(metrics)
+        return mean_metrics([answer for answer in answers if isinstance(answer, StepMetrics)])
+
+    async def _after_bad_numbers(self, step: int, answers: list[BadNumbers], num_groups: int, trained: list) -> None:
+        """Say which samples they came from; then stop, go back to the last checkpoint, or simply go on."""
+        self._bad_streak.bad(step)
+        recovery, count = self.config.recovery, self._bad_streak.length
+        self._weights_are_finite = not any(answer.weights for answer in answers)
+        for answer in answers:
+            self.display.say(f"step {step}: {answer}; the update was left out")
+        self.metrics.write({"step": step, "bad_batches_in_a_row": count})
+        if not trained:
+            kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
+            self.display.say(f"its {num_groups} groups are discarded, and kept in {kept}")
+            for _ in range(num_groups):
+                self.admission.give_back()
+        if count >= recovery.max_bad_steps:
+            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {answers[-1]}")
+        if recovery.bad_numbers == "rollback":
+            await self._roll_back()
+
+    async def _roll_back(self) -> None:
+        """Everything as it was at the newest checkpoint; what was discarded stays so."""
+        await self._delivered()
+        await self.saving.finish()
+        for in_flight in self._in_flight:
+            in_flight.group.cancel()
+        self._in_flight.clear()
+        await self._restore()
+        self._weights_are_finite = True
 
     async def _go_live(
         self, version: int, record: Callable[[list[EngineStatistics], float], None] = lambda statistics, seconds: None

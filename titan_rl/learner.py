@@ -6,6 +6,7 @@ meshes, can add up between them. Nothing here knows of actors.
 Dimensions: T tokens of a row, S trained tokens of a row, V words of the vocabulary.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
 from titan_rl.algorithms import ALGORITHMS
+from titan_rl.bad_numbers import find_culprits
 from titan_rl.config import AlgorithmConfig, Config
 from titan_rl.losses import LossInputs
 from titan_rl.model.attention import plan_attention
@@ -30,7 +32,7 @@ from titan_rl.model.weights import load_hf, save_hf
 from titan_rl.packing import fit_rows
 from titan_rl.titan_config import TitanConfig, adamw
 from titan_rl.token_statistics import TokenStatistics, token_statistics
-from titan_rl.types import Row, StepMetrics
+from titan_rl.types import BadNumbers, Row, StepMetrics
 
 _COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
 
@@ -82,6 +84,8 @@ class Learner:
         self.optimizer, self.scheduler = self._build_optimizer(titan.optimizer)
         self.before_update: Callable[[], None] = lambda: None
         """Called before parameters change: somebody may still be copying them."""
+        self.logprobs: dict[int, torch.Tensor] = {}
+        """Of the trained tokens of each row of the last pass, where this rank saw them."""
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_group = tp_mesh and tp_mesh.get_group()
@@ -106,9 +110,9 @@ class Learner:
         }
 
     def _loss(
-        self, logits_SV: torch.Tensor, columns: dict[str, torch.Tensor], settings: AlgorithmConfig, totals: dict
+        self, logits_SV: torch.Tensor, index: int, columns: dict[str, torch.Tensor], settings: AlgorithmConfig, totals
     ) -> torch.Tensor:
-        """The row's loss; its sums are added to ``totals``. Under TP, V are the words that this rank holds."""
+        """A row's loss; its sums are added to ``totals``. Under TP, V are the words that this rank holds."""
         num_words = self.spec.model.vocab_size
         # the vocabulary is cut as torch.chunk cuts, so the last ranks may hold fewer words
         chunk = -(-num_words // self.parallel_dims.tp)
@@ -119,6 +123,7 @@ class Learner:
             first_word=self._tp_rank * chunk,
             group=self._tp_group,
         )
+        self.logprobs[index] = statistics.logprob_S.detach()
         loss, sums = loss_and_sums(statistics, columns, settings)
         for name, value in sums.items():
             add = torch.maximum if name == "agreement_max" else torch.add
@@ -138,20 +143,21 @@ class Learner:
             same_length=self.pipeline is not None,
         )
         totals = zero_totals(settings, self.device)
+        self.logprobs.clear()
         columns = [self._columns(row) for row in rows]
         keywords = (self._keywords(row, c) for row, c in zip(rows, columns, strict=True))
         with self._spmd_context():
             if self.pipeline is None:
-                for c, keyword in zip(columns, keywords, strict=True):
+                for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
                     logits_SV = self.model_parts[0](c["tokens_T"][None], **keyword)
-                    self._loss(logits_SV, c, settings, totals).backward()
+                    self._loss(logits_SV, index, c, settings, totals).backward()
             else:
                 split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
                     list(keywords),
                     (1, len(rows[0].tokens_T) // split, self.spec.model.dim),
-                    lambda logits_SV, index: self._loss(logits_SV, columns[index], settings, totals),
+                    lambda logits_SV, index: self._loss(logits_SV, index, columns[index], settings, totals),
                 )
         return totals
 
@@ -161,6 +167,19 @@ class Learner:
         Without a signal the gradient is exactly zero: the optimizer is left alone, lest its momentum move the
         weights, and only the schedule advances. Errors: FloatingPointError for a gradient that is not finite.
         """
+        norm = self.gradient_norm()
+        if not self.is_finite_everywhere(norm):
+            raise FloatingPointError(f"the gradient norm is {norm}")
+        learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
+        if has_signal:
+            self.before_update()
+            self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        return norm, float(learning_rate)
+
+    def gradient_norm(self) -> float:
+        """Of all ranks' gradients, which are then clipped to ``training.max_norm``."""
         norm = dist_utils.clip_grad_norm_(
             [parameter for part in self.model_parts for parameter in part.parameters()],
             self.titan.training.max_norm,
@@ -168,22 +187,35 @@ class Learner:
             pp_mesh=self.parallel_dims.get_optional_mesh("pp"),
             ep_enabled=self.parallel_dims.ep_enabled,
         )
-        if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient norm is {float(norm)}: the weights were left as they were")
-        learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
-        if has_signal:
-            self.before_update()
-            self.optimizer.step()
-        self.scheduler.step()
-        self.optimizer.zero_grad()
-        return float(norm), float(learning_rate)
+        return float(norm)
 
-    def train(self, rows: list[Row], has_signal: bool, settings: AlgorithmConfig) -> StepMetrics:
-        """One optimizer step on this rank's rows; every rank gets the same metrics."""
+    def is_finite_everywhere(self, value: float) -> bool:
+        """Whether it is on all ranks: the same answer on each."""
+        bad = torch.tensor([0.0 if math.isfinite(value) else 1.0], device=self.device)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(bad)
+        return not bad.item()
+
+    def loss_of(self, row: Row, logprob_S: torch.Tensor, settings: AlgorithmConfig) -> float:
+        """The loss that a row has at these log-probabilities."""
+        loss, _ = loss_and_sums(TokenStatistics(logprob_S, torch.zeros_like(logprob_S)), self._columns(row), settings)
+        return float(loss)
+
+    def train(self, rows: list[Row], has_signal: bool, settings: AlgorithmConfig) -> StepMetrics | BadNumbers:
+        """One optimizer step on this rank's rows; every rank gets the same metrics.
+
+        If the loss or the gradient is not finite, weights, moments and schedule stay as they were, on all ranks.
+        """
         start = time.perf_counter()
         totals = self._reduce(self.forward_backward(rows, settings))
         middle = time.perf_counter()
-        norm, learning_rate = self.optimizer_step(has_signal)
+        try:
+            if not math.isfinite(totals["loss"]):
+                raise FloatingPointError(f"the loss is {totals['loss']}")
+            norm, learning_rate = self.optimizer_step(has_signal)
+        except FloatingPointError as error:
+            self.optimizer.zero_grad()
+            return find_culprits(self, rows, settings, str(error))
         count = max(int(totals["count"]), 1)
         return StepMetrics(
             loss=totals["loss"],
@@ -218,7 +250,12 @@ class Learner:
         self.scheduler = LRSchedulersContainer.Config(warmup_steps=min(10, len(batches))).build(
             optimizers=self.optimizer, training_steps=len(batches)
         )
-        losses = [self.train(rows, True, settings).loss for rows in batches]
+        losses = []
+        for rows in batches:
+            metrics = self.train(rows, True, settings)
+            if isinstance(metrics, BadNumbers):
+                raise FloatingPointError(f"warm-up step {len(losses) + 1}: {metrics}")
+            losses.append(metrics.loss)
         self.optimizer, self.scheduler = kept
         return losses
 

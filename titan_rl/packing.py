@@ -80,7 +80,7 @@ def _deal(units: list[Unit], row_tokens: int, multiple: int) -> list[list[Unit]]
     return rows
 
 
-def _dummy_row() -> Row:
+def dummy_row() -> Row:
     """Keeps ranks and stages in step; weight 0 keeps it out of loss and metrics."""
     place, value = np.zeros(1, np.int64), np.zeros(1, np.float32)
     return Row(place, place, [Segment(0, 1)], place, place, value, value, value)
@@ -92,6 +92,7 @@ class _RowBuilder:
         self.positions: list[np.ndarray] = []
         self.segments: list[Segment] = []
         self.trained: list[tuple[np.ndarray, ...]] = []
+        self.owners: list[tuple[str, int, int]] = []
         self.size = 0
 
     def _lay(self, tokens: np.ndarray, first_position: int, prefix_start: int, prefix_length: int) -> int:
@@ -114,6 +115,7 @@ class _RowBuilder:
             )
             trained_S = np.flatnonzero(sample.provenance == Provenance.MODEL)
             assert not len(trained_S) or trained_S[0] > 0, "the model wrote a first token with nothing before it"
+            self.owners.append((sample.prompt_id, sample.sample, len(trained_S)))
             self.trained.append(
                 (
                     place_T[trained_S - 1],
@@ -126,7 +128,7 @@ class _RowBuilder:
 
     def build(self) -> Row:
         if not self.size:
-            return _dummy_row()
+            return dummy_row()
         source, target, logprob, advantage, weight = (
             np.concatenate(column) for column in zip(*self.trained, strict=True)
         )
@@ -139,6 +141,7 @@ class _RowBuilder:
             logprob_S=logprob.astype(np.float32),
             advantage_S=advantage.astype(np.float32),
             weight_S=weight.astype(np.float32),
+            owners=self.owners,
         )
 
 
@@ -194,7 +197,7 @@ def _pad_row(row: Row, num_tokens: int) -> Row:
 
 def fit_rows(rows: list[Row], *, token_multiple: int, row_multiple: int, same_length: bool) -> list[Row]:
     """Rows as a layout needs them: sequence parallel cuts a row into equal parts, a pipeline wants one shape."""
-    rows = [*rows, *(_dummy_row() for _ in range(-len(rows) % row_multiple))]
+    rows = [*rows, *(dummy_row() for _ in range(-len(rows) % row_multiple))]
     longest = max(len(row.tokens_T) for row in rows)
     lengths = [longest if same_length else len(row.tokens_T) for row in rows]
     return [_pad_row(row, length + -length % token_multiple) for row, length in zip(rows, lengths, strict=True)]

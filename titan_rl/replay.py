@@ -7,9 +7,10 @@ recorded steps. Nothing of the run directory is written to.
 
 import asyncio
 import json
+import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from titan_rl.rundir import RunDir
 from titan_rl.saving import written
 from titan_rl.tasks.base import make_task
 from titan_rl.titan_config import TitanConfig, build_titan
-from titan_rl.types import Rollout, StepMetrics
+from titan_rl.types import BadNumbers, Rollout, StepMetrics
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ async def replay_steps(
     from titan_rl.train import model_path
 
     path = model_path(plan.config, plan.run_dir)
-    meshes = Meshes(plan.config, plan.titan, path, frozenset({"trainer"}))
+    # a death ends it: it can be asked again
+    config = replace(plan.config, recovery=replace(plan.config.recovery, snapshot_every=0))
+    meshes = Meshes(config, plan.titan, path, frozenset({"trainer"}))
     all_metrics = []
     try:
         await meshes.start()
@@ -104,7 +107,7 @@ async def replay_steps(
         for step in range(plan.first, plan.last + 1):
             groups = read_rollouts(plan.run_dir.rollouts, step)
             batches = step_batches(groups, plan.config, plan.titan)
-            metrics = mean_metrics(await meshes.train(batches, step))
+            metrics = _as_metrics(await meshes.train(batches, step))
             all_metrics.append(metrics)
             tell(step, metrics)
         if plan.keep_in is not None:
@@ -113,6 +116,13 @@ async def replay_steps(
         return all_metrics
     finally:
         await meshes.stop()
+
+
+def _as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
+    """Of what was applied, as the run recorded it; of a batch that was not, numbers that equal none."""
+    if done := [answer for answer in answers if isinstance(answer, StepMetrics)]:
+        return mean_metrics(done)
+    return StepMetrics(loss=math.nan, grad_norm=math.nan)
 
 
 def compare_states(checkpoint: Path, other: Path) -> ComparedState:
@@ -225,7 +235,7 @@ def replay(root: Path, first: int, last: int, *, as_json: bool) -> int:
     state = None
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:
         if last in folder.steps() and folder.flaw(last) is None:
-            plan = Plan(**{**vars(plan), "keep_in": Path(scratch) / "checkpoint"})
+            plan = replace(plan, keep_in=Path(scratch) / "checkpoint")
         asyncio.run(replay_steps(plan, tell))
         if plan.keep_in is not None:
             state = compare_states(kept, plan.keep_in)

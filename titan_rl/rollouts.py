@@ -53,6 +53,12 @@ def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     writing.rename(_path(folder, step))
 
 
+def set_aside_rollouts(folder: Path, step: int) -> Path:
+    """A batch that was not trained on stays to be looked at; its new place."""
+    number = 1 + sum(1 for _ in folder.glob(f"bad-{step:06d}-*.parquet"))
+    return _path(folder, step).rename(folder / f"bad-{step:06d}-{number}.parquet")
+
+
 def read_rollouts(folder: Path, step: int) -> list[Group]:
     """A step's groups as they were trained; timings are not kept."""
     groups: dict[str, Group] = {}

@@ -32,8 +32,23 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     check_model(config)
     check_transport(config)
     check_prompts(config, titan.training.seq_len, task, held_out)
+    if resume:
+        _check_checkpoint(run_dir, config)
     run_dir.open(as_dict(config) | titan.as_dict())
     return asyncio.run(_run(config, titan, run_dir, task, held_out, resume))
+
+
+def _check_checkpoint(run_dir: RunDir, config: Config) -> None:
+    """Errors: ConfigError if there is no whole one to resume from."""
+    from titan_rl.checkpoint import CheckpointFolder
+
+    folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+    if folder.newest_whole() is None:
+        step = folder.steps()[-1]
+        raise ConfigError(
+            f"no checkpoint of {run_dir.root} is whole (of step {step}, {folder.flaw(step)}): leave --resume out, and "
+            f"give another --run.dir"
+        )
 
 
 def model_path(config: Config, run_dir: RunDir) -> str:
@@ -69,8 +84,12 @@ async def _run(config: Config, titan, run_dir: RunDir, task, held_out, resume: b
             await controller.run(resume)
         except Stopped:
             why, code = "stopped by the user", EXIT_STOPPED
-        except asyncio.CancelledError:  # the second Ctrl-C
-            why, code = "stopped by the user at once", EXIT_STOPPED
+        except asyncio.CancelledError:
+            if controller.stop_requested.is_set():  # the second Ctrl-C
+                why, code = "stopped by the user at once", EXIT_STOPPED
+            else:
+                why, code = "cancelled, and not by the user", EXIT_FAULT
+                display.say(traceback.format_exc())
         except Exception as error:  # told whole, written into the summary, and an exit code that says so
             why, code = one_line(error), EXIT_FAULT
             display.say(traceback.format_exc())

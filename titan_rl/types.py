@@ -9,6 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+_MAX_NAMED = 8
+"""Samples that a message about bad numbers names."""
+
 Status = Literal["ok", "truncated", "timeout", "infra_error"]
 """How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
 
@@ -104,6 +107,8 @@ class Sample:
     provenance: np.ndarray
     logprobs: np.ndarray
     advantage: float
+    prompt_id: str = ""
+    sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ class Row:
     advantage_S: np.ndarray
     weight_S: np.ndarray
     """Weight of each trained token in the loss; the loss is a plain sum over all rows of all ranks."""
+    owners: list[tuple[str, int, int]] = field(default_factory=list)
+    """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,34 @@ class StepMetrics:
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0
     seconds_optimizer: float = 0.0
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A sample, and what of it is not a finite number."""
+
+    prompt_id: str
+    sample: int
+    what: str
+    """``sampling logprob``, ``logprob``, ``loss`` or ``gradient``: the first of them that is not finite."""
+
+
+@dataclass(frozen=True)
+class BadNumbers:
+    """Instead of StepMetrics: a batch that was not applied, since its loss or gradient is not finite."""
+
+    reason: str
+    culprits: list[Culprit]
+    weights: list[str]
+    """The first few weights that are not finite themselves; then no batch can do better."""
+    num_weights: int
+
+    def __str__(self) -> str:
+        if self.weights:
+            return f"{self.reason}: {self.num_weights} weights are not finite, first {', '.join(self.weights)}"
+        named = [f"{c.what} of {c.prompt_id} sample {c.sample}" for c in self.culprits[:_MAX_NAMED]]
+        more = f" and {len(self.culprits) - _MAX_NAMED} more samples" if len(self.culprits) > _MAX_NAMED else ""
+        return f"{self.reason}: {', '.join(named) + more or 'no sample by itself'}"
 
 
 @dataclass

@@ -66,7 +66,7 @@ async def _measure(config, path: str) -> dict[str, list[float]]:
     procs = this_host().spawn_procs(
         per_host={"ranks": 1}, name="generator", bootstrap_command=default_bootstrap_cmd().with_env(environment)
     )
-    generator = procs.spawn("generator", Generator, None, 0, config.generator, path, _MAX_LEN)
+    generator = procs.spawn("generator", Generator, config.generator, path, _MAX_LEN)
 
     async def actor_round(number: int) -> float:
         start = time.perf_counter()
@@ -87,7 +87,7 @@ async def _measure(config, path: str) -> dict[str, list[float]]:
         return float((await asyncio.to_thread(plain.stdout.readline)).removeprefix("tokens/s "))
 
     try:
-        await generator.start.call_one()
+        await generator.start.call_one(0, "")
         await asyncio.to_thread(plain.stdout.readline)
         speeds: dict[str, list[float]] = {"actor": [], "plain": []}
         for number in range(_ROUNDS + 1):

@@ -17,7 +17,7 @@ from titan_rl.config import Config, load_config
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.packing import pack, token_weights
 from titan_rl.titan_config import TitanConfig, build_titan
-from titan_rl.types import Completion, Provenance, Sample
+from titan_rl.types import Batch, Completion, Provenance, Sample
 
 TRAINERS: dict[str, dict[str, int]] = {
     "1": {},
@@ -53,6 +53,7 @@ def _configs(trainer: str, generator: str, overrides: dict) -> tuple[Config, Tit
         "parallelism": TRAINERS[trainer],
         "generator": {"kv_cache_gib": 0.1, **GENERATORS[generator]},
         "rollout": {"max_new_tokens": _NEW_TOKENS},
+        "recovery": {"snapshot_every": 0},
     }
     config = load_config(None, tables | {key: overrides[key] for key in overrides if key == "mesh"})
     return config, build_titan(config)
@@ -78,22 +79,19 @@ async def _one_generator(name: str, path: str, logs: Path, overrides: dict) -> l
 
 
 async def _one_pair(trainer, generator, trainers, generators, config, titan, version: int) -> dict[str, Any]:
-    sync = WeightSync(trainers.trainer, generators.generators, generators.router, print)
-    await sync.connect(config.mesh.transport)
+    replicas = list(generators.generators.replicas.values())
+    sync = WeightSync(trainers.trainers.ranks, replicas, config.mesh.transport, config.mesh.step_timeout)
+    await sync.connect()
     random = np.random.default_rng(version)
-    await trainers.train(rows_of([guess(random) for _ in range(_PROMPTS)], titan, random), True)
+    await trainers.train([batch_of([guess(random) for _ in range(_PROMPTS)], titan, random)], 1)
     await sync.publish(version)
-    await sync.deliver(version, 60.0)
+    await sync.deliver(version, replicas, _raise)
     worst = 0.0
-    for replica in generators.generators:
+    for replica in replicas:
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))
-        metrics = await trainers.train(rows_of(groups, titan, None), False)
+        [metrics] = await trainers.train([batch_of(groups, titan, None)], 2)
         worst = max(worst, math.log(metrics.agreement_max))
-    accounts = [
-        await replica.slice(ranks=rank).account.call_one()
-        for replica in generators.generators
-        for rank in range(config.generator.tensor_parallel)
-    ]
+    accounts = [await cell.actor.account.call_one() for replica in replicas for cell in replica.ranks]
     return row(
         f"{trainer} to {generator}: largest difference of a logprob",
         worst,
@@ -102,6 +100,10 @@ async def _one_pair(trainer, generator, trainers, generators, config, titan, ver
         bytes_read_over_stored=max(read / stored for _, read, stored in accounts),
         transports=sync.transports,
     )
+
+
+def _raise(number: int, reason: str) -> None:
+    raise RuntimeError(f"generator {number} {reason}")
 
 
 def guess(random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
@@ -118,11 +120,11 @@ async def _sample(replica, random: np.random.Generator) -> tuple[np.ndarray, lis
     from titan_rl.episode import Request
 
     prompt, seeds = random.integers(5, 90, 6).astype(np.int32), random.integers(1, 1 << 30, _SAMPLES).tolist()
-    return prompt, await replica.slice(ranks=0).generate.call_one(Request(prompt, seeds, _NEW_TOKENS, 1.0))
+    return prompt, await replica.leader.generate.call_one(Request(prompt, seeds, _NEW_TOKENS, 1.0))
 
 
-def rows_of(groups, titan: TitanConfig, random: np.random.Generator | None) -> list[list]:
-    """Packed rows of (prompt, completions); advantages are random, or 0 where nothing is to be learned."""
+def batch_of(groups, titan: TitanConfig, random: np.random.Generator | None) -> Batch:
+    """A batch of (prompt, completions); advantages are random, or 0 where nothing is to be learned."""
 
     def sample(prompt, completion):
         provenance = np.array(
@@ -139,4 +141,4 @@ def rows_of(groups, titan: TitanConfig, random: np.random.Generator | None) -> l
         row_multiple=titan.row_multiple,
         share_prefix=True,
         weigh=lambda samples: token_weights(samples, "token", _NEW_TOKENS),
-    ).rows
+    )

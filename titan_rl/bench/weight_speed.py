@@ -18,11 +18,12 @@ import torch
 from titan_rl.bench import weight_pairs
 from titan_rl.bench.harness import row
 from titan_rl.bench.weight_actors import BenchMeshes
-from titan_rl.channel import sync as weight_sync
 from titan_rl.config import load_config
-from titan_rl.mesh.calls import call_all
+from titan_rl.mesh import cells
+from titan_rl.mesh.cells import call_each
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.titan_config import build_titan
+from titan_rl.types import Batch
 
 _ROUNDS = 9
 _SLOW_ROUNDS = 5
@@ -37,6 +38,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         "training": {"seq_len": 512, "steps": 1000},
         "optimizer": {"lr": 1e-6},
         "generator": {"dtype": "bfloat16", "kv_cache_gib": 0.2},
+        "recovery": {"snapshot_every": 0},
         "rollout": {"max_staleness": 1},  # trainer and generator share the cores, as they do in an asynchronous run
     }
     for section, values in overrides.items():
@@ -64,7 +66,7 @@ async def _measure(config, path: str, logs: Path) -> list[dict[str, Any]]:
 
 
 async def _time_all(meshes: BenchMeshes, config) -> list[dict[str, Any]]:
-    trainer, generator = meshes.trainer.slice(ranks=0), meshes.generators[0].slice(ranks=0)
+    trainer, generator = meshes.trainers.ranks[0].actor, meshes.generators.replicas[0].leader
     found: dict[str, list[float]] = {}
 
     def note(name: str, seconds: float) -> None:
@@ -111,30 +113,30 @@ async def _time_all(meshes: BenchMeshes, config) -> list[dict[str, Any]]:
 
 async def _warm(meshes: BenchMeshes, trainer) -> int:
     """Both slots and all buffers have been touched, and the trainer has taken a step."""
-    await meshes.train(_rows(meshes), True)
+    await meshes.train([_batch(meshes)], 1)
     for version in range(4):
         await meshes.publish(version)
         await meshes.deliver(version)
     return version
 
 
-def _rows(meshes: BenchMeshes) -> list[list]:
+def _batch(meshes: BenchMeshes) -> Batch:
     random = np.random.default_rng(0)
-    return weight_pairs.rows_of([weight_pairs.guess(random) for _ in range(4)], meshes.titan, random)
+    return weight_pairs.batch_of([weight_pairs.guess(random) for _ in range(4)], meshes.titan, random)
 
 
 async def _lost_time(meshes: BenchMeshes, version: int, cast_and_copy: float) -> list[dict[str, Any]]:
     """Steps with a sync under way against steps without, in turn."""
-    rows, quiet, busy = _rows(meshes), [], []
+    batch, quiet, busy = _batch(meshes), [], []
     for _ in range(_ROUNDS):
         start = time.perf_counter()
-        await meshes.train(rows, True)
+        await meshes.train([batch], 1)
         quiet.append(time.perf_counter() - start)
         version += 1
         start = time.perf_counter()
         await meshes.publish(version)
         delivery = asyncio.create_task(meshes.deliver(version))
-        await meshes.train(rows, True)
+        await meshes.train([batch], 1)
         busy.append(time.perf_counter() - start)
         await delivery
     lost = statistics.median(b - q for b, q in zip(busy, quiet, strict=True))
@@ -153,14 +155,13 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
     meshes = Meshes(config, build_titan(config), str(path), _PARTS, folder)
     sent = []
 
-    async def counted(endpoint, *arguments) -> list:
-        answers = await call_all(endpoint, *arguments)
-        sent.extend(len(pickle.dumps(arguments)) for _ in answers)
-        return answers
+    async def counted(calls, endpoint, **limits) -> list:
+        sent.extend(len(pickle.dumps(arguments)) for _, arguments in calls)
+        return await call_each(calls, endpoint, **limits)
 
     try:
         await meshes.start()
-        with patch.object(weight_sync, "call_all", counted):
+        with patch.object(cells, "call_each", counted):
             await meshes.publish(0)
             await meshes.deliver(0)
     finally:

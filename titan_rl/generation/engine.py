@@ -123,6 +123,7 @@ class GenerationEngine:
         """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
         vllm_backend.register()
         self.version, self._rank, self._meeting_file = -1, rank, meeting_file
+        self._num_updates = 0
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)
@@ -264,8 +265,9 @@ class GenerationEngine:
 
     def _add(self, request: Request, future: Future) -> None:
         pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
-        # blocks of the prefix cache are found under the version that made them, and under no other
-        prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=str(self.version))
+        # blocks of the prefix cache are found under the weights that made them, and under no others; a version's
+        # number alone does not tell, since a run that goes back to a checkpoint makes the later ones anew
+        prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=f"{self.version}.{self._num_updates}")
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             parameters = SamplingParams(
@@ -327,7 +329,7 @@ class GenerationEngine:
         running = self._engine.engine_core.engine_core.scheduler.requests
         for sample in self._samples.values():
             sample.versions.append((running[sample.engine_id].num_output_tokens, version))
-        self.version = version
+        self.version, self._num_updates = version, self._num_updates + 1
         taken = self._take_statistics()
         taken.seconds_update = time.perf_counter() - start
         return taken

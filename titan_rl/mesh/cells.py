@@ -61,7 +61,7 @@ class Cell:
     def kill(self) -> None:
         processes.kill([self.pid] if self.pid else [])
 
-    async def kill_hung(self, what: str) -> None:
+    async def kill_hung(self) -> None:
         """Its stacks go to its log first. A stopped process is woken for that."""
         self.why = "hung"
         with suppress(ProcessLookupError):
@@ -160,7 +160,7 @@ async def call_each(calls: list[tuple[Cell, tuple]], endpoint: str, *, seconds: 
                 hung = [cell for (cell, _), task in zip(calls, tasks, strict=True) if not task.done()]
                 # if somebody is stopped, the others only wait for it
                 hung = [cell for cell in hung if cell.is_stopped()] or hung
-                await asyncio.gather(*(cell.kill_hung(what) for cell in hung))
+                await asyncio.gather(*(cell.kill_hung() for cell in hung))
                 deadline = time.monotonic() + _SETTLE_SECONDS
     finally:
         for task in tasks:
@@ -182,8 +182,9 @@ async def _answer(cell: Cell, endpoint: str, arguments: tuple):
         if work.done() and isinstance(work.exception(), SupervisionError):
             # the actor is gone: so will be the process, if it is not already
             await asyncio.wait({cell.died}, timeout=1.0)
-            cell.kill()
-            await asyncio.wait({cell.died}, timeout=5.0)
+            if not cell.is_dead:  # Monarch has given it up: it is stopped, or stuck
+                await cell.kill_hung()
+                await asyncio.wait({cell.died}, timeout=5.0)
         return work.result() if work.done() and not cell.is_dead else None
     finally:
         if not work.done():

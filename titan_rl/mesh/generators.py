@@ -36,6 +36,7 @@ class Generators:
 
     def __init__(
         self,
+        actor: type,
         cells: Cells,
         config: Config,
         model_path: str,
@@ -46,7 +47,7 @@ class Generators:
         say: Callable[[str], None],
     ):
         self.cells, self.config, self.router, self.scratch, self.say = cells, config, router, scratch, say
-        self._arguments, self._environment = (config.generator, model_path, max_tokens), environment
+        self._spawn_arguments = environment, actor, config.generator, model_path, max_tokens
         self.replicas: dict[int, Replica] = {}
         self.weights: WeightSync | None = None
         """From the moment on that there is a trainer to take weights from."""
@@ -61,11 +62,9 @@ class Generators:
             self._watch(replica)
 
     async def _start_one(self, number: int, what: str = "generator") -> Replica:
-        from titan_rl.actors.generator import Generator
-
         count, self._num_engines = self.config.generator.tensor_parallel, self._num_engines + 1
         names = [f"{what} {number}" + (f" rank {rank}" if count > 1 else "") for rank in range(count)]
-        spawns = (self.cells.spawn(name, self._environment, Generator, *self._arguments) for name in names)
+        spawns = (self.cells.spawn(name, *self._spawn_arguments) for name in names)
         replica = Replica(number, list(await asyncio.gather(*spawns)))
         meeting_file = str(self.scratch / f"generator{self._num_engines}")
         starts = [(cell, (rank, meeting_file)) for rank, cell in enumerate(replica.ranks)]

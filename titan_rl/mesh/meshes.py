@@ -104,16 +104,26 @@ class Meshes:
         def say(text: str) -> None:
             self.say(text)
 
+        trainer, generator, verifier = self.actors()
+        path, environment = self.model_path, generator_environment(threads, DEVICE_TYPE == "cpu")
         self.trainers = Trainers(
-            self.cells, config, self.model_path, self.titan.world_size, trainer_environment(threads), scratch
+            trainer, self.cells, config, path, self.titan.world_size, trainer_environment(threads), scratch
         )
-        environment = generator_environment(threads, DEVICE_TYPE == "cpu")
         self.generators = Generators(
-            self.cells, config, self.model_path, self.max_tokens, environment, scratch, self.router, say
+            generator, self.cells, config, path, self.max_tokens, environment, scratch, self.router, say
         )
         self.verifiers = Verifiers(
-            self.cells, config, self.model_path, verifier_environment(), self._verifier_router, say
+            verifier, self.cells, config, path, verifier_environment(), self._verifier_router, say
         )
+
+    @staticmethod
+    def actors() -> tuple[type, type, type]:
+        """The classes of trainer, generator and verifier; a bench measures inside its own."""
+        from titan_rl.actors.generator import Generator
+        from titan_rl.actors.trainer import Trainer
+        from titan_rl.actors.verifier import Verifier
+
+        return Trainer, Generator, Verifier
 
     async def start(self) -> None:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, CellDied, an actor's own."""
@@ -136,6 +146,7 @@ class Meshes:
         if "trainer" in self.parts:
             await self._protect()
             self._watching = asyncio.ensure_future(self._mend_when_idle())
+            self._watching.add_done_callback(lambda task: task.cancelled() or task.exception())  # others meet it too
         self.generators.make_spares()
 
     @property
@@ -170,18 +181,20 @@ class Meshes:
                     return await ask()
                 except CellDied as error:
                     self.say(str(error))
-                    if not self.config.recovery.snapshot_every or self.catch_up is None:
-                        raise ActorFault(f"{error}, and nothing is kept to mend it from") from error
+                except ActorFault:
+                    raise
                 except Exception:
                     if self.trainers.is_whole:
                         raise
                     # a death that its peers noticed first
 
     async def _mend(self) -> None:
+        dead = [cell for cell in self.trainers.ranks if cell.is_dead]
         self._num_mends += 1
+        if not self.config.recovery.snapshot_every or self.catch_up is None:
+            raise ActorFault(f"{CellDied(dead, 'the run went on')}: recovery is off, so this ends the run")
         if self._num_mends > _MAX_MENDS:
             raise ActorFault(f"the trainer was mended {_MAX_MENDS} times without a step in between")
-        dead = [cell for cell in self.trainers.ranks if cell.is_dead]
         died = min(cell.died.result() for cell in dead)
         start = time.monotonic()
         step = await self.trainers.mend(self.step_done)

@@ -18,10 +18,17 @@ class Trainers:
     """Owns the ranks and their standby. Errors of all calls: CellDied; whatever an actor raises."""
 
     def __init__(
-        self, cells: Cells, config: Config, model_path: str, world_size: int, environment: dict[str, str], scratch: Path
+        self,
+        actor: type,
+        cells: Cells,
+        config: Config,
+        model_path: str,
+        world_size: int,
+        environment: dict[str, str],
+        scratch: Path,
     ):
         self.cells, self.config, self.world_size, self.scratch = cells, config, world_size, scratch
-        self._arguments, self._environment = (config, model_path), environment
+        self._spawn_arguments = environment, actor, config, model_path
         self.ranks: list[Cell] = []
         self.keeper_elsewhere: Cell | None = None
         """Who keeps the snapshots of a rank that has no peer."""
@@ -36,9 +43,7 @@ class Trainers:
         await self._join()
 
     async def _spawn(self, name: str) -> Cell:
-        from titan_rl.actors.trainer import Trainer
-
-        return await self.cells.spawn(name, self._environment, Trainer, *self._arguments)
+        return await self.cells.spawn(name, *self._spawn_arguments)
 
     async def _join(self) -> None:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""

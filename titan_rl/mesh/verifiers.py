@@ -15,6 +15,7 @@ class Verifiers:
 
     def __init__(
         self,
+        actor: type,
         cells: Cells,
         config: Config,
         model_path: str,
@@ -23,7 +24,7 @@ class Verifiers:
         say: Callable[[str], None],
     ):
         self.cells, self.config, self.router, self.say = cells, config, router, say
-        self._arguments, self._environment = (config, model_path), environment
+        self._spawn_arguments = environment, actor, config, model_path
         self.procs: dict[int, Cell] = {}
         self.scorers: dict[int, str] = {}
         """Ids of scorer processes, and their names."""
@@ -33,9 +34,7 @@ class Verifiers:
         await asyncio.gather(*(self._start_one(number) for number in range(self.config.verifier.procs)))
 
     async def _start_one(self, number: int) -> None:
-        from titan_rl.actors.verifier import Verifier
-
-        cell = await self.cells.spawn(f"verifier {number}", self._environment, Verifier, *self._arguments)
+        cell = await self.cells.spawn(f"verifier {number}", *self._spawn_arguments)
         seconds = self.config.mesh.start_timeout
         scorer = await call(cell, "start", seconds=seconds, what=f"starting verifier {number}")
         self.scorers[scorer] = f"scorer {number}"
