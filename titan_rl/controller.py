@@ -324,7 +324,9 @@ class Controller:
     async def _sample(self, prompt: Prompt) -> Group:
         rollout = self.config.rollout
         sampling = Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, self.meshes.max_tokens)
-        for _ in range(1 + rollout.max_retries):
+        for attempt in range(1 + rollout.max_retries):
+            if attempt:
+                self.ledger.count_retry(prompt.id)
             try:
                 group = await self.meshes.run_group(prompt, sampling)
             except DeadlineError:
