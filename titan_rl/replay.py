@@ -203,6 +203,12 @@ def _line(compared: ComparedStep) -> str:
     )
 
 
+def _told(compared: ComparedStep) -> dict:
+    """JSON has no NaN."""
+    values = {name: value if math.isfinite(value) else None for name, value in asdict(compared).items()}
+    return values | {"equal": compared.equal}
+
+
 def _state_line(state: ComparedState) -> str:
     what = f"{state.num_tensors} tensors of weights and moments against {state.checkpoint}"
     if not state.num_different:
@@ -244,7 +250,7 @@ def replay(root: Path, first: int, last: int, *, as_json: bool) -> int:
             say(f"no whole checkpoint of step {last} to compare weights with")
     equal = all(step.equal for step in steps) and (state is None or not state.num_different)
     if as_json:
-        told = [asdict(step) | {"equal": step.equal} for step in steps]
+        told = [_told(step) for step in steps]
         result = {"run": str(root), "from": began, "steps": told, "state": asdict(state) if state else None}
         print(json.dumps(result | {"equal": equal}))
     return 0 if equal else 1

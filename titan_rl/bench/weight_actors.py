@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from monarch.actor import concurrent_endpoint, endpoint
+from monarch.actor import Actor, concurrent_endpoint, endpoint
 from monarch.rdma import RDMABuffer
 
 from titan_rl.actors.generator import Generator
@@ -116,6 +116,14 @@ class BenchGenerator(Generator):
 
     @concurrent_endpoint
     async def take_tensors(self, tensors: dict[str, torch.Tensor]) -> int:
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+
+class PlainActor(Actor):
+    """What a user has without a channel."""
+
+    @endpoint
+    def take_tensors(self, tensors: dict[str, torch.Tensor]) -> int:
         return sum(tensor.nbytes for tensor in tensors.values())
 
 

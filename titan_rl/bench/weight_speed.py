@@ -14,10 +14,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from monarch.actor import this_host
 
 from titan_rl.bench import weight_pairs
 from titan_rl.bench.harness import row
-from titan_rl.bench.weight_actors import BenchMeshes
+from titan_rl.bench.weight_actors import BenchMeshes, PlainActor
 from titan_rl.config import load_config
 from titan_rl.mesh import cells
 from titan_rl.mesh.cells import call_each
@@ -27,6 +28,7 @@ from titan_rl.types import Batch
 
 _ROUNDS = 9
 _SLOW_ROUNDS = 5
+_STEP_ROUNDS = 15
 """Of the ways that take seconds."""
 _BAR_MEMCPY, _BAR_UPDATE, _BAR_RDMA, _BAR_ARGUMENTS = 1.3, 1.15, 5.0, 20.0
 _PARTS = frozenset({"trainer", "generators"})
@@ -39,11 +41,12 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         "optimizer": {"lr": 1e-6},
         "generator": {"dtype": "bfloat16", "kv_cache_gib": 0.2},
         "recovery": {"snapshot_every": 0},
-        "rollout": {"max_staleness": 1},  # trainer and generator share the cores, as they do in an asynchronous run
     }
     for section, values in overrides.items():
         tables[section] = tables.get(section, {}) | values
     config = load_config(None, tables)
+    # trainer and generator share the cores there, each working beside the other
+    asynchronous = load_config(None, tables | {"rollout": {"max_staleness": 1}})
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         path = config.model.path
         if path == "tiny":
@@ -51,28 +54,30 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
             path = str(Path(folder) / "tiny")
             make_tiny(path, seed=1)
-        rows = asyncio.run(_measure(config, path, Path(folder)))
+        rows = asyncio.run(_measure(_time_all, config, path, Path(folder)))
+        rows += asyncio.run(_measure(_lost_time, asynchronous, path, Path(folder)))
         messages = [asyncio.run(_messages(num_layers, Path(folder))) for num_layers in (2, 4)]
     return [*rows, *_message_rows(messages)]
 
 
-async def _measure(config, path: str, logs: Path) -> list[dict[str, Any]]:
+async def _measure(measure, config, path: str, logs: Path) -> list[dict[str, Any]]:
     meshes = BenchMeshes(config, build_titan(config), path, _PARTS, logs)
     try:
         await meshes.start()
-        return await _time_all(meshes, config)
+        return await measure(meshes)
     finally:
         await meshes.stop()
 
 
-async def _time_all(meshes: BenchMeshes, config) -> list[dict[str, Any]]:
+async def _time_all(meshes: BenchMeshes) -> list[dict[str, Any]]:
     trainer, generator = meshes.trainers.ranks[0].actor, meshes.generators.replicas[0].leader
+    plain = this_host().spawn_procs(name="plain").spawn("plain", PlainActor)
     found: dict[str, list[float]] = {}
 
     def note(name: str, seconds: float) -> None:
         found.setdefault(name, []).append(seconds)
 
-    version = await _warm(meshes, trainer)
+    version = await _warm(meshes)
     for _ in range(_ROUNDS):
         version += 1
         start = time.perf_counter()
@@ -90,9 +95,11 @@ async def _time_all(meshes: BenchMeshes, config) -> list[dict[str, Any]]:
     tensors = {name: torch.zeros(nbytes, dtype=torch.uint8) for name, (_, nbytes) in buffers.items()}
     for _ in range(_SLOW_ROUNDS):
         note("rdma", await generator.read_tensors.call_one(buffers))
-        start = time.perf_counter()
-        await generator.take_tensors.call_one({name: tensor.clone() for name, tensor in tensors.items()})
-        note("arguments", time.perf_counter() - start)
+        for name, receiver in (("arguments", plain), ("arguments, into memory that is kept", generator)):
+            copies = {key: tensor.clone() for key, tensor in tensors.items()}
+            start = time.perf_counter()
+            await receiver.take_tensors.call_one(copies)
+            note(name, time.perf_counter() - start)
         note("arguments, from the trainer", await trainer.send_tensors.call_one(generator))
     middle = {name: statistics.median(seconds) for name, seconds in found.items()}
     _, nbytes, _ = await generator.account.call_one()
@@ -107,11 +114,10 @@ async def _time_all(meshes: BenchMeshes, config) -> list[dict[str, Any]]:
         row("RDMABuffers over transfer", middle["rdma"] / middle["fetch"], "ratio", _BAR_RDMA, at_most=False),
         row("arguments over transfer", middle["arguments"] / middle["fetch"], "ratio", _BAR_ARGUMENTS, at_most=False),
         *(row(f"  {name}", seconds, "s") for name, seconds in middle.items()),
-        *await _lost_time(meshes, version, middle["cast and copy"]),
     ]
 
 
-async def _warm(meshes: BenchMeshes, trainer) -> int:
+async def _warm(meshes: BenchMeshes) -> int:
     """Both slots and all buffers have been touched, and the trainer has taken a step."""
     await meshes.train([_batch(meshes)], 1)
     for version in range(4):
@@ -125,10 +131,10 @@ def _batch(meshes: BenchMeshes) -> Batch:
     return weight_pairs.batch_of([weight_pairs.guess(random) for _ in range(4)], meshes.titan, random)
 
 
-async def _lost_time(meshes: BenchMeshes, version: int, cast_and_copy: float) -> list[dict[str, Any]]:
+async def _lost_time(meshes: BenchMeshes) -> list[dict[str, Any]]:
     """Steps with a sync under way against steps without, in turn."""
-    batch, quiet, busy = _batch(meshes), [], []
-    for _ in range(_ROUNDS):
+    version, batch, quiet, busy = await _warm(meshes), _batch(meshes), [], []
+    for _ in range(_STEP_ROUNDS):
         start = time.perf_counter()
         await meshes.train([batch], 1)
         quiet.append(time.perf_counter() - start)
@@ -140,9 +146,16 @@ async def _lost_time(meshes: BenchMeshes, version: int, cast_and_copy: float) ->
         busy.append(time.perf_counter() - start)
         await delivery
     lost = statistics.median(b - q for b, q in zip(busy, quiet, strict=True))
+    alone = await meshes.trainers.ranks[0].actor.cast_and_copy.call_one(_ROUNDS)
     return [
-        row("trainer time lost to a sync", lost, "s", cast_and_copy, step=statistics.median(quiet)),
+        row("trainer time lost to a sync", lost, "s", alone, step=statistics.median(quiet)),
+        row("  steps without a sync, quartiles apart", _spread(quiet), "s"),
     ]
+
+
+def _spread(seconds: list[float]) -> float:
+    first, _, last = statistics.quantiles(seconds, n=4)
+    return last - first
 
 
 async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:

@@ -73,7 +73,9 @@ class ChannelEngine(WeightTransferEngine):
         return self.recorded
 
     def init_transfer_engine(self, init_info: ChannelInit) -> None:
-        self.reader = WeightReader(init_info.setups[get_tensor_model_parallel_rank()], self.device)
+        setup = init_info.setups[get_tensor_model_parallel_rank()]
+        # as many threads as this process was given cores: the trainer may need the others
+        self.reader = WeightReader(setup, self.device, threads=torch.get_num_threads())
         targets: dict[tuple[str, Box], list[Target]] = defaultdict(list)
         for copy in self.recorded:
             targets[copy.name, copy.box].append(copy.target)

@@ -91,7 +91,7 @@ class ReaderSetup:
 class WeightReader:
     """One generator rank's side: its own copy of its bytes of one version, fetched while the engine goes on."""
 
-    def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 2):
+    def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 1):
         self.plan, self._threads = setup.plan, threads
         self._sources = {
             handle.rank: open_source(handle, transport)

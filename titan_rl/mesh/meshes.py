@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
@@ -18,13 +19,13 @@ import monarch.actor
 from monarch.config import configure
 
 from titan_rl.channel.batches import LaidRows
-from titan_rl.channel.sync import WeightSync, last_line
+from titan_rl.channel.sync import WeightSync
 from titan_rl.channel.transports import RDMA
 from titan_rl.config import Config
 from titan_rl.episode import Sampling
 from titan_rl.mesh import processes
-from titan_rl.mesh.cells import CellDied, Cells, call
-from titan_rl.mesh.generators import Generators
+from titan_rl.mesh.cells import Cell, CellDied, Cells, call
+from titan_rl.mesh.generators import Generators, Replica
 from titan_rl.mesh.placement import (
     available_cores,
     generator_environment,
@@ -167,7 +168,6 @@ class Meshes:
             return
         self.trainers.keeper_elsewhere = next((replica.ranks[0] for replica in self.generators.replicas.values()), None)
         await self.trainers.protect()
-        self.trainers.make_standby()
 
     # the trainer
 
@@ -209,7 +209,6 @@ class Meshes:
         who = ", ".join(cell.name for cell in dead)
         self.mendings.append({"who": who, "noticed_after": start - died, "whole_after": seconds, "step": step})
         self.say(f"{who} {dead[0].why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
-        self.trainers.make_standby()
 
     async def _mend_when_idle(self) -> None:
         """A death that no call meets is mended at once, too."""
@@ -225,6 +224,8 @@ class Meshes:
 
         metrics = await self._ask_trainer(ask)
         self.step_done, self._num_mends = step, 0
+        if self.config.recovery.snapshot_every:
+            self.trainers.make_standby()  # no earlier, lest its imports slow the start
         return metrics
 
     async def train_without_mending(self, batches: list, step: int) -> list[StepMetrics]:
@@ -306,36 +307,48 @@ class Meshes:
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
         """Sample and score a prompt, on the verifier and the replica that have the fewest groups.
 
-        If either dies, others are asked. Errors: NoneLeft, DeadlineError.
+        If either dies or fails, others are asked. Errors: NoneLeft, DeadlineError.
         """
-        seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
         patience = self.config.mesh.start_timeout
         while True:
-            async with self._verifier_router.choose(patience) as verifier, self.router.choose(patience) as number:
-                cell, replica = self.verifiers.procs[verifier], self.generators.replicas[number]
-                work = asyncio.ensure_future(
-                    call(cell, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
-                )
-                deaths = {rank.died for rank in replica.ranks}
-                await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    work.cancel()
+            async with self.router.choose(patience) as number, self._verifier_router.choose(patience) as verifier:
+                replica = self.generators.replicas.get(number)
+                if replica is None:  # it died while a verifier was waited for
                     continue
-                try:
-                    group = work.result()
-                except CellDied:
-                    continue
+                group = await self._run_group_on(self.verifiers.procs[verifier], replica, prompt, sampling)
+            if group is None:
+                continue
             if not group.replica_failure:
                 return group
-            if self.generators.replicas.get(number) is replica and not any(rank.is_dead for rank in replica.ranks):
+            if self.generators.replicas.get(number) is replica:
                 self.say(f"generator {number} failed, and is replaced: {group.replica_failure}")
                 self.router.take_out(number, group.replica_failure.strip().splitlines()[-1])
-                self.generators.fail(number, last_line(RuntimeError(group.replica_failure)))
+                self.generators.fail(number, "could not answer")
+
+    async def _run_group_on(self, verifier: Cell, replica: Replica, prompt, sampling) -> Group | None:
+        """None if somebody died meanwhile."""
+        seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
+        work = asyncio.ensure_future(
+            call(verifier, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
+        )
+        work.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait({work, *(rank.died for rank in replica.ranks)}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            work.cancel()
+            return None
+        try:
+            return work.result()
+        except CellDied:
+            return None
 
     async def demonstrate(self, prompts: list) -> list:
-        cell = self.verifiers.procs[0]
+        """Worked examples, as rollouts."""
         seconds = self.config.mesh.step_timeout
-        return await call(cell, "demonstrate", prompts, seconds=seconds, what="preparing the warm-up")
+        while True:
+            async with self._verifier_router.choose(self.config.mesh.start_timeout) as number:
+                cell = self.verifiers.procs[number]
+                with suppress(CellDied):
+                    return await call(cell, "demonstrate", prompts, seconds=seconds, what="preparing the warm-up")
 
     async def stop(self) -> None:
         """Stop all actors; whatever is still there after a while is killed. Never raises, never hangs."""

@@ -61,7 +61,9 @@ class Trainers:
         return await call_all(self.ranks, endpoint, *arguments, seconds=self.config.mesh.step_timeout, what=what)
 
     def make_standby(self) -> None:
-        """Have one process more, with its imports done, wait for a rank to die."""
+        """Have one process more, with its imports done, wait for a rank to die; if there is none yet."""
+        if self._standby is not None:
+            return
 
         async def prepare() -> Cell:
             cell = await self._spawn("standby trainer")
