@@ -1,8 +1,8 @@
 """``titan-rl chaos CONFIG --kills N --seed S``: a training under fire, and what became of it.
 
-Victims, moments and ways are drawn by seed: any trainer rank, generator or verifier, in any phase of a step, by SIGKILL,
-SIGSTOP or an exit that looks clean. For each fault there is a witness that it happened, and when it was noticed and
-when all was whole again, as the run's own events tell.
+Victims, moments and ways are drawn by seed: any trainer rank, generator or verifier, in any phase of a step, by
+SIGKILL, SIGSTOP or an exit that looks clean. For each fault there is a witness that it happened, and when it was
+noticed and when all was whole again, as the run's own events tell.
 """
 
 import json

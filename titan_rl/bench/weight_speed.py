@@ -28,7 +28,7 @@ from titan_rl.types import Batch
 
 _ROUNDS = 9
 _SLOW_ROUNDS = 5
-_STEP_ROUNDS = 15
+_STEP_ROUNDS = 21
 """Of the ways that take seconds."""
 _BAR_MEMCPY, _BAR_UPDATE, _BAR_RDMA, _BAR_ARGUMENTS = 1.3, 1.15, 5.0, 20.0
 _PARTS = frozenset({"trainer", "generators"})
