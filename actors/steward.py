@@ -6,6 +6,7 @@ import signal
 
 from monarch.actor import Actor, endpoint
 
+from titan_rl.events import obey_chaos
 from titan_rl.mesh.logs import send_output_to
 
 
@@ -17,6 +18,7 @@ class Steward(Actor):
         """Output goes to the logs from here on; this process's id."""
         send_output_to(logs, name)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+        obey_chaos()
         self.keeper = None
         return os.getpid()
 

@@ -7,6 +7,7 @@ from monarch.actor import Actor, ActorError, concurrent_endpoint
 
 from titan_rl.config import Config
 from titan_rl.episode import Request, Sampling, demonstrate, run_group
+from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.tasks.base import make_task
 from titan_rl.tasks.scorer import Scorer
 from titan_rl.types import Completion, Group, Prompt, Rollout
@@ -39,10 +40,12 @@ class Verifier(Actor):
     async def run_group(self, prompt: Prompt, sampling: Sampling, generator) -> Group:
         """All samples of a prompt, scored, from one generator actor (they share its prefix cache)."""
 
+        patience = 0.8 * self.config.verifier.episode_timeout  # before whoever waits for us loses theirs
+
         async def ask(request: Request) -> list[Completion]:
             try:
-                return await generator.generate.call_one(request)
-            except (ActorError, SupervisionError) as error:
+                return await within(patience, "an answer of the generator", generator.generate.call_one(request))
+            except (ActorError, SupervisionError, DeadlineError) as error:
                 raise ReplicaFailed from error
 
         try:

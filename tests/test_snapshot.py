@@ -108,3 +108,28 @@ def test_what_was_kept_outlives_its_source(make_learner):
     for slot in snapshots.region.slots:
         slot.fill_(255)
     assert torch.equal(fetch_step(keeper.region.handle(over_rdma=False), 1), wanted)
+
+
+def test_going_back_makes_later_steps_undone(make_learner):
+    """A step that is taken again is another one, though its number is the same."""
+    learner = make_learner()
+    snapshots = Snapshots(0, learner)
+    learner.before_update = snapshots.wait_until_copied
+    keeper = Keeper(snapshots.region.handle(over_rdma=False))
+    for step in (4, 8):
+        train(learner, step)
+        snapshots.take(step)
+        kept(keeper, step)
+    snapshots.take(5)
+    kept(keeper, 5)
+    assert snapshots.steps() == [4, 5] or snapshots.steps() == [5]
+    train(learner, 9)
+    snapshots.take(8)
+    again = snapshots.slot_of(snapshots.steps()[-1]).clone()
+    assert torch.equal(again, _slot_at(keeper, 8))
+    keeper.stop()
+
+
+def _slot_at(keeper: Keeper, step: int) -> torch.Tensor:
+    assert step in keeper.steps()
+    return fetch_step(keeper.region.handle(over_rdma=False), step)

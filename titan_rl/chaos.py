@@ -28,7 +28,7 @@ KINDS = ("trainer", "generator", "verifier")
 PHASES = ("generating", "training", "publishing", "saving")
 WAYS = ("kill", "stop", "exit")
 _WHOLE = {"trainer": "trainer_whole", "generator": "generator_serves", "verifier": "verifier_serves"}
-_PHASE_SECONDS = 20.0
+_PHASE_SECONDS = 2.0
 """How long a phase is waited for; then any will do."""
 _POLL_SECONDS = 0.0005
 

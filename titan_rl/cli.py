@@ -39,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
     replay.add_argument("--json", action="store_true")
 
+    chaos = commands.add_parser("chaos", help="train while processes are killed, stopped and told to leave")
+    chaos.add_argument("file", nargs="?", help="the TOML; without one, a run of the defaults")
+    chaos.add_argument("--kills", type=int, default=20, metavar="N", help="faults (20)")
+    chaos.add_argument("--seed", type=int, default=1, metavar="S", help="draws victims and moments (1)")
+    chaos.add_argument("--json", action="store_true")
+
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
     bench.add_argument("name", help="which bench; `list` names them")
     bench.add_argument("--json", action="store_true")
@@ -89,6 +95,12 @@ def _replay(options: argparse.Namespace, overrides: dict) -> int:
     return replay(options.run, options.first, options.last, as_json=options.json)
 
 
+def _chaos(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.chaos import chaos
+
+    return chaos(options.file, overrides, kills=options.kills, seed=options.seed, as_json=options.json)
+
+
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.bench.harness import run_bench
 
@@ -111,6 +123,7 @@ _COMMANDS = {
     "replay": _replay,
     "eval": _evaluate,
     "model": _model,
+    "chaos": _chaos,
     "bench": _bench,
     "tasks": _tasks,
 }

@@ -26,6 +26,7 @@ from titan_rl.config import Config
 from titan_rl.display import Display
 from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
+from titan_rl.events import EventLog
 from titan_rl.ledger import Fates, Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
@@ -93,7 +94,8 @@ class Controller:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
-        meshes.say, meshes.catch_up = display.say, self._catch_up
+        meshes.say, meshes.catch_up, meshes.tell = display.say, self._catch_up, self._note
+        self.events = EventLog(run_dir.root)
         self.checkpoints = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
         self.saving = Saving(
             self.checkpoints,
@@ -125,7 +127,7 @@ class Controller:
         """Errors: Stopped after a clean stop; anything else is a fault. Both save what can be saved."""
         try:
             await self._interruptible(self.meshes.start())
-            self.run_dir.pids.write_text(json.dumps(self.meshes.pids, indent=2) + "\n")
+            self._write_pids()
             self.display.say(f"actors up after {self._elapsed():.1f} s, weights by {self.meshes.weights.transports}")
             self._trainer_is_idle = True
             await (self._restore() if resume else self._begin())
@@ -141,6 +143,19 @@ class Controller:
             for task in [in_flight.group for in_flight in self._in_flight] + [self._delivery]:
                 if task is not None:
                     task.cancel()
+
+    def _note(self, kind: str, **fields) -> None:
+        self.events.write(kind, **fields)
+        if kind in ("started", "died"):
+            self._write_pids()
+
+    def _write_pids(self) -> None:
+        beside = self.run_dir.pids.with_suffix(".new")
+        beside.write_text(json.dumps(self.meshes.pids, indent=2) + "\n")
+        beside.replace(self.run_dir.pids)  # a reader never meets half of it
+
+    def _enter(self, phase: str) -> None:
+        self.run_dir.phase.write_text(f"{self.progress.step} {phase}")
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
@@ -251,6 +266,7 @@ class Controller:
             batches = step_batches(groups, self.config, self.titan)
             metrics = await self._train(groups, batches)
             laps.end("train")
+        self._enter("publishing")
         await self._delivered()
         step = self.progress.step
         await self._go_live(
@@ -260,6 +276,7 @@ class Controller:
         if self._is_due(self.config.eval.every) and self.progress.step < self.titan.training.steps:
             await self._evaluate(f"at step {self.progress.step}")
         if self._is_due(self.config.checkpoint.every):
+            self._enter("saving")
             await self._save()
 
     def _is_due(self, every: int) -> bool:

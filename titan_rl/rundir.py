@@ -28,7 +28,9 @@ class RunDir:
         self.logs = root / "logs"
         """What each actor printed."""
         self.pids = root / "pids.json"
-        """Process ids of the run's actors, by name."""
+        """Names of the run's processes by their ids, as they are now."""
+        self.phase = root / "phase"
+        """Steps done, and what the run is doing."""
 
     def open(self, resolved: dict) -> None:
         """Make it ours, and keep the resolved config in it. Errors: ConfigError if another process runs in it."""

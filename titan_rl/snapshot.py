@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from titan_rl.channel.plan import BLOCK_BYTES, Read
-from titan_rl.channel.region import NUM_SLOTS, WRITING, Region, RegionHandle
+from titan_rl.channel.region import FAILED, NUM_SLOTS, WRITING, Region, RegionHandle
 from titan_rl.channel.slots import SlotWriter
 from titan_rl.channel.sources import SharedMemory, TornRead
 from titan_rl.checkpoint import random_state, set_random_state
@@ -68,6 +68,7 @@ class Snapshots:
         """Begin to copy the state after ``step``; the next update must wait for it (``wait_until_copied``)."""
         self._writer.wait()
         stamps = self.region.header.stamps
+        stamps[stamps > step] = FAILED  # the run went back: those steps never were
         slot = next((s for s in range(NUM_SLOTS) if stamps[s] == step), int(stamps.argmin()))
         into = self.region.slots[slot]
         small = pickle.dumps(self._small())
@@ -158,14 +159,17 @@ class Keeper:
 
     def _follow(self, slot: int) -> None:
         stamp, header = int(self.source.header.stamps[slot]), self.region.header
-        if stamp < 0 or stamp == header.stamps[slot]:
+        checksums = self.source.header.checksums[slot]
+        if stamp == FAILED:
+            header.stamps[slot] = FAILED
+        if stamp < 0 or (stamp == header.stamps[slot] and (checksums == header.checksums[slot]).all()):
             return
         header.stamps[slot] = WRITING
         try:
             copy_slot(self.source, slot, self.region.slots[slot])
         except TornRead:  # it was written to meanwhile: the next round sees
             return
-        header.checksums[slot] = self.source.header.checksums[slot]
+        header.checksums[slot] = checksums
         if int(self.source.header.stamps[slot]) == stamp:
             header.stamps[slot] = stamp
 

@@ -23,6 +23,7 @@ from titan_rl.mesh import processes
 _SETTLE_SECONDS = 10.0
 """How long the others of a group may take to end their call once one of them died."""
 _STACK_SECONDS = 0.5
+_PATROL_SECONDS = 0.4
 
 
 class CellDied(RuntimeError):
@@ -93,6 +94,8 @@ class Cells:
     def __init__(self, logs: str | None):
         self.logs, self.mark = logs, processes.new_mark()
         self.all: list[Cell] = []
+        self.tell: Callable[..., None] = lambda kind, **fields: None
+        """Hears of every start and every death."""
         self._count = 0
 
     async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> Cell:
@@ -105,7 +108,9 @@ class Cells:
         cell = Cell(name, procs, procs.spawn(tag, actor, *arguments), procs.spawn(f"{tag}_steward", Steward))
         self.all.append(cell)
         cell.pid = await cell.steward.start.call_one(self.logs, tag)
+        cell.on_death.append(lambda cell: self.tell("died", name=cell.name, pid=cell.pid, why=cell.why))
         self._watch(cell)
+        self.tell("started", name=cell.name, pid=cell.pid)
         return cell
 
     def _watch(self, cell: Cell) -> None:
@@ -122,6 +127,16 @@ class Cells:
             cell.end()
 
         loop.add_reader(descriptor, ended)
+
+    async def patrol(self) -> None:
+        """For as long as the run lasts: a process that stays stopped is as good as dead, and is made so."""
+        suspects: set[Cell] = set()
+        while True:
+            await asyncio.sleep(_PATROL_SECONDS)
+            stopped = {cell for cell in self.all if not cell.is_dead and cell.is_stopped()}
+            for cell in stopped & suspects:
+                await cell.kill_hung()
+            suspects = stopped
 
     def forget(self, cell: Cell) -> None:
         """It is dead, and its place taken."""

@@ -111,6 +111,7 @@ class Generators:
         self.replicas[old.number] = replica
         self.router.put_in(old.number)
         self.say(f"generator {old.number} serves again")
+        self.cells.tell("generator_serves", number=old.number)
         self._watch(replica)
         self.make_spares()
 

@@ -76,18 +76,18 @@ class Meshes:
         self.max_tokens = longest_rollout(titan.training.seq_len, model_path)
         self.say: Callable[[str], None] = print
         """Where deaths and mendings are told."""
+        self.tell: Callable[..., None] = lambda kind, **fields: None
+        """Hears of starts, deaths and mendings, for the record."""
         self.catch_up: Callable[[int | None], Awaitable[None]] | None = None
         """Brings a mended trainer, now at this step (None: at the file's weights), to where the run is."""
         self.weights: WeightSync | None = None
-        self.mendings: list[dict] = []
-        """Of the trainer: who died, and the seconds from its death until all was whole again."""
         self._scratch = tempfile.TemporaryDirectory(prefix="titan_rl_")
         self._trainer_lock = asyncio.Lock()
         self._num_mends = 0
         self.step_done = 0
         """Steps that the run counts as done: a mended trainer never starts from a later one."""
         self._published: int | None = None
-        self._watching: asyncio.Task | None = None
+        self._watching: list[asyncio.Task] = []
         self._make_owners(None if logs is None else str(logs))
 
     def _make_owners(self, logs: str | None) -> None:
@@ -99,6 +99,7 @@ class Meshes:
             alternating=config.rollout.max_staleness == 0,
         )
         self.cells = Cells(logs)
+        self.cells.tell = lambda kind, **fields: self.tell(kind, **fields)
         self.router = Router("generator", config.generator.replicas)
         self._verifier_router = Router("verifier", config.verifier.procs)
 
@@ -139,6 +140,7 @@ class Meshes:
             rdma_max_chunk_size_mb=16,
         )
         monarch.actor.unhandled_fault_hook = lambda failure: None  # the cells know
+        self._watch(self.cells.patrol())
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         starts = asyncio.gather(*(owner.start() for part, owner in owners.items() if part in self.parts))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
@@ -146,9 +148,13 @@ class Meshes:
             await self._connect()
         if "trainer" in self.parts:
             await self._protect()
-            self._watching = asyncio.ensure_future(self._mend_when_idle())
-            self._watching.add_done_callback(lambda task: task.cancelled() or task.exception())  # others meet it too
+            self._watch(self._mend_when_idle())
         self.generators.make_spares()
+
+    def _watch(self, work) -> None:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asks next meets it too
+        self._watching.append(task)
 
     @property
     def pids(self) -> dict[int, str]:
@@ -196,7 +202,6 @@ class Meshes:
         if self._num_mends > _MAX_MENDS:
             raise ActorFault(f"the trainer was mended {_MAX_MENDS} times without a step in between")
         died = min(cell.died.result() for cell in dead)
-        start = time.monotonic()
         step = await self.trainers.mend(self.step_done)
         await self.trainers.protect()
         if self.weights is not None:
@@ -205,9 +210,9 @@ class Meshes:
         await self._snapshot(self.step_done)
         if self._published is not None:
             await self.weights.publish(self._published)
-        seconds = time.monotonic() - died
-        who = ", ".join(cell.name for cell in dead)
-        self.mendings.append({"who": who, "noticed_after": start - died, "whole_after": seconds, "step": step})
+        seconds, who = time.monotonic() - died, ", ".join(cell.name for cell in dead)
+        redone = self.step_done - (step if step is not None else 0)
+        self.tell("trainer_whole", who=who, step=step, steps_redone=redone, seconds=seconds)
         self.say(f"{who} {dead[0].why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
 
     async def _mend_when_idle(self) -> None:
@@ -352,8 +357,8 @@ class Meshes:
 
     async def stop(self) -> None:
         """Stop all actors; whatever is still there after a while is killed. Never raises, never hangs."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
         self.generators.stop()
         self.verifiers.stop()
         stops = [asyncio.ensure_future(_stop(cell)) for cell in reversed(self.cells.all) if not cell.is_dead]

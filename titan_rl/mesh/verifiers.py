@@ -64,6 +64,7 @@ class Verifiers:
                     self.router.give_up(number, f"its replacements failed, the last with {error}")
             else:
                 self.router.put_in(number)
+                self.cells.tell("verifier_serves", number=number)
                 return
 
     def stop(self) -> None:
