@@ -127,7 +127,7 @@ class Trainer(Actor):
 
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it is, it is raised again once the peers can know
             with suppress(Exception):
                 dist.destroy_process_group()
             raise

@@ -100,7 +100,7 @@ class Bench:
         try:
             seconds = self.seconds(run)
             row |= {"milliseconds": 1000 * seconds, "of_floor": floor / seconds, "peak_mib": self.peak(run, gradients)}
-        except Exception as error:
+        except Exception as error:  # whatever keeps a rival from running here is told in its row
             if by == _OURS:
                 raise
             row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

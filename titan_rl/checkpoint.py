@@ -6,7 +6,6 @@ the checksum of every file: one that was cut short or changed later is recognise
 """
 
 import json
-import os
 import random
 import shutil
 import time
@@ -22,6 +21,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from titan_rl.rundir import sync_path
 
 _STATE = "state.json"
 _BLOCK_BYTES = 16 << 20
@@ -237,12 +238,3 @@ def _described(path: Path) -> dict:
 
 def _digest(manifest: dict) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
-
-
-def sync_path(path: Path) -> None:
-    """A file's bytes, or a folder's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,12 +10,13 @@ What a power cut may take are the last commits since ``sync``, which every check
 so the ledger on disk is never behind the newest checkpoint, to which a resumed run rewinds it anyway.
 """
 
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from titan_rl.rundir import sync_path
 
 _SCHEMA = """
 create table if not exists prompts (
@@ -69,7 +70,7 @@ class Ledger:
         self._connection.execute("begin immediate")
         try:
             yield
-        except BaseException:
+        except BaseException:  # a cancellation too must not leave half a transaction
             self._connection.execute("rollback")
             raise
         self._connection.execute("commit")
@@ -139,7 +140,7 @@ class Ledger:
         """All that was committed is on disk, beyond a power cut. Any thread may call it."""
         for path in (self.path, Path(f"{self.path}-wal"), self.path.parent):
             if path.exists():
-                _sync(path)
+                sync_path(path)
 
     def check(self, num_pending: int) -> None:
         """After each step. Errors: LedgerError unless as many samples are pending as the caller still owes a fate.
@@ -172,11 +173,3 @@ def read_account(connection: sqlite3.Connection) -> dict[str, int]:
     for state, reason, count in rows:
         account[f"discarded ({reason})" if state == "discarded" else state] = count
     return account
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

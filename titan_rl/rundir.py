@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,3 +79,12 @@ def package_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+def sync_path(path: Path) -> None:
+    """A file's bytes, or a folder's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -41,8 +41,8 @@ class SlotWriter:
             for block, (start, stop) in enumerate(self.region.blocks):
                 header.checksums[slot, block] = checksum(self.region.slots[slot][start:stop])
             header.stamps[slot] = version
-        except BaseException:
-            header.stamps[slot] = FAILED  # readers need not wait for it
+        except BaseException:  # whatever it is: readers need not wait for this version
+            header.stamps[slot] = FAILED
             raise
         finally:
             self._copied.set()

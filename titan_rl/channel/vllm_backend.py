@@ -64,7 +64,6 @@ class _Fill:
 class ChannelEngine(WeightTransferEngine):
     init_info_cls, update_info_cls = ChannelInit, ChannelUpdate
     supports_draft_weight_update = False
-    reader: WeightReader
     recorded: list[Recorded]
 
     def record_needs(self, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
@@ -75,14 +74,20 @@ class ChannelEngine(WeightTransferEngine):
     def init_transfer_engine(self, init_info: ChannelInit) -> None:
         setup = init_info.setups[get_tensor_model_parallel_rank()]
         # as many threads as this process was given cores: the trainer may need the others
-        self.reader = WeightReader(setup, self.device, threads=torch.get_num_threads())
+        reader = WeightReader(setup, self.device, threads=torch.get_num_threads())
         targets: dict[tuple[str, Box], list[Target]] = defaultdict(list)
         for copy in self.recorded:
             targets[copy.name, copy.box].append(copy.target)
-        self._fills: dict[str, list[_Fill]] = defaultdict(list)
-        for name, need, box, values in self.reader.pieces():
+        fills: dict[str, list[_Fill]] = defaultdict(list)
+        for name, need, box, values in reader.pieces():
             for target in targets[name, need]:
-                self._fills[target.module].append(_Fill(target, need, box, values))
+                fills[target.module].append(_Fill(target, need, box, values))
+        # at one stroke: an update that is being applied goes on with the connection that it began with
+        self._connection = reader, fills
+
+    @property
+    def reader(self) -> WeightReader:
+        return self._connection[0]
 
     @property
     def bytes_stored(self) -> int:
@@ -98,11 +103,12 @@ class ChannelEngine(WeightTransferEngine):
 
     def receive_weights(self, update_info: ChannelUpdate) -> None:
         """Errors: TornRead if the version cannot be had whole; the model is then beyond use."""
-        if self.reader.held != update_info.version:
-            asyncio.run(self.reader.fetch(update_info.version, _FETCH_SECONDS))
+        reader, fills = self._connection
+        if reader.held != update_info.version:
+            asyncio.run(reader.fetch(update_info.version, _FETCH_SECONDS))
         for path, module in self.model.named_modules():
-            if fills := self._fills.get(path):
-                self._fill(module, fills)
+            if path in fills:
+                self._fill(module, fills[path])
 
     def _fill(self, module: torch.nn.Module, fills: list[_Fill]) -> None:
         info = get_layerwise_info(module)

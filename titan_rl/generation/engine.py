@@ -147,7 +147,7 @@ class GenerationEngine:
         return self._post(Command("add", (request,)))
 
     def connect(self, setup: ReaderSetup) -> WeightReader:
-        """This rank's end of the channel; once, before the first update."""
+        """This rank's end of the channel: before the first update, and again when the trainer has begun anew."""
         if self.reader is not None:
             self.reader.close()
         self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))

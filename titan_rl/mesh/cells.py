@@ -19,11 +19,14 @@ from monarch.actor import default_bootstrap_cmd, this_host
 
 from titan_rl.actors.steward import Steward
 from titan_rl.mesh import processes
+from titan_rl.mesh.waiting import DeadlineError, within
 
 _SETTLE_SECONDS = 10.0
 """How long the others of a group may take to end their call once one of them died."""
 _STACK_SECONDS = 0.5
 _PATROL_SECONDS = 0.4
+_SPAWN_SECONDS = 120.0
+_STEWARD_SECONDS = 30.0
 
 
 class CellDied(RuntimeError):
@@ -58,6 +61,14 @@ class Cell:
             self.died.set_result(time.monotonic())
             for callback in self.on_death:
                 callback(self)
+
+    async def ask_steward(self, endpoint: str, *arguments):
+        """Errors: CellDied if the process is gone, or does not answer."""
+        try:
+            calling = getattr(self.steward, endpoint).call_one(*arguments)
+            return await within(_STEWARD_SECONDS, f"{endpoint} at {self.name}", calling)
+        except (SupervisionError, DeadlineError) as error:
+            raise CellDied([self], f"its steward was asked for {endpoint}") from error
 
     def kill(self) -> None:
         processes.kill([self.pid] if self.pid else [])
@@ -107,7 +118,8 @@ class Cells:
             procs = this_host().spawn_procs(name=tag, bootstrap_command=command)
         cell = Cell(name, procs, procs.spawn(tag, actor, *arguments), procs.spawn(f"{tag}_steward", Steward))
         self.all.append(cell)
-        cell.pid = await cell.steward.start.call_one(self.logs, tag)
+        starting = cell.steward.start.call_one(self.logs, tag)
+        cell.pid = await within(_SPAWN_SECONDS, f"spawning {name}", starting)
         cell.on_death.append(lambda cell: self.tell("died", name=cell.name, pid=cell.pid, why=cell.why))
         self._watch(cell)
         self.tell("started", name=cell.name, pid=cell.pid)

@@ -134,7 +134,7 @@ class Generators:
                 return
             try:
                 return await self.weights.bring_up(replica)
-            except Exception:
+            except Exception:  # the trainer's side may be at fault, which its own owner mends
                 if attempt == _MAX_FAILURES or any(cell.is_dead for cell in replica.ranks):
                     replica.kill()
                     raise

@@ -158,7 +158,7 @@ class Meshes:
 
     @property
     def pids(self) -> dict[int, str]:
-        return self.cells.names() | self.verifiers.scorers
+        return self.cells.names() | {pid: f"scorer {number}" for number, pid in self.verifiers.scorers.items()}
 
     async def _connect(self) -> None:
         replicas = [replica for _, replica in sorted(self.generators.replicas.items())]
@@ -189,10 +189,9 @@ class Meshes:
                     self.say(str(error))
                 except ActorFault:
                     raise
-                except Exception:
+                except Exception:  # while a rank is dead, what its peers say is only how they noticed
                     if self.trainers.is_whole:
                         raise
-                    # a death that its peers noticed first
 
     async def _mend(self) -> None:
         dead = [cell for cell in self.trainers.ranks if cell.is_dead]
@@ -203,7 +202,7 @@ class Meshes:
             raise ActorFault(f"the trainer was mended {_MAX_MENDS} times without a step in between")
         died = min(cell.died.result() for cell in dead)
         step = await self.trainers.mend(self.step_done)
-        await self.trainers.protect()
+        await self._protect()
         if self.weights is not None:
             await self.weights.reopen(self.trainers.ranks, list(self.generators.replicas.values()))
         await self.catch_up(step)
@@ -264,7 +263,7 @@ class Meshes:
             return (await self.trainers.call("warm_up", handles, what="warming up"))[0]
 
     async def call_trainer(self, endpoint: str, *arguments) -> list:
-        """All ranks: ``save_checkpoint``, ``load_checkpoint`` or ``save_hf``. Each rank's answer."""
+        """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
         return await self._ask_trainer(lambda: self.call_trainer_without_mending(endpoint, *arguments))
 
     async def call_trainer_without_mending(self, endpoint: str, *arguments) -> list:

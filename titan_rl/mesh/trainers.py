@@ -6,12 +6,11 @@ survivors from their own snapshot, the new one from what its keeper kept.
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from titan_rl.config import Config
 from titan_rl.mesh.cells import Cell, CellDied, Cells, call, call_all, call_each
-
-_PREPARE = "loading what a trainer needs"
 
 
 class Trainers:
@@ -67,7 +66,7 @@ class Trainers:
 
         async def prepare() -> Cell:
             cell = await self._spawn("standby trainer")
-            await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what=_PREPARE)
+            await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what="preparing a standby")
             return cell
 
         self._standby = asyncio.ensure_future(prepare())
@@ -83,7 +82,8 @@ class Trainers:
         ]
         for keeper, handle in zip(self._keepers, handles, strict=True):
             if keeper is not None and not keeper.is_dead:
-                await keeper.steward.keep.call_one(handle)
+                with suppress(CellDied):  # a rank's death is met elsewhere; without a keeper a disk has to do
+                    await keeper.ask_steward("keep", handle)
         self._fresh = set()
 
     async def mend(self, step: int) -> int | None:
@@ -115,7 +115,10 @@ class Trainers:
         keeper = self._keepers[rank] if self._keepers else None
         if keeper is None or keeper.is_dead:
             return [], None
-        return await keeper.steward.kept.call_one()
+        try:
+            return await keeper.ask_steward("kept")
+        except CellDied:
+            return [], None
 
     async def _replacement(self, rank: int) -> Cell:
         standby, self._standby = self._standby, None

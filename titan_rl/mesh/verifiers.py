@@ -26,8 +26,8 @@ class Verifiers:
         self.cells, self.config, self.router, self.say = cells, config, router, say
         self._spawn_arguments = environment, actor, config, model_path
         self.procs: dict[int, Cell] = {}
-        self.scorers: dict[int, str] = {}
-        """Ids of scorer processes, and their names."""
+        self.scorers: dict[int, int] = {}
+        """Id of each verifier's scorer process."""
         self._work: set[asyncio.Task] = set()
 
     async def start(self) -> None:
@@ -36,8 +36,7 @@ class Verifiers:
     async def _start_one(self, number: int) -> None:
         cell = await self.cells.spawn(f"verifier {number}", *self._spawn_arguments)
         seconds = self.config.mesh.start_timeout
-        scorer = await call(cell, "start", seconds=seconds, what=f"starting verifier {number}")
-        self.scorers[scorer] = f"scorer {number}"
+        self.scorers[number] = await call(cell, "start", seconds=seconds, what=f"starting verifier {number}")
         self.procs[number] = cell
         cell.on_death.append(lambda cell: self._on_death(number, cell))
         if cell.is_dead:
