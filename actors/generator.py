@@ -1,6 +1,7 @@
 """The generator actor: a rank of a vLLM engine that many episodes ask, and that takes weights between its steps."""
 
 import asyncio
+import importlib
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -19,6 +20,11 @@ class Generator(Actor):
 
     def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int):
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
+
+    @concurrent_endpoint
+    async def prepare(self) -> None:
+        """Have all imports done: what a standby does while it waits for its turn."""
+        await asyncio.to_thread(importlib.import_module, "titan_rl.generation.engine")
 
     @concurrent_endpoint
     async def start(self, rank: int, meeting_file: str) -> None:

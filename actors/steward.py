@@ -6,7 +6,7 @@ import signal
 
 from monarch.actor import Actor, endpoint
 
-from titan_rl.events import obey_chaos
+from titan_rl.faults import obey_orders
 from titan_rl.mesh.logs import send_output_to
 
 
@@ -18,7 +18,7 @@ class Steward(Actor):
         """Output goes to the logs from here on; this process's id."""
         send_output_to(logs, name)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-        obey_chaos()
+        obey_orders()
         self.keeper = None
         return os.getpid()
 

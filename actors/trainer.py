@@ -13,7 +13,10 @@ from titan_rl.channel.transports import Place, here
 from titan_rl.channel.weights import WeightWriter, holdings
 from titan_rl.checkpoint import BackgroundSave
 from titan_rl.config import Config
+from titan_rl.faults import fail_if_told
 from titan_rl.snapshot import Snapshots, fetch_step
+from titan_rl.stragglers import seconds_wanted
+from titan_rl.types import StepMetrics
 
 
 class Trainer(Actor):
@@ -115,10 +118,20 @@ class Trainer(Actor):
             return self.learner.warm_up(self._pull(batches), self.config.warmup.lr)
 
     @endpoint
-    def train(self, batch: list[RowsHandle], has_signal: bool):
-        """One optimizer step on the rows of this rank's group; StepMetrics of all ranks together."""
+    def train(self, batch: list[RowsHandle], has_signal: bool, snapshot: int | None):
+        """One optimizer step on the rows of this rank's group: StepMetrics of all ranks together, or BadNumbers.
+
+        ``snapshot``: the step of which the state is put aside then, if it is.
+        """
         with self._peers_are_told():
-            return self.learner.train(self._pull(batch), has_signal, self.config.algorithm)
+            fail_if_told()
+            start = seconds_wanted()
+            answer = self.learner.train(self._pull(batch), has_signal, self.config.algorithm)
+            if isinstance(answer, StepMetrics):
+                answer.seconds_wanted = seconds_wanted() - start
+            if snapshot is not None:
+                self.snapshots.take(snapshot)
+            return answer
 
     @contextmanager
     def _peers_are_told(self):

@@ -7,6 +7,7 @@ from monarch.actor import Actor, ActorError, concurrent_endpoint
 
 from titan_rl.config import Config
 from titan_rl.episode import Request, Sampling, demonstrate, run_group
+from titan_rl.faults import fail_if_told
 from titan_rl.mesh.waiting import DeadlineError, within
 from titan_rl.tasks.base import make_task
 from titan_rl.tasks.scorer import Scorer
@@ -24,14 +25,17 @@ class Verifier(Actor):
         self.config, self.model_path = config, model_path
 
     @concurrent_endpoint
+    async def prepare(self) -> None:
+        """Have all imports done: what a standby does while it waits for its turn."""
+        await asyncio.to_thread(_tokenizer_class)
+
+    @concurrent_endpoint
     async def start(self) -> int:
         """Load the tokenizer and start the scorer; the scorer's process id."""
-        from transformers import AutoTokenizer
-
         task = self.config.task
         arguments = dict(name=task.name, style=task.style, options=task.options)
         self.task = make_task(**arguments)
-        self.tokenizer = await asyncio.to_thread(AutoTokenizer.from_pretrained, self.model_path)
+        self.tokenizer = await asyncio.to_thread(lambda: _tokenizer_class().from_pretrained(self.model_path))
         self.scorer = Scorer(arguments, self.config.verifier.score_timeout)
         await self.scorer.start()
         return self.scorer.process.pid
@@ -40,6 +44,7 @@ class Verifier(Actor):
     async def run_group(self, prompt: Prompt, sampling: Sampling, generator) -> Group:
         """All samples of a prompt, scored, from one generator actor (they share its prefix cache)."""
 
+        fail_if_told()
         patience = 0.8 * self.config.verifier.episode_timeout  # before whoever waits for us loses theirs
 
         async def ask(request: Request) -> list[Completion]:
@@ -64,3 +69,10 @@ class Verifier(Actor):
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         return [demonstrate(prompt, self.task, self.tokenizer) for prompt in prompts]
+
+
+def _tokenizer_class():
+    """Its import takes seconds."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer

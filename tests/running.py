@@ -22,13 +22,18 @@ SMALL = {
     "eval.prompts": 16,
     "optimizer.lr": 1e-3,
     "warmup.steps": 10,
+    "recovery.standby": False,  # its imports take longer than such a run
 }
 
 
 def overrides(**settings) -> list[str]:
     """``training__steps=3`` becomes ``--training.steps 3``, on top of SMALL."""
     merged = SMALL | {name.replace("__", "."): value for name, value in settings.items()}
-    return [part for name, value in merged.items() for part in (f"--{name}", str(value))]
+    return [
+        part
+        for name, value in merged.items()
+        for part in (f"--{name}", str(value).lower() if isinstance(value, bool) else str(value))
+    ]
 
 
 def start(root: Path, *flags: str, **settings) -> subprocess.Popen:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import running
 
+from titan_rl.events import read_events
 from titan_rl.ledger import Ledger
 from titan_rl.metrics import read_metrics
 
@@ -17,8 +18,33 @@ STEPS = 10
 
 
 def strike(root: Path, victim: str, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid_of(root, victim), number)
+
+
+def pid_of(root: Path, name: str) -> int:
     pids = json.loads((root / "pids.json").read_text())
-    os.kill(next(int(pid) for pid, name in pids.items() if name == victim), number)
+    return next(int(pid) for pid, known in pids.items() if known == name)
+
+
+def wait_for(condition, what: str, timeout: float = 120):
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} within {timeout} s"
+        time.sleep(0.05)
+    return found
+
+
+def wait_for_event(root: Path, kind: str, **fields) -> dict:
+    def find():
+        events = read_events(root)
+        return next((e for e in events if e["kind"] == kind and fields.items() <= e.items()), None)
+
+    return wait_for(find, f"event {kind} {fields}")
+
+
+def wait_for_name(root: Path, pid: int, name: str) -> None:
+    """Until the run knows this process under that name."""
+    wait_for(lambda: json.loads((root / "pids.json").read_text()).get(str(pid)) == name, f"{name} with id {pid}")
 
 
 def run_under_fire(root: Path, victim: str, number: signal.Signals = signal.SIGKILL, **settings) -> str:
@@ -70,6 +96,114 @@ def test_a_generator_is_replaced(tmp_path):
 def test_a_verifier_is_replaced(tmp_path):
     said = run_under_fire(tmp_path / "run", "verifier 0")
     assert "verifier 0 died: its groups are sampled again" in said
+
+
+def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
+    root = tmp_path / "run"
+    layout = dict(parallelism__data_parallel_shard_degree=2, generator__replicas=2, mesh__hosts=2)
+    said = run_under_fire(root, "host 1", **layout)
+    assert "trainer rank 1 lost host 1: replaced" in said and "lost host 1: its groups are sampled elsewhere" in said
+    assert replay(root) == 0
+
+
+def test_a_standby_takes_the_place_of_the_dead(tmp_path):
+    root = tmp_path / "run"
+    process = running.start(root, training__steps=5000, recovery__standby="true")
+    kinds = ("trainer", "generator", "verifier")
+    try:
+        standbys = {kind: wait_for_event(root, "standby_waits", of=kind)["pid"] for kind in kinds}
+        for victim, kind in (("trainer rank 0", "trainer"), ("generator 0", "generator"), ("verifier 0", "verifier")):
+            strike(root, victim)
+            wait_for_name(root, standbys[kind], victim)
+        running.wait_for_step(root, 1 + max(record["step"] for record in read_metrics(root)))
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, running.output(root)[-3000:]
+
+
+def test_warm_spare_serves_at_once(tmp_path):
+    root = tmp_path / "run"
+    process = running.start(root, training__steps=5000, recovery__warm_spares=1)
+    try:
+        pid = wait_for_event(root, "started", name="generator spare")["pid"]
+        wait_for_event(root, "spare_waits")
+        running.wait_for_step(root, 2)
+        strike(root, "generator 0")
+        wait_for_event(root, "generator_serves", number=0)
+        wait_for_name(root, pid, "generator 0")
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, running.output(root)[-3000:]
+
+
+def test_an_exception_is_mended_as_a_death(tmp_path, monkeypatch):
+    """In each kind of actor, where it works."""
+    root, orders = tmp_path / "run", tmp_path / "orders"
+    orders.mkdir()
+    monkeypatch.setenv("TITAN_RL_CHAOS", str(orders))
+    process = running.start(root, training__steps=5000, generator__replicas=2)
+    try:
+        running.wait_for_step(root, 2)
+        for victim in ("trainer rank 0", "generator 0", "verifier 0"):
+            pid = pid_of(root, victim)
+            (orders / str(pid)).write_text("raise")
+            event = wait_for_event(root, "died", pid=pid)
+            assert event["name"] == victim and "ChaosError: an exception that was ordered" in event["why"]
+            assert (orders / f"{pid}.obeyed").exists()
+            running.wait_for_step(root, 1 + max(record["step"] for record in read_metrics(root)))
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, running.output(root)[-3000:]
+    Ledger(root / "ledger.db").verify()
+
+
+def test_generators_come_and_go(tmp_path):
+    from titan_rl import cli
+
+    root = tmp_path / "run"
+    process = running.start(root, training__steps=5000)
+    try:
+        running.wait_for_step(root, 2)
+        assert cli.main(["scale", str(root), "--generators", "2"]) == 0
+        wait_for_event(root, "generator_serves", number=1)
+        newcomer = pid_of(root, "generator 1")
+        running.wait_for_step(root, 2 + max(record["step"] for record in read_metrics(root)))
+        assert cli.main(["scale", str(root), "--generators", "1"]) == 0
+        wait_for_event(root, "generator_gone", number=1)
+        assert running.gone({newcomer})
+        running.wait_for_step(root, 2 + max(record["step"] for record in read_metrics(root)))
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, running.output(root)[-3000:]
+    account = Ledger(root / "ledger.db").account()
+    assert not any(name.startswith("discarded") for name in account), "nothing was lost by it"
+    assert cli.main(["scale", str(root), "--generators", "2"]) == 2, "no run is under way any more"
+
+
+@pytest.mark.parametrize("step", [0, 3, 8])
+def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path, step):
+    """Before the first step, before the first checkpoint, and after it."""
+    root = tmp_path / "run"
+    settings = dict(training__steps=STEPS, checkpoint__every=5)
+    process = running.start(root, **settings)
+    if step:
+        running.wait_for_step(root, step)
+    else:
+        wait_for_event(root, "started", name="trainer rank 0")
+    children = running.descendants(process.pid)
+    process.kill()
+    process.wait()
+    assert running.gone(children), "no orphan stays"
+    assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    events = read_events(root)
+    assert all(event["same"] for event in events if event["kind"] == "redone")
+    [resumed] = [event for event in events if event["kind"] == "resumed"]
+    assert step <= resumed["step"] and resumed["redone"] == resumed["step"] - resumed["checkpoint_step"]
+    account = Ledger(root / "ledger.db").account()
+    assert account == {"issued": STEPS * 16, "trained": STEPS * 16, "pending": 0}
+    assert replay(root) == 0
 
 
 def test_without_recovery_a_dead_trainer_ends_the_run_by_name(tmp_path):

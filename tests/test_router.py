@@ -10,7 +10,7 @@ from titan_rl.mesh.waiting import DeadlineError
 
 def test_the_least_busy_is_chosen():
     async def run():
-        router = Router("generator", 2)
+        router = Router("generator", range(2))
         async with router.choose(1) as first, router.choose(1) as second:
             assert {first, second} == {0, 1}
             async with router.choose(1) as third:
@@ -23,7 +23,7 @@ def test_the_least_busy_is_chosen():
 
 def test_one_that_is_out_gets_nothing_until_it_is_in_again():
     async def run():
-        router = Router("generator", 2)
+        router = Router("generator", range(2))
         router.take_out(0, "it failed")
         async with router.choose(1) as one, router.choose(1) as two:
             assert (one, two) == (1, 1) and router.healthy == [1]
@@ -36,7 +36,7 @@ def test_one_that_is_out_gets_nothing_until_it_is_in_again():
 
 def test_all_out_is_waited_for():
     async def run():
-        router = Router("generator", 1)
+        router = Router("generator", range(1))
         router.take_out(0, "died")
         asyncio.get_running_loop().call_later(0.05, router.put_in, 0)
         async with router.choose(5) as number:
@@ -51,7 +51,7 @@ def test_all_out_is_waited_for():
 
 def test_all_given_up_is_an_error_that_tells_all_reasons():
     async def run():
-        router = Router("generator", 2)
+        router = Router("generator", range(2))
         router.give_up(1, "hung")
         router.take_out(0, "died")
         asyncio.get_running_loop().call_later(0.05, router.give_up, 0, "its replacements failed")
@@ -64,11 +64,49 @@ def test_all_given_up_is_an_error_that_tells_all_reasons():
 
 def test_a_group_that_failed_frees_its_place():
     async def run():
-        router = Router("generator", 2)
+        router = Router("generator", range(2))
         with pytest.raises(ValueError):
             async with router.choose(1):
                 raise ValueError
         async with router.choose(1) as number:
             assert number == 0
+
+    asyncio.run(run())
+
+
+def test_members_come_and_go():
+    async def run():
+        router = Router("generator", range(1))
+        router.add(1)
+        assert router.members == [0, 1] and router.healthy == [0]
+        router.put_in(1)
+        async with router.choose(1), router.choose(1) as other:
+            assert other == 1
+            router.remove(1)  # what it has been given may end
+            async with router.choose(1) as third:
+                assert third == 0
+        assert router.members == [0]
+
+    asyncio.run(run())
+
+
+def test_faults_without_a_group_between_them_end_it():
+    async def run():
+        router = Router("generator", range(1))
+
+        def fail(times: int) -> None:
+            for _ in range(times):
+                router.take_out(0, "it raised")
+                router.put_in(0)
+
+        fail(11)
+        router.worked()
+        fail(11)
+        async with router.choose(1):
+            pass
+        fail(1)
+        with pytest.raises(NoneLeft, match="12 faults without a group between them: generator 0: it raised"):
+            async with router.choose(1):
+                pass
 
     asyncio.run(run())

@@ -171,10 +171,10 @@ def test_a_replica_that_fails_an_update_is_replaced(model, tmp_path):
             flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)
             first = meshes.generators.replicas[1]
             statistics = await meshes.deliver(1)
-            assert len(statistics) == 1 and meshes.router.healthy == [0]
+            assert len(statistics) == 1 and meshes.generators.router.healthy == [0]
             assert "generator 1 failed weights version 1" in said[0] and "checksum" in said[0]
             flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)  # back again
-            while meshes.router.healthy != [0, 1]:
+            while meshes.generators.router.healthy != [0, 1]:
                 await asyncio.sleep(0.1)
             assert meshes.generators.replicas[1] is not first
             versions = [(await r.leader.account.call_one())[0] for r in meshes.generators.replicas.values()]
@@ -233,8 +233,8 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             start = time.monotonic()
             with pytest.raises(CellDied, match="generator 0 rank 0 died"):  # it is worth nothing alone
                 await applying
-            assert time.monotonic() - start < SUPERVISION_SECONDS and meshes.router.healthy == []
-            while meshes.router.healthy != [0]:
+            assert time.monotonic() - start < SUPERVISION_SECONDS and meshes.generators.router.healthy == []
+            while meshes.generators.router.healthy != [0]:
                 await asyncio.sleep(0.1)
             assert meshes.generators.replicas[0] is not replica
             await meshes.deliver(1)

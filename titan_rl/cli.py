@@ -39,11 +39,19 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
     replay.add_argument("--json", action="store_true")
 
-    chaos = commands.add_parser("chaos", help="train while processes are killed, stopped and told to leave")
-    chaos.add_argument("file", nargs="?", help="the TOML; without one, a run of the defaults")
+    chaos = commands.add_parser("chaos", help="train under fire: processes are killed, stopped, told to fail or leave")
+    chaos.add_argument("file", help="TOML of the run; --section.key value overrides it")
     chaos.add_argument("--kills", type=int, default=20, metavar="N", help="faults (20)")
     chaos.add_argument("--seed", type=int, default=1, metavar="S", help="draws victims and moments (1)")
+    chaos.add_argument("--victims", metavar="A,B", help="some of trainer,generator,verifier,scorer,controller (all)")
+    chaos.add_argument("--undisturbed", action="store_true", help="then the same without faults, to compare with")
+    chaos.add_argument("--fault-free-seeds", type=int, default=0, metavar="N", help="then N other seeds without faults")
+    chaos.add_argument("--timeout", type=float, default=14400.0, metavar="S", help="seconds for all of it (14400)")
     chaos.add_argument("--json", action="store_true")
+
+    scale = commands.add_parser("scale", help="give a run that is under way more generators, or fewer")
+    scale.add_argument("run", type=Path, help="run directory")
+    scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
 
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
     bench.add_argument("name", help="which bench; `list` names them")
@@ -96,9 +104,27 @@ def _replay(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _chaos(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.chaos import chaos
+    from titan_rl.chaos import Options, chaos
 
-    return chaos(options.file, overrides, kills=options.kills, seed=options.seed, as_json=options.json)
+    victims = {} if options.victims is None else {"victims": tuple(options.victims.split(","))}
+    asked = Options(
+        kills=options.kills,
+        seed=options.seed,
+        undisturbed=options.undisturbed,
+        fault_free_seeds=options.fault_free_seeds,
+        timeout=options.timeout,
+        as_json=options.json,
+        **victims,
+    )
+    return chaos(options.file, overrides, asked)
+
+
+def _scale(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.elastic import scale_generators
+
+    scale_generators(options.run, options.generators)
+    print(f"asked {options.run} for {options.generators} generators; its log says when they serve")
+    return 0
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
@@ -124,6 +150,7 @@ _COMMANDS = {
     "eval": _evaluate,
     "model": _model,
     "chaos": _chaos,
+    "scale": _scale,
     "bench": _bench,
     "tasks": _tasks,
 }

@@ -45,6 +45,8 @@ class RunConfig:
 class ModelConfig:
     path: str = "tiny"
     """A Hugging Face directory; ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
+    kernel: Literal["auto", "triton", "reference"] = "auto"
+    """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
 
 
 @dataclass(kw_only=True)
@@ -150,18 +152,26 @@ class CheckpointConfig:
 class RecoveryConfig:
     snapshot_every: Whole = 1
     """Steps between snapshots of the trainer in memory, from which dead ranks are replaced; 0: a death ends the run."""
+    standby: bool = True
+    """Have a process of each kind wait, with its imports done, for somebody to die; a few hundred MB of memory each."""
     warm_spares: Whole = 0
-    """Loaded engines that wait for a generator to die."""
+    """Engines that wait with their model loaded, instead of a standby, for a generator to die."""
     bad_numbers: Literal["skip", "rollback"] = "skip"
     """What follows a loss or gradient that is not finite: another batch, or first a return to the last checkpoint."""
     max_bad_steps: Count = 3
     """Batches in a row with bad numbers after which the run stops."""
+
+    @property
+    def has_standbys(self) -> bool:
+        return self.standby and self.snapshot_every > 0
 
 
 @dataclass(kw_only=True)
 class MeshConfig:
     transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"] = "auto"
     """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
+    hosts: Whole = 0
+    """Worker loops over which all processes are spread, each a failure of its own; 0: the controller spawns them."""
     start_timeout: Seconds = 300.0
     """Seconds within which all actors must be up."""
     step_timeout: Seconds = 1800.0

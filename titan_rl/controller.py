@@ -18,21 +18,31 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from titan_rl.bad_numbers import BadStreak
 from titan_rl.batching import discard_reason, sample_fates, step_batches, update_parts, warm_up_batches
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
 from titan_rl.config import Config
 from titan_rl.display import Display
+from titan_rl.elastic import take_wish
 from titan_rl.episode import Sampling
 from titan_rl.evaluate import evaluate
 from titan_rl.events import EventLog
 from titan_rl.ledger import Fates, Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
-from titan_rl.metrics import MetricsLog, agreement_limit, mean_metrics, sampling_metrics, speeds, trained_metrics
+from titan_rl.metrics import (
+    MetricsLog,
+    agreement_limit,
+    mean_metrics,
+    read_metrics,
+    sampling_metrics,
+    speeds,
+    trained_metrics,
+)
 from titan_rl.prompts import PromptStream, warm_up_stream
-from titan_rl.rollouts import read_rollouts, set_aside_rollouts, write_rollouts
+from titan_rl.rollouts import last_recorded, read_rollouts, set_aside_rollouts, write_rollouts
 from titan_rl.rundir import RunDir
 from titan_rl.saving import Saving
 from titan_rl.staleness import Admission
@@ -42,6 +52,9 @@ from titan_rl.titan_config import TitanConfig
 from titan_rl.types import BadNumbers, Batch, EngineStatistics, Group, Prompt, StepMetrics
 
 _RESCUE_SECONDS = 60.0
+_WISH_SECONDS = 0.5
+_CHANGES = {"started", "died", "trainer_whole", "generator_serves", "verifier_serves"}
+"""Events after which a process has come or gone, or has another name."""
 _MAX_DISCARDS = 20
 """Batches' worth of groups that may be discarded in a row before the run gives up."""
 
@@ -95,6 +108,7 @@ class Controller:
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
         meshes.say, meshes.catch_up, meshes.tell = display.say, self._catch_up, self._note
+        meshes.dispatcher.reissued = ledger.count_retry
         self.events = EventLog(run_dir.root)
         self.checkpoints = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
         self.saving = Saving(
@@ -115,6 +129,7 @@ class Controller:
         self._weights_are_finite = True
         self._trainer_is_idle = False
         self._delivery: asyncio.Task[None] | None = None
+        self._granting: asyncio.Task[None] | None = None
         self._warm_up_rows: list = []
         """Of a warm-up that is behind us."""
         self._agreement_limit = agreement_limit(config.generator.dtype, titan.training.mixed_precision_param)
@@ -126,11 +141,13 @@ class Controller:
     async def run(self, resume: bool) -> None:
         """Errors: Stopped after a clean stop; anything else is a fault. Both save what can be saved."""
         try:
+            self._enter("starting")
             await self._interruptible(self.meshes.start())
+            self._granting = asyncio.create_task(self._grant_wishes())
             self._write_pids()
             self.display.say(f"actors up after {self._elapsed():.1f} s, weights by {self.meshes.weights.transports}")
             self._trainer_is_idle = True
-            await (self._restore() if resume else self._begin())
+            await (self._resume() if resume else self._begin())
             start, before = time.perf_counter(), self.progress.seconds_training
             while self.progress.step < self.titan.training.steps:
                 await self._step()
@@ -140,13 +157,23 @@ class Controller:
             await self._rescue(error)
             raise
         finally:
-            for task in [in_flight.group for in_flight in self._in_flight] + [self._delivery]:
+            for task in [in_flight.group for in_flight in self._in_flight] + [self._delivery, self._granting]:
                 if task is not None:
                     task.cancel()
 
+    async def _grant_wishes(self) -> None:
+        """Somebody may want more generators, or fewer."""
+        while True:
+            await asyncio.sleep(_WISH_SECONDS)
+            if (count := take_wish(self.run_dir)) is not None:
+                self.display.say(
+                    f"{count} generators are wanted, {len(self.meshes.generators.router.members)} there are"
+                )
+                self.meshes.generators.scale(count)
+
     def _note(self, kind: str, **fields) -> None:
         self.events.write(kind, **fields)
-        if kind in ("started", "died"):
+        if kind in _CHANGES:
             self._write_pids()
 
     def _write_pids(self) -> None:
@@ -169,30 +196,70 @@ class Controller:
         if self.config.recovery.bad_numbers == "rollback":
             await self._save()  # something to go back to from the first step on
 
-    async def _restore(self) -> None:
+    async def _resume(self) -> None:
+        """To where the ledger says that the run was, from the newest checkpoint or, without one, from the beginning.
+
+        The steps between are trained again from the rollouts that were written down; nothing is sampled twice.
+        """
+        start = time.perf_counter()
         found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
         if found is None:
-            raise RuntimeError(f"no checkpoint in {self.checkpoints.root} is whole: nothing to go on from")
-        path, state = found
+            await self._begin()
+            await self._delivered()
+        else:
+            await self._load(*found)
+        first = self.progress.step
+        last = last_recorded(self.run_dir.rollouts, first, self.ledger.last_trained_step())
+        self._rewind(last)
+        recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
+        for step in range(first + 1, last + 1):
+            await self._interruptible(self._train_again(step, recorded.get(step)))
+        self.display.say(
+            f"resumed from {found[0] if found else 'the base model'}: {last - first} steps trained again, now at step "
+            f"{last}, {len(self._backlog)} prompts pending"
+        )
+        self._note(
+            "resumed", checkpoint_step=first, step=last, redone=last - first, seconds=time.perf_counter() - start
+        )
+        self._open_admission(last)
+        await self._go_live(last)
+
+    async def _load(self, path: Path, state: ControllerState) -> None:
         await self.meshes.call_trainer("load_checkpoint", str(path))
         await self.meshes.begin_at(state.step)
         self.checkpoints.drop_after(state.step)
-        pending = self.ledger.rewind(state.step, self.config.rollout.group_size)
-        self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in pending)
         self.stream.position = state.stream_position
-        self.stream.go_beyond(self.ledger.last_issued())
         self.progress.step = self.saving.saved_step = state.step
         self.progress.seconds_training = state.seconds_training
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion(before["correct"], before["count"])
-        self.display.say(f"resumed from {path}, {len(self._backlog)} prompts pending")
-        self._open_admission(state.step)
-        await self._go_live(state.step)
 
-    async def _catch_up(self, step: int | None) -> None:
+    def _rewind(self, step: int) -> None:
+        """Whoever was issued and is not trained by this step is sampled first from now on."""
+        pending = self.ledger.rewind(step, self.config.rollout.group_size)
+        self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in pending)
+        self.stream.go_beyond(self.ledger.last_issued())
+
+    async def _train_again(self, step: int, recorded: dict[str, float] | None) -> None:
+        """A recorded step. It ought to come out as it did, bit for bit."""
+        groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step)
+        answers = await self.meshes.train(step_batches(groups, self.config, self.titan), step)
+        self.progress.step = step
+        done = [answer for answer in answers if isinstance(answer, StepMetrics)]
+        again = trained_metrics(mean_metrics(done)) if done else {}
+        if recorded is None:  # the run ended before it was told
+            self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})
+            recorded = again
+        new, old = ({name: numbers.get(name) for name in ("loss", "grad_norm")} for numbers in (again, recorded))
+        self._note("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
+        if new != old:
+            self.display.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
+
+    async def _catch_up(self, step: int | None) -> int:
         """A mended trainer is at this step, or at the file's weights: bring it to the steps that are done.
 
-        What was trained since is trained again, from the rollouts that were written down, so nothing is sampled twice.
+        What was trained since is trained again, from the rollouts that were written down, so nothing is sampled
+        twice. The number of these steps.
         """
         if step is None:
             found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
@@ -207,6 +274,7 @@ class Controller:
         for redone in range(step + 1, self.progress.step + 1):
             groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, redone)
             await self.meshes.train_without_mending(step_batches(groups, self.config, self.titan), redone)
+        return self.progress.step - step
 
     def _open_admission(self, version: int) -> None:
         rollout = self.config.rollout
@@ -261,8 +329,10 @@ class Controller:
         laps = Laps()
         metrics = None
         while metrics is None:
+            self._enter("generating")
             groups = await self._interruptible(self._collect())
             laps.end("wait")
+            self._enter("training")
             batches = step_batches(groups, self.config, self.titan)
             metrics = await self._train(groups, batches)
             laps.end("train")
@@ -345,7 +415,7 @@ class Controller:
             if attempt:
                 self.ledger.count_retry(prompt.id)
             try:
-                group = await self.meshes.run_group(prompt, sampling)
+                group = await self.meshes.dispatcher.run_group(prompt, sampling)
             except DeadlineError:
                 group = Group(prompt.id, [], refused="timeout")
             if not group.refused and all(r.status != "infra_error" for r in group.rollouts):
@@ -406,7 +476,14 @@ class Controller:
         for in_flight in self._in_flight:
             in_flight.group.cancel()
         self._in_flight.clear()
-        await self._restore()
+        found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
+        if found is None:
+            raise RuntimeError(f"no checkpoint in {self.checkpoints.root} is whole: nothing to go back to")
+        await self._load(*found)
+        self._rewind(self.progress.step)
+        self.display.say(f"back to {found[0]}, {len(self._backlog)} prompts pending")
+        self._open_admission(self.progress.step)
+        await self._go_live(self.progress.step)
         self._weights_are_finite = True
 
     async def _go_live(
@@ -454,7 +531,10 @@ class Controller:
         trained = sum(batch.num_tokens for batch in batches)
         record = {"step": step, **sampling_metrics(groups, step - 1), **trained_metrics(metrics)}
         record |= {f"seconds_{name}": value for name, value in seconds.items()}
-        record |= speeds(seconds, generated, trained)
+        record |= speeds(seconds, generated, trained) | self.meshes.stragglers.slowest()
+        for name, ratio in self.meshes.stragglers.new().items():
+            self.display.say(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
+            self._note("straggler", name=name, ratio=ratio, step=step)
         self.metrics.write(record)
         self.display.step(record)
         if self._is_on_policy and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
@@ -481,7 +561,7 @@ class Controller:
         start = time.perf_counter()
         stream = warm_up_stream(self.stream.task, self.config.run.seed)
         prompts = list(islice(stream, warmup.steps * warmup.examples_per_step))
-        rollouts = await self._interruptible(self.meshes.demonstrate(prompts))
+        rollouts = await self._interruptible(self.meshes.dispatcher.demonstrate(prompts))
         batches = warm_up_batches(rollouts, self.config, self.titan)
         rows = [batch.rows for batch in batches]
         losses = await self._interruptible(self.meshes.warm_up(rows))

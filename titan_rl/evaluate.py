@@ -19,7 +19,7 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
     Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored.
     """
     sampling = Sampling(num_samples=1, max_new_tokens=max_new_tokens, temperature=0.0, max_tokens=meshes.max_tokens)
-    groups = await asyncio.gather(*(meshes.run_group(prompt, sampling) for prompt in prompts))
+    groups = await asyncio.gather(*(meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
     if refused := [group for group in groups if group.refused]:
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
     rollouts = [group.rollouts[0] for group in groups]

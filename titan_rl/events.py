@@ -1,15 +1,11 @@
 """What befell a run, as JSON lines beside its log: who started, who died and why, and when all was whole again."""
 
 import json
-import os
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
-CHAOS_FOLDER = "TITAN_RL_CHAOS"
-"""Environment variable of a run under fire: processes obey what is put there under their id."""
 _EVENTS = "events.jsonl"
-_OBEY_SECONDS = 0.05
 
 
 class EventLog:
@@ -26,20 +22,9 @@ class EventLog:
 
 
 def read_events(root: Path) -> list[dict]:
-    path = root / _EVENTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def obey_chaos() -> None:
-    """In a run under fire: leave, as cleanly as it can look, when told to. Otherwise nothing."""
-    folder = os.environ.get(CHAOS_FOLDER)
-    if not folder:
-        return
-    order = Path(folder) / str(os.getpid())
-
-    def obey() -> None:
-        while not order.exists():
-            time.sleep(_OBEY_SECONDS)
-        os._exit(0)
-
-    threading.Thread(target=obey, name="chaos", daemon=True).start()
+    """In order; a line that the process died in is left out."""
+    path, events = root / _EVENTS, []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            events.append(json.loads(line))
+    return events

@@ -131,6 +131,11 @@ class Ledger:
         self._counts = self._count()
         return [prompt_id for (prompt_id,) in rows]
 
+    def last_trained_step(self) -> int:
+        """0 if nothing was trained yet."""
+        [(step,)] = self._connection.execute("select max(step) from samples where state = 'trained'")
+        return step or 0
+
     def last_issued(self) -> str | None:
         """The id that comes last in the stream's order."""
         [(prompt_id,)] = self._connection.execute("select max(id) from prompts")

@@ -45,6 +45,14 @@ def has_rollouts(folder: Path, step: int) -> bool:
     return _path(folder, step).is_file()
 
 
+def last_recorded(folder: Path, first: int, last: int) -> int:
+    """The last of the steps up to ``last`` that can be trained again after step ``first``, in turn."""
+    step = first
+    while step < last and has_rollouts(folder, step + 1):
+        step += 1
+    return step
+
+
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     """All rollouts of a step's groups, in the order in which they were trained."""
     rows = [_row(rollout) for group in groups for rollout in group.rollouts]

@@ -32,6 +32,8 @@ class RunDir:
         """Names of the run's processes by their ids, as they are now."""
         self.phase = root / "phase"
         """Steps done, and what the run is doing."""
+        self.wish = root / "generators"
+        """How many somebody wants (elastic.py)."""
 
     def open(self, resolved: dict) -> None:
         """Make it ours, and keep the resolved config in it. Errors: ConfigError if another process runs in it."""
@@ -47,6 +49,17 @@ class RunDir:
             ) from None
         self.config.write_text(json.dumps(resolved, indent=2, default=str) + "\n")
 
+    def is_in_use(self) -> bool:
+        """Whether a process runs in it."""
+        try:
+            with open(self.root / "lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
 
 def new_run_dir(config: Config, config_file: str | None) -> RunDir:
     """Errors: ConfigError if the directory holds a run already."""
@@ -58,16 +71,14 @@ def new_run_dir(config: Config, config_file: str | None) -> RunDir:
 
 
 def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
-    """``run.dir``, or else the newest run of the same TOML. Errors: ConfigError if none has a checkpoint."""
+    """``run.dir``, or else the newest run of the same TOML. Errors: ConfigError if there is none."""
     if config.run.dir:
         roots = [Path(config.run.dir)]
     else:
         roots = sorted(Path("runs").glob(f"{Path(config_file).stem if config_file else 'run'}-*"))
-    roots = [root for root in roots if any(root.glob("checkpoints/step-*"))]
+    roots = [root for root in roots if (root / "config.json").is_file()]
     if not roots:
-        raise ConfigError(
-            "nothing to resume: no run of this file has a checkpoint; leave --resume out, or give --run.dir"
-        )
+        raise ConfigError("nothing to resume: there is no run of this file; leave --resume out, or give --run.dir")
     return RunDir(roots[-1])
 
 

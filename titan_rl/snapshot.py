@@ -15,14 +15,17 @@ from torch.distributed.tensor import DTensor
 
 from titan_rl.channel.plan import BLOCK_BYTES, Read
 from titan_rl.channel.region import FAILED, NUM_SLOTS, WRITING, Region, RegionHandle
-from titan_rl.channel.slots import SlotWriter
+from titan_rl.channel.slots import SlotWriter, give_way
 from titan_rl.channel.sources import SharedMemory, TornRead
 from titan_rl.checkpoint import random_state, set_random_state
 
 _SMALL_BYTES = 256 << 10
 """Room for what is no tensor of the model's size: random states, schedule, counts."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.05
+"""A keeper that is behind loses nothing: what a dead process had stamped can still be copied."""
+_NICE = 10
+"""Snapshots are copied beside weights that generators wait for, and beside what they generate."""
 _CPU = torch.device("cpu")
 
 
@@ -62,7 +65,7 @@ class Snapshots:
         self.learner = learner
         self._places, nbytes = _layout(learner)
         self.region = Region(rank, nbytes, _blocks(nbytes), _CPU)
-        self._writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)])
+        self._writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], nice=_NICE)
 
     def take(self, step: int) -> None:
         """Begin to copy the state after ``step``; the next update must wait for it (``wait_until_copied``)."""
@@ -79,20 +82,18 @@ class Snapshots:
             into[:8] = torch.tensor([len(small)]).view(torch.uint8)
             into[8 : 8 + len(small)] = torch.frombuffer(bytearray(small), dtype=torch.uint8)
 
-        # anew each time: an optimizer may have made its moments meanwhile
+        # anew each time: loading a checkpoint puts other tensors in the place of moments
         self._writer.copies[slot] = [(_view(into, place, values), values) for place, values in self._tensors()]
         self._writer.begin(step, slot, write_small)
 
     def _tensors(self) -> list[tuple[tuple[int, int], torch.Tensor]]:
-        """(place in a slot, this rank's values) of all parameters, and of their moments if there are any."""
-        places, found = iter(self._places), []
-        for parameter, states in _parameters(self.learner):
-            state = states.get(parameter, {})
-            for tensor in (parameter.detach(), *(state.get(name) for name in _MOMENTS)):
-                place = next(places)
-                if tensor is not None and place[1]:
-                    found.append((place, _local(tensor)))
-        return found
+        """(place in a slot, this rank's values) of all parameters and their moments."""
+        tensors = [
+            tensor
+            for parameter, states in _parameters(self.learner)
+            for tensor in (parameter.detach(), *(states[parameter][name] for name in _MOMENTS))
+        ]
+        return [(place, _local(tensor)) for place, tensor in zip(self._places, tensors, strict=True) if place[1]]
 
     def _small(self) -> dict:
         optimizers = self.learner.optimizer.optimizers
@@ -101,10 +102,7 @@ class Snapshots:
             "random": random_state(),
             "scheduler": self.learner.scheduler.state_dict(),
             "learning_rates": [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
-            "counts": [
-                float(states[parameter]["step"]) if parameter in states else None
-                for parameter, states in _parameters(self.learner)
-            ],
+            "counts": [float(states[parameter]["step"]) for parameter, states in _parameters(self.learner)],
         }
 
     def wait_until_copied(self) -> None:
@@ -124,10 +122,7 @@ class Snapshots:
         small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
         assert small["rank"] == dist.get_rank(), "a snapshot of another rank"
         for (parameter, states), count in zip(_parameters(self.learner), small["counts"], strict=True):
-            states.pop(parameter, None)
-            if count is not None:
-                moments = {name: torch.zeros_like(parameter) for name in _MOMENTS}
-                states[parameter] = {"step": torch.tensor(count, device=parameter.device)} | moments
+            states[parameter]["step"].fill_(count)
         for place, values in self._tensors():
             values.copy_(_view(slot, place, values))
         self.learner.scheduler.load_state_dict(small["scheduler"])
@@ -153,6 +148,7 @@ class Keeper:
         self._thread.start()
 
     def _run(self) -> None:
+        give_way(_NICE)
         while not self._stopped.wait(_POLL_SECONDS):
             for slot in range(NUM_SLOTS):
                 self._follow(slot)

@@ -33,21 +33,26 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     check_transport(config)
     check_prompts(config, titan.training.seq_len, task, held_out)
     if resume:
-        _check_checkpoint(run_dir, config)
+        _check_resumable(run_dir, config)
     run_dir.open(as_dict(config) | titan.as_dict())
     return asyncio.run(_run(config, titan, run_dir, task, held_out, resume))
 
 
-def _check_checkpoint(run_dir: RunDir, config: Config) -> None:
-    """Errors: ConfigError if there is no whole one to resume from."""
+def _check_resumable(run_dir: RunDir, config: Config) -> None:
+    """Errors: ConfigError if there is neither a whole checkpoint nor a record of all steps to resume from."""
     from titan_rl.checkpoint import CheckpointFolder
+    from titan_rl.ledger import Ledger
+    from titan_rl.rollouts import last_recorded
 
     folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
-    if folder.newest_whole() is None:
-        step = folder.steps()[-1]
+    if folder.newest_whole() is not None:
+        return
+    trained = Ledger(run_dir.ledger).last_trained_step()
+    if (recorded := last_recorded(run_dir.rollouts, 0, trained)) < trained:
+        flaws = ", ".join(f"of step {step}, {folder.flaw(step)}" for step in folder.steps()) or "there is none"
         raise ConfigError(
-            f"no checkpoint of {run_dir.root} is whole (of step {step}, {folder.flaw(step)}): leave --resume out, and "
-            f"give another --run.dir"
+            f"no checkpoint of {run_dir.root} is whole ({flaws}), and the rollouts of step {recorded + 1} are not "
+            f"there: leave --resume out, and give another --run.dir"
         )
 
 
@@ -58,7 +63,9 @@ def model_path(config: Config, run_dir: RunDir) -> str:
     if not run_dir.base_model.exists():
         from titan_rl.model.tiny import make_tiny
 
-        make_tiny(run_dir.base_model, seed=config.run.seed)
+        half = run_dir.base_model.with_suffix(".writing")  # a run that is killed must not leave half a model
+        make_tiny(half, seed=config.run.seed)
+        half.rename(run_dir.base_model)
     return str(run_dir.base_model)
 
 

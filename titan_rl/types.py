@@ -168,6 +168,8 @@ class StepMetrics:
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0
     seconds_optimizer: float = 0.0
+    seconds_wanted: float = 0.0
+    """For which this rank worked or waited for a core (stragglers.py); what it waited for its peers is not in it."""
 
 
 @dataclass(frozen=True)
@@ -205,5 +207,7 @@ class EngineStatistics:
     seconds_busy: float = 0.0
     num_tokens: int = 0
     num_steps: int = 0
+    generator: int = 0
+    """The replica's number."""
     seconds_update: float = 0.0
     """How long generation stood still for the update that ended the version."""

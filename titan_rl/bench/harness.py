@@ -17,6 +17,7 @@ BENCHES = {
     "step-smollm2": "titan_rl.bench.step_smollm2",
     "generate": "titan_rl.bench.generate",
     "weight-sync": "titan_rl.bench.weight_sync",
+    "protection": "titan_rl.bench.protection",
     "kernels": "titan_rl.bench.kernels",
 }
 """Name to module; each has ``run(overrides) -> rows``."""

@@ -7,6 +7,7 @@ from titan_rl.bench.training import train_for_bench
 
 _BAR_STEP, _BAR_START = 0.3, 45.0
 _OVERRIDES = {
+    "recovery": {"standby": False},  # while it is prepared, steps are slower
     "training": {"steps": 60},
     "rollout": {"prompts_per_step": 16, "group_size": 8, "max_staleness": 0},
 }

@@ -22,6 +22,8 @@ class BenchRun:
     seconds: dict[str, float]
     """Median of each phase."""
     seconds_to_first_step: float
+    seconds_training: float
+    """Of all steps, whatever happened between them included."""
     response_length: float
 
 
@@ -55,5 +57,6 @@ def train_for_bench(config_file: str, fixed: dict[str, Any], overrides: dict[str
     return BenchRun(
         seconds={name: statistics.median(record[f"seconds_{name}"] for record in records) for name in names},
         seconds_to_first_step=summary["seconds_to_first_step"],
+        seconds_training=summary["seconds_training"],
         response_length=statistics.mean(record["response_length"] for record in records),
     )

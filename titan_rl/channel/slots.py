@@ -1,5 +1,6 @@
 """Filling a slot of a region beside other work: copies, then checksums, then the stamp."""
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -11,12 +12,18 @@ Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """(place in the slot, where its values come from)."""
 
 
+def give_way(nice: int) -> None:
+    """This thread runs when others of the machine leave it a core."""
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
 class SlotWriter:
     """The only writer of its region; at most one slot is being filled."""
 
-    def __init__(self, region: Region, copies: list[Copies]):
-        """``copies[slot]``, the same for every version."""
-        self.region, self.copies = region, copies
+    def __init__(self, region: Region, copies: list[Copies], nice: int = 0):
+        """``copies[slot]``, the same for every version. ``nice``: how far this gives way to other work."""
+        self.region, self.copies, self.nice = region, copies, nice
         self._work: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
@@ -34,6 +41,7 @@ class SlotWriter:
     def _fill(self, version: int, slot: int, before_stamp: Callable[[], None]) -> None:
         header = self.region.header
         try:
+            give_way(self.nice)
             if self.copies[slot]:
                 torch._foreach_copy_(*map(list, zip(*self.copies[slot], strict=True)))
             self._copied.set()

@@ -5,12 +5,13 @@ brought up to the version that is live before it gets any work.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 from titan_rl.channel.plan import Interner, Plan
 from titan_rl.channel.transports import RDMA, Place, Transport, choose_transport, describe
 from titan_rl.channel.weights import ReaderSetup
-from titan_rl.mesh.cells import Cell, CellDied, call, call_all, call_each
+from titan_rl.mesh.cells import Cell, CellDied, call, call_all, call_each, last_line
 from titan_rl.types import EngineStatistics
 
 
@@ -111,9 +112,5 @@ class WeightSync:
         what = f"updating generator {replica.number} to version {version}"
         # the reader's own deadline comes first, and says which rank it waited for
         await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
-        return await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
-
-
-def last_line(error: BaseException) -> str:
-    """What an error comes down to; a traceback ends in it."""
-    return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
+        statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
+        return dataclasses.replace(statistics, generator=replica.number)

@@ -31,6 +31,7 @@ from titan_rl.channel.vllm_recording import Recorded
 from titan_rl.channel.weights import ReaderSetup, WeightReader
 from titan_rl.config import GeneratorConfig
 from titan_rl.episode import Request
+from titan_rl.faults import fail_if_told
 from titan_rl.generation.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generation.ranks import RankExecutor, forget_shared_memory, join_ranks
 from titan_rl.model.files import tensor_shapes
@@ -176,7 +177,7 @@ class GenerationEngine:
         action = _Action(command, Future())
         with self._posting:  # so that nothing is put into the inbox of a thread that has just given up
             if self._broken is not None:
-                raise RuntimeError("the vLLM engine has failed before") from self._broken
+                raise RuntimeError(f"the vLLM engine failed: {self._broken!r}") from self._broken
             action.future.set_running_or_notify_cancel()  # from now on only the engine's thread ends it
             self._inbox.put(action)
         return action.future
@@ -291,6 +292,7 @@ class GenerationEngine:
     def _step(self) -> None:
         if not self._engine.has_unfinished_requests():
             return
+        fail_if_told()
         start = time.perf_counter()
         for output in self._engine.step():
             if output.finished:

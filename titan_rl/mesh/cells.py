@@ -12,20 +12,25 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import default_bootstrap_cmd, this_host
+from monarch.actor import default_bootstrap_cmd
 
 from titan_rl.actors.steward import Steward
 from titan_rl.mesh import processes
+from titan_rl.mesh.hosts import Host, Hosts
 from titan_rl.mesh.waiting import DeadlineError, within
 
 _SETTLE_SECONDS = 10.0
 """How long the others of a group may take to end their call once one of them died."""
 _STACK_SECONDS = 0.5
 _PATROL_SECONDS = 0.4
+_BLAME_SECONDS = 0.3
+"""How long a death is waited for that would explain why others raise."""
 _SPAWN_SECONDS = 120.0
+_FIRST = asyncio.FIRST_COMPLETED
 _STEWARD_SECONDS = 30.0
 
 
@@ -38,6 +43,16 @@ class CellDied(RuntimeError):
         super().__init__(f"{reasons} while {what}")
 
 
+def last_line(error: BaseException) -> str:
+    """What an error comes down to; a traceback ends in it."""
+    return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
+
+
+def _kind(name: str) -> str:
+    """``trainer`` of ``trainer rank 0`` and of ``standby trainer``."""
+    return name.removeprefix("standby ").split()[0]
+
+
 @dataclass(eq=False)
 class Cell:
     """One process: ``actor`` does its work, ``steward`` answers for the process meanwhile."""
@@ -46,10 +61,14 @@ class Cell:
     procs: Any
     actor: Any
     steward: Any
+    host: Host
     pid: int = 0
     why: str = "died"
     died: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     on_death: list[Callable[["Cell"], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kind = _kind(self.name)
 
     @property
     def is_dead(self) -> bool:
@@ -73,6 +92,11 @@ class Cell:
     def kill(self) -> None:
         processes.kill([self.pid] if self.pid else [])
 
+    def fail(self, error: BaseException) -> None:
+        """It raised what it should not have: it is ended, and whoever mends it knows why."""
+        self.why = f"raised {last_line(error)}"
+        self.kill()
+
     async def kill_hung(self) -> None:
         """Its stacks go to its log first. A stopped process is woken for that."""
         self.why = "hung"
@@ -81,12 +105,6 @@ class Cell:
             os.kill(self.pid, signal.SIGCONT)
             await asyncio.wait({self.died}, timeout=_STACK_SECONDS)
         self.kill()
-
-    def is_stopped(self) -> bool:
-        """By a signal, such as SIGSTOP."""
-        with suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
-        return False
 
 
 @contextmanager
@@ -102,60 +120,77 @@ def _interrupts_ignored():
 class Cells:
     """Owns all cells of a run."""
 
-    def __init__(self, logs: str | None):
+    def __init__(self, logs: str | None, scratch: Path, num_hosts: int = 0):
+        """``scratch``: a folder that is nobody else's. ``num_hosts``: worker loops to spread the processes over."""
         self.logs, self.mark = logs, processes.new_mark()
+        self.hosts = Hosts(num_hosts, self.mark, scratch, logs)
+        self.hosts.started = lambda host: self.tell("started", name=host.name, pid=host.pid)
+        self.hosts.on_death = self._on_host_death
         self.all: list[Cell] = []
         self.tell: Callable[..., None] = lambda kind, **fields: None
         """Hears of every start and every death."""
         self._count = 0
 
     async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> Cell:
-        """A process with an actor of that class; it is watched as soon as its id is known."""
+        """A process with an actor of that class; it is watched as soon as its id is known. Errors: CellDied."""
         self._count += 1
         tag = f"{name.replace(' ', '_')}_{self._count}"
         with _interrupts_ignored():
+            host = self.hosts.choose(_kind(name))
             command = default_bootstrap_cmd().with_env(environment | self.mark)
-            procs = this_host().spawn_procs(name=tag, bootstrap_command=command)
-        cell = Cell(name, procs, procs.spawn(tag, actor, *arguments), procs.spawn(f"{tag}_steward", Steward))
+            procs = host.mesh.spawn_procs(name=tag, bootstrap_command=command)
+        cell = Cell(name, procs, procs.spawn(tag, actor, *arguments), procs.spawn(f"{tag}_steward", Steward), host)
         self.all.append(cell)
-        starting = cell.steward.start.call_one(self.logs, tag)
-        cell.pid = await within(_SPAWN_SECONDS, f"spawning {name}", starting)
-        cell.on_death.append(lambda cell: self.tell("died", name=cell.name, pid=cell.pid, why=cell.why))
-        self._watch(cell)
+        cell.pid = await self._start(cell, tag)
+        cell.on_death.append(self._on_death)
+        processes.watch(cell.pid, cell.end)
         self.tell("started", name=cell.name, pid=cell.pid)
         return cell
 
-    def _watch(self, cell: Cell) -> None:
-        try:
-            descriptor = os.pidfd_open(cell.pid)
-        except ProcessLookupError:
-            cell.end()
-            return
-        loop = asyncio.get_running_loop()
+    async def _start(self, cell: Cell, tag: str) -> int:
+        starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {cell.name}", self._call_start(cell, tag)))
+        await asyncio.wait({starting, cell.host.died}, return_when=_FIRST)
+        if not starting.done():
+            starting.cancel()
+            cell.why = f"lost {cell.host.name}"
+            self.forget(cell)
+            raise CellDied([cell], "it was spawned")
+        return starting.result()
 
-        def ended() -> None:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-            cell.end()
+    async def _call_start(self, cell: Cell, tag: str) -> int:
+        return await cell.steward.start.call_one(self.logs, tag)
 
-        loop.add_reader(descriptor, ended)
+    def _on_death(self, cell: Cell) -> None:
+        cell.host.kinds.remove(cell.kind)
+        self.tell("died", name=cell.name, pid=cell.pid, why=cell.why)
+
+    def _on_host_death(self, host: Host) -> None:
+        """Its processes are about to end by themselves; they are not waited for."""
+        self.tell("died", name=host.name, pid=host.pid, why="died")
+        for cell in self.all:
+            if cell.host is host and not cell.is_dead:
+                cell.why = f"lost {host.name}"
+                cell.kill()
 
     async def patrol(self) -> None:
         """For as long as the run lasts: a process that stays stopped is as good as dead, and is made so."""
         suspects: set[Cell] = set()
         while True:
             await asyncio.sleep(_PATROL_SECONDS)
-            stopped = {cell for cell in self.all if not cell.is_dead and cell.is_stopped()}
+            processes.kill([host.pid for host in self.hosts.all if processes.is_stopped(host.pid)])
+            stopped = {cell for cell in self.all if not cell.is_dead and processes.is_stopped(cell.pid)}
             for cell in stopped & suspects:
                 await cell.kill_hung()
             suspects = stopped
 
     def forget(self, cell: Cell) -> None:
-        """It is dead, and its place taken."""
-        self.all.remove(cell)
+        """It is dead, or as good as dead, and its place taken."""
+        if cell in self.all:
+            self.all.remove(cell)
 
     def names(self) -> dict[int, str]:
-        return {cell.pid: cell.name for cell in self.all if not cell.is_dead}
+        hosts = {host.pid: host.name for host in self.hosts.all if not host.died.done()}
+        return hosts | {cell.pid: cell.name for cell in self.all if not cell.is_dead}
 
 
 async def call(cell: Cell, endpoint: str, *arguments, seconds: float, what: str):
@@ -169,32 +204,62 @@ async def call_all(cells: Iterable[Cell], endpoint: str, *arguments, seconds: fl
     return await call_each([(cell, arguments) for cell in cells], endpoint, seconds=seconds, what=what)
 
 
-async def call_each(calls: list[tuple[Cell, tuple]], endpoint: str, *, seconds: float, what: str) -> list:
+async def call_each(
+    calls: list[tuple[Cell, tuple]], endpoint: str, *, seconds: float, what: str, one_fails_all: bool = False
+) -> list:
     """Answers to one endpoint with each cell's own arguments, once every cell has answered, failed or died.
 
-    The dead count more than the failed, since a death makes its peers fail.
+    The dead count more than the failed, since a death makes its peers fail. ``one_fails_all``: whoever raises first is
+    ended, as its state is anybody's guess and its peers wait for it.
     """
     tasks = [asyncio.ensure_future(_answer(cell, endpoint, arguments)) for cell, arguments in calls]
     deadline = time.monotonic() + seconds
+    blame = _Blame([cell for cell, _ in calls], tasks) if one_fails_all else None
     try:
         while pending := [task for task in tasks if not task.done()]:
-            await asyncio.wait(
-                pending, timeout=max(deadline - time.monotonic(), 0), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(pending, timeout=max(deadline - time.monotonic(), 0), return_when=_FIRST)
+            if blame is not None and blame.failed:
+                await blame.settle()
             if any(cell.is_dead for cell, _ in calls):
                 deadline = min(deadline, time.monotonic() + _SETTLE_SECONDS)
             if time.monotonic() >= deadline:
                 hung = [cell for (cell, _), task in zip(calls, tasks, strict=True) if not task.done()]
                 # if somebody is stopped, the others only wait for it
-                hung = [cell for cell in hung if cell.is_stopped()] or hung
+                hung = [cell for cell in hung if processes.is_stopped(cell.pid)] or hung
                 await asyncio.gather(*(cell.kill_hung() for cell in hung))
                 deadline = time.monotonic() + _SETTLE_SECONDS
+        if blame is not None and blame.failed:
+            await blame.settle()
     finally:
         for task in tasks:
             task.cancel()
     if dead := [cell for cell, _ in calls if cell.is_dead]:
-        raise CellDied(dead, what)
+        raise CellDied(dead, what) from (blame and blame.error)
     return [task.result() for task in tasks]
+
+
+class _Blame:
+    """Whoever raises first is ended, unless somebody is dead: then what the others raise is only how they noticed."""
+
+    def __init__(self, cells: list[Cell], tasks: list[asyncio.Task]):
+        self.cells, self.error = cells, None
+        self.failed: list[tuple[Cell, BaseException]] = []
+        """In the order in which they raised."""
+        for cell, task in zip(cells, tasks, strict=True):
+            task.add_done_callback(lambda task, cell=cell: self._note(cell, task))
+
+    def _note(self, cell: Cell, task: asyncio.Task) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed.append((cell, error))
+
+    async def settle(self) -> None:
+        """Until somebody is dead: who died by itself, which may be told a moment later, or the first to raise."""
+        deaths = [cell.died for cell in self.cells]
+        await asyncio.wait(deaths, timeout=_BLAME_SECONDS, return_when=_FIRST)
+        if not any(cell.is_dead for cell in self.cells):
+            cell, self.error = self.failed[0]
+            cell.fail(self.error)
+            await asyncio.wait(deaths, timeout=_SETTLE_SECONDS, return_when=_FIRST)
 
 
 async def _answer(cell: Cell, endpoint: str, arguments: tuple):
@@ -205,7 +270,7 @@ async def _answer(cell: Cell, endpoint: str, arguments: tuple):
         return None
     work = asyncio.ensure_future(wait())
     try:
-        await asyncio.wait({work, cell.died}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, cell.died}, return_when=_FIRST)
         if work.done() and isinstance(work.exception(), SupervisionError):
             # the actor is gone: so will be the process, if it is not already
             await asyncio.wait({cell.died}, timeout=1.0)

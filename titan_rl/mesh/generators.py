@@ -1,17 +1,22 @@
-"""The replicas: a vLLM engine each, of one rank or several. One that dies is replaced while the others go on."""
+"""The replicas: a vLLM engine each, of one rank or several. One that dies is replaced while the others go on.
+
+Their number may change while the run goes on: one more is brought up to the live version before it gets any work,
+one less ends what it has been given.
+"""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titan_rl.channel.sync import WeightSync, last_line
+from titan_rl.channel.sync import WeightSync
 from titan_rl.config import Config
 from titan_rl.mesh.cells import Cell, Cells, call_each
+from titan_rl.mesh.replacing import Replacements
 from titan_rl.mesh.router import Router
+from titan_rl.mesh.standby import Standby
 
-_MAX_FAILURES = 5
-"""Replacements in a row of one replica that never came to serve."""
+_MAX_BRING_UPS = 5
 _PAUSE_SECONDS = 1.0
 
 
@@ -21,18 +26,38 @@ class Replica:
 
     number: int
     ranks: list[Cell] = field(default_factory=list)
+    num_groups: int = 0
+    """That it is working on."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def leader(self):
         return self.ranks[0].actor
+
+    @property
+    def is_dead(self) -> bool:
+        return any(cell.is_dead for cell in self.ranks)
+
+    def __enter__(self) -> None:
+        self.num_groups += 1
+        self.idle.clear()
+
+    def __exit__(self, *_) -> None:
+        self.num_groups -= 1
+        if not self.num_groups:
+            self.idle.set()
 
     def kill(self) -> None:
         for cell in self.ranks:
             cell.kill()
 
 
+def _rank_names(number: int | str, count: int) -> list[str]:
+    return [f"generator {number}" + (f" rank {rank}" if count > 1 else "") for rank in range(count)]
+
+
 class Generators:
-    """Owns the replicas and their spare."""
+    """Owns the replicas and their spares."""
 
     def __init__(
         self,
@@ -43,120 +68,179 @@ class Generators:
         max_tokens: int,
         environment: dict[str, str],
         scratch: Path,
-        router: Router,
         say: Callable[[str], None],
     ):
-        self.cells, self.config, self.router, self.scratch, self.say = cells, config, router, scratch, say
-        self._spawn_arguments = environment, actor, config.generator, model_path, max_tokens
+        self.cells, self.config, self.scratch, self.say = cells, config, scratch, say
+        self.router = Router("generator", range(config.generator.replicas))
         self.replicas: dict[int, Replica] = {}
         self.weights: WeightSync | None = None
         """From the moment on that there is a trainer to take weights from."""
+        self.changed: Callable[[], None] = lambda: None
+        """Hears of every replica that comes or goes."""
+        arguments = environment, actor, config.generator, model_path, max_tokens
+        self.standby = Standby(cells, config, "generator", *arguments)
         self._spares: list[Replica] = []
+        self._num_spares_coming = 0
+        self._replacements = Replacements(self.router, say)
         self._work: set[asyncio.Task] = set()
         self._num_engines = 0
 
-    async def start(self) -> None:
-        replicas = await asyncio.gather(*(self._start_one(n) for n in range(self.config.generator.replicas)))
-        self.replicas = {replica.number: replica for replica in replicas}
-        for replica in replicas:
-            self._watch(replica)
+    @property
+    def healthy(self) -> list[Replica]:
+        """Those that may get work."""
+        return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
 
-    async def _start_one(self, number: int, what: str = "generator") -> Replica:
-        count, self._num_engines = self.config.generator.tensor_parallel, self._num_engines + 1
-        names = [f"{what} {number}" + (f" rank {rank}" if count > 1 else "") for rank in range(count)]
-        spawns = (self.cells.spawn(name, *self._spawn_arguments) for name in names)
-        replica = Replica(number, list(await asyncio.gather(*spawns)))
+    async def start(self) -> None:
+        replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
+        for replica in replicas:
+            self._take_in(replica)
+
+    async def _start_one(self, number: int | str) -> Replica:
+        self._num_engines += 1
         meeting_file = str(self.scratch / f"generator{self._num_engines}")
-        starts = [(cell, (rank, meeting_file)) for rank, cell in enumerate(replica.ranks)]
-        await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=f"starting {what} {number}")
+        names = _rank_names(number, self.config.generator.tensor_parallel)
+        ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
+        replica = Replica(-1 if isinstance(number, str) else number, ranks)
+        starts = [(cell, (rank, meeting_file)) for rank, cell in enumerate(ranks)]
+        what = f"starting generator {number}"
+        try:
+            await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
+        except BaseException:
+            self._end(replica)
+            raise
         return replica
 
-    # faults
-
-    def _watch(self, replica: Replica) -> None:
+    def _take_in(self, replica: Replica) -> None:
+        self.replicas[replica.number] = replica
         for cell in replica.ranks:
             cell.on_death.append(lambda cell: self._on_death(replica, cell))
         if dead := [cell for cell in replica.ranks if cell.is_dead]:
             self._on_death(replica, dead[0])
+        self.changed()
+
+    def _end(self, replica: Replica) -> None:
+        replica.kill()
+        for cell in replica.ranks:
+            self.cells.forget(cell)
+
+    # faults
 
     def _on_death(self, replica: Replica, cell: Cell) -> None:
         """Its other ranks are worth nothing without it."""
-        if self.replicas.get(replica.number) is not replica:
+        number = replica.number
+        if self.replicas.get(number) is not replica:
             return
-        self.router.take_out(replica.number, f"{cell.name} {cell.why}")
-        replica.kill()
-        del self.replicas[replica.number]
+        self.router.take_out(number, f"{cell.name} {cell.why}")
+        del self.replicas[number]
+        self._end(replica)
         self.say(f"{cell.name} {cell.why}: its groups are sampled elsewhere, and it is replaced")
-        self._in_background(self._replace(replica))
-
-    def _in_background(self, work) -> None:
-        task = asyncio.ensure_future(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-
-    async def _replace(self, old: Replica) -> None:
-        """Errors are told to whoever waits for a replica."""
-        for cell in old.ranks:
-            self.cells.forget(cell)
-        for attempt in range(1, _MAX_FAILURES + 1):
-            try:
-                replica = await self._next_engine(old.number)
-                await self._bring_up(replica)
-                break
-            except Exception as error:  # it is tried again, and in the end whoever waits hears of it
-                self.say(f"generator {old.number} could not be replaced: {last_line(error)}")
-                if attempt == _MAX_FAILURES:
-                    self.router.give_up(old.number, f"its replacements failed, the last with {last_line(error)}")
-                    return
-        self.replicas[old.number] = replica
-        self.router.put_in(old.number)
-        self.say(f"generator {old.number} serves again")
-        self.cells.tell("generator_serves", number=old.number)
-        self._watch(replica)
-        self.make_spares()
-
-    async def _next_engine(self, number: int) -> Replica:
-        """A spare that waits, or one that is started now."""
-        while self._spares:
-            replica = self._spares.pop()
-            if any(cell.is_dead for cell in replica.ranks):
-                continue
-            replica.number = number
-            for rank, cell in enumerate(replica.ranks):
-                cell.name = f"generator {number}" + (f" rank {rank}" if len(replica.ranks) > 1 else "")
-            return replica
-        return await self._start_one(number)
-
-    async def _bring_up(self, replica: Replica) -> None:
-        """To the version that is live. A trainer that is being mended may withdraw it meanwhile: it comes again."""
-        for attempt in range(1, _MAX_FAILURES + 1):
-            if self.weights is None:
-                return
-            try:
-                return await self.weights.bring_up(replica)
-            except Exception:  # the trainer's side may be at fault, which its own owner mends
-                if attempt == _MAX_FAILURES or any(cell.is_dead for cell in replica.ranks):
-                    replica.kill()
-                    raise
-                await asyncio.sleep(_PAUSE_SECONDS)
+        self.changed()
+        self._replacements.begin(number, lambda: self._bring(number))
 
     def fail(self, number: int, reason: str) -> None:
         """It lives, but cannot be trusted: it is replaced as if it had died."""
         replica = self.replicas.get(number)
         if replica is not None:
-            replica.ranks[0].why = f"failed ({reason})"
+            self.router.take_out(number, reason)
+            replica.ranks[0].why = reason
             replica.kill()
 
-    def make_spares(self) -> None:
-        """Have as many loaded engines wait as the config says; each pulls the live version when its turn comes."""
+    async def _bring(self, number: int) -> None:
+        """A replica of that number, at the live version before it gets any work."""
+        replica = await self._next_engine(number)
+        try:
+            await self._bring_up(replica)
+        except BaseException:
+            self._end(replica)
+            raise
+        if number not in self.router.members:  # it was taken away again
+            self._end(replica)
+            return
+        self._take_in(replica)
+        if not replica.is_dead:
+            self.router.put_in(number)
+            self.say(f"generator {number} serves")
+            self.cells.tell("generator_serves", number=number)
+        self.prepare()
+
+    async def _next_engine(self, number: int) -> Replica:
+        """A spare that waits, or one that is started now."""
+        while self._spares:
+            replica = self._spares.pop()
+            if replica.is_dead:
+                self._end(replica)
+                continue
+            replica.number = number
+            for cell, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
+                cell.name = name
+            return replica
+        return await self._start_one(number)
+
+    async def _bring_up(self, replica: Replica) -> None:
+        """To the version that is live. A trainer that is being mended may withdraw it meanwhile: it comes again."""
+        for attempt in range(1, _MAX_BRING_UPS + 1):
+            if self.weights is None:
+                return
+            try:
+                return await self.weights.bring_up(replica)
+            except Exception:  # the trainer's side may be at fault, which its own owner mends
+                if attempt == _MAX_BRING_UPS or replica.is_dead:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    def prepare(self) -> None:
+        """Have as many loaded engines wait as the config says, or a process that has its imports done.
+
+        A spare pulls the live version when its turn comes.
+        """
+        self.standby.make()
 
         async def spare() -> None:
-            self._spares.append(await self._start_one(0, "spare generator"))
+            try:
+                self._spares.append(await self._start_one("spare"))
+                self.cells.tell("spare_waits")
+            finally:
+                self._num_spares_coming -= 1
 
-        for _ in range(self.config.recovery.warm_spares - len(self._spares)):
+        for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):
+            self._num_spares_coming += 1
             self._in_background(spare())
 
+    # more and fewer
+
+    def scale(self, count: int) -> None:
+        """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
+        members = self.router.members
+        for _ in range(count - len(members)):
+            number = max(self.router.members, default=-1) + 1
+            self.router.add(number)
+            self._replacements.begin(number, lambda number=number: self._bring(number))
+        for number in members[count:]:
+            self.router.remove(number)
+            replica = self.replicas.pop(number, None)  # none: it is being replaced, which ends by itself
+            if replica is not None:
+                self._in_background(self._dismiss(replica))
+        self.changed()
+
+    async def _dismiss(self, replica: Replica) -> None:
+        """Its groups end first; those that take too long are sampled elsewhere."""
+        if replica.num_groups:
+            await asyncio.wait(
+                {asyncio.ensure_future(replica.idle.wait())}, timeout=self.config.verifier.episode_timeout
+            )
+        self._end(replica)
+        self.say(f"generator {replica.number} was taken away")
+        self.cells.tell("generator_gone", number=replica.number)
+
+    def _in_background(self, work) -> None:
+        task = asyncio.ensure_future(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
     def stop(self) -> None:
+        self._replacements.stop()
+        self.standby.stop()
         for task in self._work:
             task.cancel()
         self.replicas = {}

@@ -1,7 +1,15 @@
 """What an actor process prints goes to a file of its own, so that the terminal stays the controller's."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def log_file(folder: str | None, name: str):
+    """What a child's output may go to: ``folder/name.txt``, or nowhere."""
+    with open(Path(folder) / f"{name}.txt" if folder else os.devnull, "a") as file:
+        yield file
 
 
 def send_output_to(folder: str | None, name: str) -> None:

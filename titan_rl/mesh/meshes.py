@@ -9,8 +9,8 @@ import asyncio
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
@@ -22,10 +22,10 @@ from titan_rl.channel.batches import LaidRows
 from titan_rl.channel.sync import WeightSync
 from titan_rl.channel.transports import RDMA
 from titan_rl.config import Config
-from titan_rl.episode import Sampling
 from titan_rl.mesh import processes
 from titan_rl.mesh.cells import Cell, CellDied, Cells, call
-from titan_rl.mesh.generators import Generators, Replica
+from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.placement import (
     available_cores,
     generator_environment,
@@ -33,19 +33,21 @@ from titan_rl.mesh.placement import (
     trainer_environment,
     verifier_environment,
 )
-from titan_rl.mesh.router import Router
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.verifiers import Verifiers
 from titan_rl.mesh.waiting import within
 from titan_rl.model.device import DEVICE_TYPE
 from titan_rl.model.spec import longest_rollout
+from titan_rl.stragglers import Stragglers
 from titan_rl.titan_config import TitanConfig
-from titan_rl.types import EngineStatistics, Group, Prompt, StepMetrics
+from titan_rl.types import EngineStatistics, StepMetrics
 
 ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
 """Generators are needed by verifiers; a trainer stands alone."""
 _STOP_SECONDS = 3.0
 """Seconds that processes have to stop by themselves; then they are killed."""
+_MAX_RAISED = 2
+"""How often a trainer rank may raise the same, without a step in between, and be replaced."""
 _MAX_MENDS = 5
 """How often the trainer may be mended without a step in between."""
 
@@ -78,16 +80,19 @@ class Meshes:
         """Where deaths and mendings are told."""
         self.tell: Callable[..., None] = lambda kind, **fields: None
         """Hears of starts, deaths and mendings, for the record."""
-        self.catch_up: Callable[[int | None], Awaitable[None]] | None = None
-        """Brings a mended trainer, now at this step (None: at the file's weights), to where the run is."""
+        self.catch_up: Callable[[int | None], Awaitable[int]] | None = None
+        """Brings a mended trainer, now at this step (None: the file's weights), to where the run is; steps redone."""
         self.weights: WeightSync | None = None
+        self.stragglers = Stragglers()
         self._scratch = tempfile.TemporaryDirectory(prefix="titan_rl_")
         self._trainer_lock = asyncio.Lock()
         self._num_mends = 0
+        self._raised: Counter[str] = Counter()
+        """Why trainers were ended that raised since the last step."""
         self.step_done = 0
         """Steps that the run counts as done: a mended trainer never starts from a later one."""
         self._published: int | None = None
-        self._watching: list[asyncio.Task] = []
+        self._watching: set[asyncio.Task] = set()
         self._make_owners(None if logs is None else str(logs))
 
     def _make_owners(self, logs: str | None) -> None:
@@ -98,10 +103,8 @@ class Meshes:
             config.generator.replicas * config.generator.tensor_parallel,
             alternating=config.rollout.max_staleness == 0,
         )
-        self.cells = Cells(logs)
+        self.cells = Cells(logs, scratch, config.mesh.hosts)
         self.cells.tell = lambda kind, **fields: self.tell(kind, **fields)
-        self.router = Router("generator", config.generator.replicas)
-        self._verifier_router = Router("verifier", config.verifier.procs)
 
         def say(text: str) -> None:
             self.say(text)
@@ -111,12 +114,12 @@ class Meshes:
         self.trainers = Trainers(
             trainer, self.cells, config, path, self.titan.world_size, trainer_environment(threads), scratch
         )
-        self.generators = Generators(
-            generator, self.cells, config, path, self.max_tokens, environment, scratch, self.router, say
-        )
-        self.verifiers = Verifiers(
-            verifier, self.cells, config, path, verifier_environment(), self._verifier_router, say
-        )
+        self.generators = Generators(generator, self.cells, config, path, self.max_tokens, environment, scratch, say)
+        self.generators.changed = self._find_keeper
+        self.verifiers = Verifiers(verifier, self.cells, config, path, verifier_environment(), say)
+        self.dispatcher = Dispatcher(config, self.generators, self.verifiers)
+        owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
+        self._owners = [owner for part, owner in owners.items() if part in self.parts]
 
     @staticmethod
     def actors() -> tuple[type, type, type]:
@@ -130,8 +133,9 @@ class Meshes:
     async def start(self) -> None:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, CellDied, an actor's own."""
         configure(
-            get_actor_state_max_idle="3s",
-            get_proc_state_max_idle="3s",
+            # the kernel tells of deaths, patrols and deadlines of hangs: what is merely busy must not be taken for dead
+            get_actor_state_max_idle="30s",
+            get_proc_state_max_idle="30s",
             cleanup_timeout="500ms",
             enable_log_forwarding=False,
             rdma_allow_tcp_fallback=self.config.mesh.transport != "rdma_ibverbs",
@@ -141,20 +145,21 @@ class Meshes:
         )
         monarch.actor.unhandled_fault_hook = lambda failure: None  # the cells know
         self._watch(self.cells.patrol())
-        owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
-        starts = asyncio.gather(*(owner.start() for part, owner in owners.items() if part in self.parts))
+        starts = asyncio.gather(*(owner.start() for owner in self._owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
             await self._connect()
         if "trainer" in self.parts:
             await self._protect()
             self._watch(self._mend_when_idle())
-        self.generators.make_spares()
+        if "generators" in self.parts and self.config.recovery.warm_spares:
+            self.generators.prepare()
 
     def _watch(self, work) -> None:
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asks next meets it too
-        self._watching.append(task)
+        task.add_done_callback(self._watching.discard)
+        self._watching.add(task)
 
     @property
     def pids(self) -> dict[int, str]:
@@ -172,8 +177,16 @@ class Meshes:
         """Snapshots from now on, if the config wants them."""
         if not self.config.recovery.snapshot_every:
             return
-        self.trainers.keeper_elsewhere = next((replica.ranks[0] for replica in self.generators.replicas.values()), None)
-        await self.trainers.protect()
+        await self.trainers.protect(self._keeper())
+
+    def _keeper(self) -> Cell | None:
+        """Who may keep the snapshots of a trainer rank that has no peer."""
+        return next((replica.ranks[0] for replica in self.generators.replicas.values()), None)
+
+    def _find_keeper(self) -> None:
+        """Replicas came or went: the keeper may be among them."""
+        if self.config.recovery.snapshot_every:
+            self._watch(self.trainers.keep_elsewhere(self._keeper()))
 
     # the trainer
 
@@ -187,11 +200,19 @@ class Meshes:
                     return await ask()
                 except CellDied as error:
                     self.say(str(error))
+                    if error.__cause__ is not None:
+                        self._note_raised(error)
                 except ActorFault:
                     raise
                 except Exception:  # while a rank is dead, what its peers say is only how they noticed
                     if self.trainers.is_whole:
                         raise
+
+    def _note_raised(self, error: CellDied) -> None:
+        """Errors: ActorFault if a trainer raises the same again and again, as a mistake in a program would."""
+        self._raised.update(f"{cell.name} {cell.why}" for cell in error.cells)
+        if not self.config.recovery.snapshot_every or max(self._raised.values()) > _MAX_RAISED:
+            raise ActorFault(str(error)) from error.__cause__
 
     async def _mend(self) -> None:
         dead = [cell for cell in self.trainers.ranks if cell.is_dead]
@@ -205,12 +226,11 @@ class Meshes:
         await self._protect()
         if self.weights is not None:
             await self.weights.reopen(self.trainers.ranks, list(self.generators.replicas.values()))
-        await self.catch_up(step)
+        redone = await self.catch_up(step)
         await self._snapshot(self.step_done)
         if self._published is not None:
             await self.weights.publish(self._published)
         seconds, who = time.monotonic() - died, ", ".join(cell.name for cell in dead)
-        redone = self.step_done - (step if step is not None else 0)
         self.tell("trainer_whole", who=who, step=step, steps_redone=redone, seconds=seconds)
         self.say(f"{who} {dead[0].why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
 
@@ -228,19 +248,21 @@ class Meshes:
 
         metrics = await self._ask_trainer(ask)
         self.step_done, self._num_mends = step, 0
-        if self.config.recovery.snapshot_every:
-            self.trainers.make_standby()  # no earlier, lest its imports slow the start
+        self._raised.clear()
+        for owner in self._owners:
+            owner.standby.make()  # no earlier, lest its imports slow the start
         return metrics
 
     async def train_without_mending(self, batches: list, step: int) -> list[StepMetrics]:
         """For ``catch_up``. Errors: CellDied."""
-        metrics = []
+        metrics, what, every = [], f"training step {step}", self.config.recovery.snapshot_every
         for batch in batches:
+            snapshot = step if every and step % every == 0 and batch is batches[-1] else None
             with LaidRows(batch.rows, over_rdma=self.config.mesh.transport in RDMA) as handles:
-                answers = await self.trainers.call("train", handles, batch.has_signal, what=f"training step {step}")
+                answers = await self.trainers.call("train", handles, batch.has_signal, snapshot, what=what)
             metrics.append(answers[0])
-        if self.config.recovery.snapshot_every and step % self.config.recovery.snapshot_every == 0:
-            await self._snapshot(step)
+            wanted = zip(self.trainers.ranks, answers, strict=True)
+            self.stragglers.note("trainer", {c.name: getattr(a, "seconds_wanted", 0.0) for c, a in wanted})
         return metrics
 
     async def _snapshot(self, step: int) -> None:
@@ -281,10 +303,13 @@ class Meshes:
         """Have every replica take a published version; each engine's statistics of the version before."""
         while True:
             deaths = {cell.died for cell in self.trainers.ranks}
-            replicas = [self.generators.replicas[n] for n in self.router.healthy if n in self.generators.replicas]
+            replicas = self.generators.healthy
             work = asyncio.ensure_future(self.weights.deliver(version, replicas, self._update_failed))
             await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() and self.trainers.is_whole:
+                steps = {f"generator {s.generator}": s.seconds_busy / s.num_steps for s in work.result() if s.num_steps}
+                self.stragglers.note("generator", steps)
+                self.stragglers.note("verifier", self.dispatcher.take_scoring_seconds())
                 return work.result()
             work.cancel()  # what is awaited may never be stamped
             await asyncio.wait({work})
@@ -293,8 +318,6 @@ class Meshes:
     def _update_failed(self, number: int, reason: str) -> None:
         if not self.trainers.is_whole:
             return  # that is why, and it is delivered again
-        self.say(f"generator {number} {reason}; it gets no more work, and is replaced")
-        self.router.take_out(number, reason)
         self.generators.fail(number, reason)
 
     async def take_statistics(self) -> list[EngineStatistics]:
@@ -306,60 +329,12 @@ class Meshes:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, EngineStatistics)]
 
-    # episodes
-
-    async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
-        """Sample and score a prompt, on the verifier and the replica that have the fewest groups.
-
-        If either dies or fails, others are asked. Errors: NoneLeft, DeadlineError.
-        """
-        patience = self.config.mesh.start_timeout
-        while True:
-            async with self.router.choose(patience) as number, self._verifier_router.choose(patience) as verifier:
-                replica = self.generators.replicas.get(number)
-                if replica is None:  # it died while a verifier was waited for
-                    continue
-                group = await self._run_group_on(self.verifiers.procs[verifier], replica, prompt, sampling)
-            if group is None:
-                continue
-            if not group.replica_failure:
-                return group
-            if self.generators.replicas.get(number) is replica:
-                self.say(f"generator {number} failed, and is replaced: {group.replica_failure}")
-                self.router.take_out(number, group.replica_failure.strip().splitlines()[-1])
-                self.generators.fail(number, "could not answer")
-
-    async def _run_group_on(self, verifier: Cell, replica: Replica, prompt, sampling) -> Group | None:
-        """None if somebody died meanwhile."""
-        seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
-        work = asyncio.ensure_future(
-            call(verifier, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
-        )
-        work.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.wait({work, *(rank.died for rank in replica.ranks)}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            work.cancel()
-            return None
-        try:
-            return work.result()
-        except CellDied:
-            return None
-
-    async def demonstrate(self, prompts: list) -> list:
-        """Worked examples, as rollouts."""
-        seconds = self.config.mesh.step_timeout
-        while True:
-            async with self._verifier_router.choose(self.config.mesh.start_timeout) as number:
-                cell = self.verifiers.procs[number]
-                with suppress(CellDied):
-                    return await call(cell, "demonstrate", prompts, seconds=seconds, what="preparing the warm-up")
-
     async def stop(self) -> None:
         """Stop all actors; whatever is still there after a while is killed. Never raises, never hangs."""
         for task in self._watching:
             task.cancel()
-        self.generators.stop()
-        self.verifiers.stop()
+        for owner in self._owners:
+            owner.stop()
         stops = [asyncio.ensure_future(_stop(cell)) for cell in reversed(self.cells.all) if not cell.is_dead]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)

@@ -1,8 +1,10 @@
-"""Finding a run's processes by a mark in their environment, so that none is left behind, whoever lost track of it."""
+"""A run's processes: watched, and found by a mark in their environment, so that none is left behind."""
 
+import asyncio
 import os
 import signal
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +26,30 @@ def running(mark: dict[str, str]) -> list[int]:
             if state != "Z" and wanted in (process / "environ").read_bytes().split(b"\0"):
                 found.append(int(process.name))
     return found
+
+
+def watch(pid: int, ended: Callable[[], None]) -> None:
+    """Have ``ended`` called as soon as a process is gone, whatever its cause: the kernel tells."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        ended()
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_end() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        ended()
+
+    loop.add_reader(descriptor, on_end)
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal, such as SIGSTOP."""
+    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def kill(pids: list[int]) -> None:

@@ -1,10 +1,13 @@
 """Which of several equals a group goes to: the one with the fewest groups, and never one that is out."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from titan_rl.mesh.waiting import DeadlineError
+
+_MAX_FAULTS = 12
+"""Faults in a row, without one group that was done in between, after which nobody is tried any more."""
 
 
 class NoneLeft(RuntimeError):
@@ -14,31 +17,53 @@ class NoneLeft(RuntimeError):
 class Router:
     """Owns who may get work. A group's samples stay together, since they share their prompt's cache."""
 
-    def __init__(self, kind: str, count: int):
+    def __init__(self, kind: str, numbers: Iterable[int]):
         self.kind = kind
-        self._groups_at = dict.fromkeys(range(count), 0)
+        self._groups_at = dict.fromkeys(numbers, 0)
         self._out: dict[int, str] = {}
         self._given_up: dict[int, str] = {}
+        self._faults_in_a_row: list[str] = []
         self._changed = asyncio.Event()
+
+    @property
+    def members(self) -> list[int]:
+        """Also those that are out for now."""
+        return sorted(self._groups_at)
 
     @property
     def healthy(self) -> list[int]:
         return [number for number in self._groups_at if number not in self._out]
 
     def take_out(self, number: int, reason: str) -> None:
-        """No group goes there until it is put in again."""
-        self._out.setdefault(number, reason)
+        """It failed: no group goes there until it is put in again."""
+        if number not in self._out:
+            self._out[number] = reason
+            self._faults_in_a_row.append(f"{self.kind} {number}: {reason}")
 
     def put_in(self, number: int) -> None:
         self._out.pop(number, None)
         self._groups_at[number] = 0
         self._changed.set()
 
+    def add(self, number: int) -> None:
+        """One more, which is out until it is put in."""
+        self._groups_at[number] = 0
+        self._out[number] = "it is being started"
+
+    def remove(self, number: int) -> None:
+        """One less. What it has been given may end."""
+        del self._groups_at[number]
+        self._out.pop(number, None)
+
     def give_up(self, number: int, reason: str) -> None:
         """It will not come back."""
         self.take_out(number, reason)
         self._given_up[number] = reason
         self._changed.set()
+
+    def worked(self) -> None:
+        """A group was done."""
+        self._faults_in_a_row.clear()
 
     @asynccontextmanager
     async def choose(self, seconds: float) -> AsyncIterator[int]:
@@ -51,11 +76,16 @@ class Router:
         try:
             yield number
         finally:
-            self._groups_at[number] = max(self._groups_at[number] - 1, 0)
+            if number in self._groups_at:
+                self._groups_at[number] = max(self._groups_at[number] - 1, 0)
 
     async def _wait_for_one(self, seconds: float) -> int:
         deadline = asyncio.get_running_loop().time() + seconds
-        while not (healthy := self.healthy):
+        while True:
+            if len(self._faults_in_a_row) >= _MAX_FAULTS:
+                raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {self._faults_in_a_row[-1]}")
+            if healthy := self.healthy:
+                return min(healthy, key=self._groups_at.__getitem__)
             if set(self._groups_at) <= set(self._given_up):
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
             self._changed.clear()
@@ -65,7 +95,6 @@ class Router:
                 raise DeadlineError(
                     f"no {self.kind} came back within {seconds:g} s: {self._reasons(self._out)}"
                 ) from None
-        return min(healthy, key=self._groups_at.__getitem__)
 
     def _reasons(self, out: dict[int, str]) -> str:
         return "; ".join(f"{self.kind} {number}: {why}" for number, why in sorted(out.items()))

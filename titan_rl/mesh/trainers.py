@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from titan_rl.config import Config
-from titan_rl.mesh.cells import Cell, CellDied, Cells, call, call_all, call_each
+from titan_rl.mesh.cells import Cell, CellDied, Cells, call_all, call_each
+from titan_rl.mesh.standby import Standby
 
 
 class Trainers:
@@ -27,22 +28,19 @@ class Trainers:
         scratch: Path,
     ):
         self.cells, self.config, self.world_size, self.scratch = cells, config, world_size, scratch
-        self._spawn_arguments = environment, actor, config, model_path
+        self.standby = Standby(cells, config, "trainer", environment, actor, config, model_path)
         self.ranks: list[Cell] = []
-        self.keeper_elsewhere: Cell | None = None
-        """Who keeps the snapshots of a rank that has no peer."""
         self._keepers: list[Cell | None] = []
+        self._handles: list = []
+        """Where each rank's snapshots are."""
         self._fresh: set[int] = set()
         """Ranks whose process has no snapshots of its own yet."""
-        self._standby: asyncio.Task[Cell] | None = None
         self._num_meetings = 0
 
     async def start(self) -> None:
-        self.ranks = list(await asyncio.gather(*(self._spawn(f"trainer rank {r}") for r in range(self.world_size))))
+        names = [f"trainer rank {rank}" for rank in range(self.world_size)]
+        self.ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
         await self._join()
-
-    async def _spawn(self, name: str) -> Cell:
-        return await self.cells.spawn(name, *self._spawn_arguments)
 
     async def _join(self) -> None:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
@@ -56,35 +54,32 @@ class Trainers:
         return not any(cell.is_dead for cell in self.ranks)
 
     async def call(self, endpoint: str, *arguments, what: str) -> list:
-        """Every rank's answer."""
-        return await call_all(self.ranks, endpoint, *arguments, seconds=self.config.mesh.step_timeout, what=what)
+        """Every rank's answer. Who raises is ended: CellDied, from what it raised."""
+        calls = [(cell, arguments) for cell in self.ranks]
+        seconds = self.config.mesh.step_timeout
+        return await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
 
-    def make_standby(self) -> None:
-        """Have one process more, with its imports done, wait for a rank to die; if there is none yet."""
-        if self._standby is not None:
-            return
-
-        async def prepare() -> Cell:
-            cell = await self._spawn("standby trainer")
-            await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what="preparing a standby")
-            return cell
-
-        self._standby = asyncio.ensure_future(prepare())
-        self._standby.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def protect(self) -> None:
-        """Have every rank's snapshots kept by the next rank, or by whoever is named for a rank that is alone."""
-        handles = await self.call("open_snapshots", what="opening snapshots")
-        alone = self.world_size == 1
-        self._keepers = [
-            self.keeper_elsewhere if alone else self.ranks[(rank + 1) % self.world_size]
-            for rank in range(self.world_size)
-        ]
-        for keeper, handle in zip(self._keepers, handles, strict=True):
-            if keeper is not None and not keeper.is_dead:
-                with suppress(CellDied):  # a rank's death is met elsewhere; without a keeper a disk has to do
-                    await keeper.ask_steward("keep", handle)
+    async def protect(self, elsewhere: Cell | None) -> None:
+        """Have every rank's snapshots kept by the next rank, or those of one that is alone by whoever is named."""
+        self._handles = await self.call("open_snapshots", what="opening snapshots")
         self._fresh = set()
+        self._keepers = [None] * self.world_size
+        if self.world_size == 1:
+            await self.keep_elsewhere(elsewhere)
+            return
+        for rank in range(self.world_size):
+            await self._keep(rank, self.ranks[(rank + 1) % self.world_size])
+
+    async def keep_elsewhere(self, keeper: Cell | None) -> None:
+        """A rank without a peer has its snapshots kept by this process from now on."""
+        if self.world_size == 1 and self._handles and keeper is not self._keepers[0]:
+            await self._keep(0, keeper)
+
+    async def _keep(self, rank: int, keeper: Cell | None) -> None:
+        self._keepers[rank] = keeper
+        if keeper is not None and not keeper.is_dead:
+            with suppress(CellDied):  # a rank's death is met elsewhere; without a keeper a disk has to do
+                await keeper.ask_steward("keep", self._handles[rank])
 
     async def mend(self, step: int) -> int | None:
         """Replace the dead; all ranks are then at the newest step up to this one that everybody had: given back.
@@ -102,7 +97,7 @@ class Trainers:
         )
         for rank in dead:
             self.cells.forget(self.ranks[rank])
-            self.ranks[rank] = await self._replacement(rank)
+            self.ranks[rank] = await self.standby.take(f"trainer rank {rank}")
         await self._join()
         steps = set.intersection(*(set(s) for s in own), *(set(s) for s, _ in kept.values()))
         newest = max((s for s in steps if s <= step), default=None)
@@ -120,15 +115,5 @@ class Trainers:
         except CellDied:
             return [], None
 
-    async def _replacement(self, rank: int) -> Cell:
-        standby, self._standby = self._standby, None
-        name = f"trainer rank {rank}"
-        if standby is not None:
-            try:
-                cell = await standby
-            except CellDied:
-                return await self._spawn(name)
-            if not cell.is_dead:
-                cell.name = name
-                return cell
-        return await self._spawn(name)
+    def stop(self) -> None:
+        self.standby.stop()

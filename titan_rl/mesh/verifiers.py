@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from titan_rl.config import Config
 from titan_rl.mesh.cells import Cell, Cells, call
+from titan_rl.mesh.replacing import Replacements
 from titan_rl.mesh.router import Router
-
-_MAX_FAILURES = 5
+from titan_rl.mesh.standby import Standby
 
 
 class Verifiers:
@@ -20,23 +20,28 @@ class Verifiers:
         config: Config,
         model_path: str,
         environment: dict[str, str],
-        router: Router,
         say: Callable[[str], None],
     ):
-        self.cells, self.config, self.router, self.say = cells, config, router, say
-        self._spawn_arguments = environment, actor, config, model_path
+        self.cells, self.config, self.say = cells, config, say
+        self.router = Router("verifier", range(config.verifier.procs))
         self.procs: dict[int, Cell] = {}
         self.scorers: dict[int, int] = {}
-        """Id of each verifier's scorer process."""
-        self._work: set[asyncio.Task] = set()
+        """Id of the scorer process that each verifier began with."""
+        self.standby = Standby(cells, config, "verifier", environment, actor, config, model_path)
+        self._replacements = Replacements(self.router, say)
 
     async def start(self) -> None:
         await asyncio.gather(*(self._start_one(number) for number in range(self.config.verifier.procs)))
 
     async def _start_one(self, number: int) -> None:
-        cell = await self.cells.spawn(f"verifier {number}", *self._spawn_arguments)
+        cell = await self.standby.take(f"verifier {number}")
         seconds = self.config.mesh.start_timeout
-        self.scorers[number] = await call(cell, "start", seconds=seconds, what=f"starting verifier {number}")
+        try:
+            self.scorers[number] = await call(cell, "start", seconds=seconds, what=f"starting verifier {number}")
+        except BaseException:
+            cell.kill()
+            self.cells.forget(cell)
+            raise
         self.procs[number] = cell
         cell.on_death.append(lambda cell: self._on_death(number, cell))
         if cell.is_dead:
@@ -49,24 +54,15 @@ class Verifiers:
         del self.procs[number]
         self.cells.forget(cell)
         self.say(f"{cell.name} {cell.why}: its groups are sampled again, and it is replaced")
-        task = asyncio.ensure_future(self._replace(number))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._replacements.begin(number, lambda: self._replace(number))
 
     async def _replace(self, number: int) -> None:
-        for attempt in range(1, _MAX_FAILURES + 1):
-            try:
-                await self._start_one(number)
-            except Exception as error:  # it is tried again, and in the end whoever waits hears of it
-                self.say(f"verifier {number} could not be replaced: {error}")
-                if attempt == _MAX_FAILURES:
-                    self.router.give_up(number, f"its replacements failed, the last with {error}")
-            else:
-                self.router.put_in(number)
-                self.cells.tell("verifier_serves", number=number)
-                return
+        await self._start_one(number)
+        self.router.put_in(number)
+        self.cells.tell("verifier_serves", number=number)
+        self.standby.make()
 
     def stop(self) -> None:
-        for task in self._work:
-            task.cancel()
+        self._replacements.stop()
+        self.standby.stop()
         self.procs = {}

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from titan_rl.mesh.processes import MARK
+from titan_rl.mesh.processes import MARK, is_stopped
 from titan_rl.mesh.waiting import within
 from titan_rl.tasks.base import make_task
 from titan_rl.types import Prompt, Status
@@ -101,6 +101,8 @@ class Scorer:
                 score = _read_score(await asyncio.wait_for(self.process.stdout.readline(), self.timeout))
             except TimeoutError:
                 score = Score("timeout", {}, f"scoring took longer than {self.timeout} s")
+                if is_stopped(self.process.pid):  # which no answer can do
+                    score = Score("infra_error", {}, "the scorer process was stopped by a signal")
             except (ValueError, KeyError, TypeError, AttributeError):
                 score = Score("infra_error", {}, "the scorer process died or answered nonsense")
             else:

@@ -1,0 +1,67 @@
+"""Who is slow: each actor's step times against the median of its peers. Pure, but for the clock of this process."""
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from pathlib import Path
+
+_WINDOW = 8
+"""Steps over which an actor is judged."""
+_LIMIT = 1.5
+"""Times its peers' median from which on an actor is a straggler."""
+_LEAST_SECONDS = 0.005
+"""Nobody is slow who takes less: that is noise."""
+
+
+def seconds_wanted() -> float:
+    """Seconds for which this process's threads ran or would have, had they been given a core.
+
+    What they waited for others, in a collective say, is not in it: that would make all ranks look alike. From Linux's
+    schedstat; on a GPU it is the host's part of the work.
+    """
+    nanoseconds = 0
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            ran, waited, _ = (thread / "schedstat").read_text().split()
+        except OSError:  # it ended meanwhile
+            continue
+        nanoseconds += int(ran) + int(waited)
+    return nanoseconds / 1e9
+
+
+class Stragglers:
+    """Owns the last step times of every actor."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, dict[str, deque[float]]] = defaultdict(dict)
+        self._known: set[str] = set()
+
+    def note(self, kind: str, seconds: dict[str, float]) -> None:
+        """A step's seconds of all actors of a kind, by name; who is not among them is forgotten."""
+        known = self._seconds[kind]
+        self._seconds[kind] = {name: known.get(name, deque(maxlen=_WINDOW)) for name in seconds}
+        for name, value in seconds.items():
+            self._seconds[kind][name].append(value)
+
+    def ratios(self) -> dict[str, float]:
+        """Each actor's median over that of its peers, for kinds with more than one; whole windows only."""
+        return {name: ratio for actors in self._seconds.values() for name, ratio in _against_peers(actors)}
+
+    def slowest(self) -> dict[str, float]:
+        """The largest ratio of each kind, as metrics."""
+        found = {kind: [ratio for _, ratio in _against_peers(actors)] for kind, actors in self._seconds.items()}
+        return {f"slowest_{kind}": max(ratios) for kind, ratios in found.items() if ratios}
+
+    def new(self) -> dict[str, float]:
+        """Those that have become stragglers since this was last asked, with their ratios."""
+        slow = {name: ratio for name, ratio in self.ratios().items() if ratio >= _LIMIT}
+        new = {name: ratio for name, ratio in slow.items() if name not in self._known}
+        self._known = set(slow)
+        return new
+
+
+def _against_peers(actors: dict[str, deque[float]]) -> Iterator[tuple[str, float]]:
+    medians = {name: statistics.median(times) for name, times in actors.items() if len(times) == _WINDOW}
+    for name, own in medians.items():
+        if others := [median for other, median in medians.items() if other != name]:
+            yield name, max(own, _LEAST_SECONDS) / max(statistics.median(others), _LEAST_SECONDS)
