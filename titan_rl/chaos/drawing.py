@@ -1,0 +1,112 @@
+"""What may happen to a run under fire, and the drawing of it by seed. Pure."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+PHASES = ("generating", "training", "publishing", "saving")
+"""What a run's ``phase`` file says that it is doing, once it is in its first step."""
+_PHASE_OF_STATE = {
+    "trainer": {
+        "idle": "generating",
+        "mid-forward": "training",
+        "mid-sync": "publishing",
+        "mid-checkpoint": "saving",
+    },
+    "generator": {"generating": "generating", "idle": "training", "mid-sync": "publishing"},
+    "verifier": {"generating": "generating", "scoring": "generating", "idle": "training"},
+    "scorer": {"scoring": "generating", "idle": "training"},
+    "controller": {
+        "generating": "generating",
+        "mid-forward": "training",
+        "mid-sync": "publishing",
+        "mid-checkpoint": "saving",
+        "starting": "",
+    },
+}
+"""In which phase each kind of process is met in each of its states."""
+KINDS = tuple(_PHASE_OF_STATE)
+STATES = {kind: tuple(phases) for kind, phases in _PHASE_OF_STATE.items()}
+"""Those that are drawn. Whoever is struck while it takes a dead one's place was ``starting``."""
+WAYS = {
+    "trainer": ("kill", "stop", "exit", "raise"),
+    "generator": ("kill", "stop", "exit", "raise"),
+    "verifier": ("kill", "stop", "exit", "raise"),
+    "scorer": ("kill", "stop"),
+    "controller": ("kill",),
+}
+"""SIGKILL, SIGSTOP, an exit that looks clean, an exception."""
+
+_LAST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is to happen: to whom, once so many steps are done, in which state, and how."""
+
+    after_step: int
+    kind: str
+    state: str
+    way: str
+
+
+def phase_of(kind: str, state: str) -> str:
+    """The phase in which that kind is met in that state; empty before a run's first step."""
+    return _PHASE_OF_STATE[kind][state]
+
+
+def state_of(kind: str, phase: str, *, is_scoring: bool = False, is_writing: bool = False) -> str:
+    """What a process of that kind does in a phase.
+
+    ``is_scoring``: its scorer (or the scorer itself) runs; ``is_writing``: a checkpoint is being written.
+    """
+    if kind in ("verifier", "scorer") and is_scoring:
+        return "scoring"
+    if kind in ("trainer", "controller") and is_writing:
+        return "mid-checkpoint"
+    states = (state for state, of in _PHASE_OF_STATE[kind].items() if of == phase and state != "scoring")
+    return next(states, "starting" if kind == "controller" else "idle")
+
+
+def last_step_to_strike(steps: int, checkpoint_every: int) -> int:
+    """Faults that come late, since those before them took long, must still meet the run and not its end.
+
+    A checkpoint is waited for, too. Below 1 if there are too few steps.
+    """
+    return steps - _LAST_STEPS - checkpoint_every - steps // 10
+
+
+def draw_faults(count: int, seed: int, last_step: int, kinds: tuple[str, ...] = KINDS) -> list[Fault]:
+    """Spread evenly over steps 1 to ``last_step``: each kind in turn, and of each kind every state and way in turn,
+    all in an order drawn by seed."""
+    chosen = random.Random(f"chaos {seed}")
+    victims = [kinds[index % len(kinds)] for index in range(count)]
+    chosen.shuffle(victims)
+    turns = {kind: _in_turn(kind, chosen) for kind in kinds}
+    when = sorted(chosen.randint(1, last_step) for _ in range(count))
+    return _starts_follow_ends(
+        [Fault(step, kind, *next(turns[kind])) for step, kind in zip(when, victims, strict=True)]
+    )
+
+
+def _in_turn(kind: str, chosen: random.Random) -> Iterator[tuple[str, str]]:
+    """Every state with every way, before any of them comes again. Ends never."""
+    while True:
+        combinations = [(state, way) for state in STATES[kind] for way in WAYS[kind]]
+        chosen.shuffle(combinations)
+        yield from combinations
+
+
+def _starts_follow_ends(faults: list[Fault]) -> list[Fault]:
+    """A controller starts only after one was killed: a fault during its start comes right behind the one before."""
+    ordered: list[Fault] = []
+    for fault in faults:
+        before = [index for index, other in enumerate(ordered) if other.kind == "controller"]
+        if fault.state != "starting":
+            ordered.append(fault)
+        elif before:
+            place = before[-1]
+            ordered.insert(place + 1, replace(fault, after_step=ordered[place].after_step))
+        else:
+            ordered.append(replace(fault, state="generating"))
+    return ordered
