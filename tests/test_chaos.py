@@ -29,13 +29,13 @@ CONFIG = Path(__file__).parent.parent / "configs" / "chaos.toml"
 
 
 def test_faults_are_drawn_by_seed_alone():
-    assert draw_faults(50, 3, 90) == draw_faults(50, 3, 90) != draw_faults(50, 4, 90)
+    assert draw_faults(50, 3, 90, KINDS) == draw_faults(50, 3, 90, KINDS) != draw_faults(50, 4, 90, KINDS)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_kind_state_and_way_is_drawn(seed):
-    faults = draw_faults(100, seed, 500)
-    assert len(faults) == 100 and Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 20)
+    faults = draw_faults(120, seed, 500, KINDS)
+    assert len(faults) == 120 and Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 20)
     for kind in KINDS:
         of_kind = [fault for fault in faults if fault.kind == kind]
         assert {fault.state for fault in of_kind} == set(STATES[kind])
@@ -48,7 +48,7 @@ def test_every_kind_state_and_way_is_drawn(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_start_is_struck_right_behind_the_end_that_it_follows(seed):
-    faults = draw_faults(60, seed, 100)
+    faults = draw_faults(60, seed, 100, KINDS)
     starts = [index for index, fault in enumerate(faults) if fault.state == "starting"]
     assert starts
     for index in starts:
@@ -173,6 +173,21 @@ def test_what_was_not_mended_when_the_controller_died_is_whole_with_the_resumed_
     assert (outcome.noticed_after, outcome.whole_after, outcome.mended_by) == (0.5, 6.5, "resume")
     controller = match(struck("controller", "controller", 5, 15.0, orphans_gone_after=1.5), EVENTS)
     assert controller == Outcome(1.5, 5.0, 3, "killed", "resume")
+
+
+def test_a_host_is_whole_when_all_that_it_took_along_is():
+    events = [
+        {"time": 1.1, "kind": "died", "name": "host 0", "pid": 9, "why": "died"},
+        {"time": 1.2, "kind": "died", "name": "trainer rank 0", "pid": 8, "why": "lost host 0"},
+        {"time": 1.3, "kind": "died", "name": "standby verifier", "pid": 7, "why": "lost host 0"},
+        {"time": 1.3, "kind": "died", "name": "generator 1", "pid": 6, "why": "lost host 0"},
+        {"time": 1.4, "kind": "started", "name": "host 0", "pid": 10},
+        {"time": 3.0, "kind": "trainer_whole", "who": "trainer rank 0", "step": 1, "steps_redone": 1},
+    ]
+    host = struck("host", "host 0", 9, 1.0)
+    assert match(host, events) == Outcome(pytest.approx(0.1), None, None, "died", "")
+    served = {"time": 9.0, "kind": "generator_serves", "number": 1}
+    assert match(host, [*events, served]) == Outcome(pytest.approx(0.1), 8.0, 1, "died", "itself")
 
 
 def test_the_end_of_an_earlier_replacement_is_not_this_ones():

@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("file", help="TOML of the run; --section.key value overrides it")
     chaos.add_argument("--kills", type=int, default=20, metavar="N", help="faults (20)")
     chaos.add_argument("--seed", type=int, default=1, metavar="S", help="draws victims and moments (1)")
-    chaos.add_argument("--victims", metavar="A,B", help="some of trainer,generator,verifier,scorer,controller (all)")
+    chaos.add_argument(
+        "--victims", metavar="A,B", help="some of trainer,generator,verifier,scorer,host,controller (all)"
+    )
     chaos.add_argument("--undisturbed", action="store_true", help="then the same without faults, to compare with")
     chaos.add_argument("--fault-free-seeds", type=int, default=0, metavar="N", help="then N other seeds without faults")
     chaos.add_argument("--timeout", type=float, default=14400.0, metavar="S", help="seconds for all of it (14400)")
@@ -106,7 +108,6 @@ def _replay(options: argparse.Namespace, overrides: dict) -> int:
 def _chaos(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.chaos import Options, chaos
 
-    victims = {} if options.victims is None else {"victims": tuple(options.victims.split(","))}
     asked = Options(
         kills=options.kills,
         seed=options.seed,
@@ -114,7 +115,7 @@ def _chaos(options: argparse.Namespace, overrides: dict) -> int:
         fault_free_seeds=options.fault_free_seeds,
         timeout=options.timeout,
         as_json=options.json,
-        **victims,
+        victims=None if options.victims is None else tuple(options.victims.split(",")),
     )
     return chaos(options.file, overrides, asked)
 

@@ -7,13 +7,13 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from titan_rl.chaos import report as reports
 from titan_rl.chaos.account import account, summary
-from titan_rl.chaos.drawing import KINDS, draw_faults, last_step_to_strike
+from titan_rl.chaos.drawing import KINDS, draw_faults, kinds_of, last_step_to_strike
 from titan_rl.chaos.matching import match
 from titan_rl.chaos.peace import MAX_SEEDS, against_undisturbed, among_seeds, held_out_accuracy
 from titan_rl.chaos.siege import Siege
@@ -33,7 +33,8 @@ class Options:
 
     kills: int = 20
     seed: int = 1
-    victims: tuple[str, ...] = KINDS
+    victims: tuple[str, ...] | None = None
+    """None: every kind that the run has."""
     undisturbed: bool = False
     fault_free_seeds: int = 0
     timeout: float = 4 * 3600.0
@@ -48,6 +49,8 @@ def chaos(config_file: str | None, overrides: Overrides, options: Options) -> in
     """
     config = load_config(config_file, overrides)
     steps = build_titan(config).training.steps
+    if options.victims is None:
+        options = replace(options, victims=kinds_of(config.mesh.hosts))
     _check(options, config, steps)
     scratch = None if config.run.dir else tempfile.mkdtemp(prefix="titan_rl_chaos_")
     root = Path(config.run.dir if scratch is None else f"{scratch}/run")
@@ -73,6 +76,8 @@ def _check(options: Options, config: Config, steps: int) -> None:
         raise ConfigError(f"no such victim: {unknown[0]!r}; --victims takes some of {','.join(KINDS)}")
     if not options.victims or len(set(options.victims)) < len(options.victims):
         raise ConfigError(f"--victims takes some of {','.join(KINDS)}, each once")
+    if "host" in options.victims and not config.mesh.hosts:
+        raise ConfigError("the run has no hosts of its own: give --mesh.hosts 2, say, or other --victims")
     if options.kills < 1:
         raise ConfigError("chaos needs at least one fault: give --kills 1 or more")
     if last_step_to_strike(steps, config.checkpoint.every) < 1:

@@ -16,6 +16,12 @@ _PHASE_OF_STATE = {
     "generator": {"generating": "generating", "idle": "training", "mid-sync": "publishing"},
     "verifier": {"generating": "generating", "scoring": "generating", "idle": "training"},
     "scorer": {"scoring": "generating", "idle": "training"},
+    "host": {
+        "generating": "generating",
+        "mid-forward": "training",
+        "mid-sync": "publishing",
+        "mid-checkpoint": "saving",
+    },
     "controller": {
         "generating": "generating",
         "mid-forward": "training",
@@ -33,9 +39,16 @@ WAYS = {
     "generator": ("kill", "stop", "exit", "raise"),
     "verifier": ("kill", "stop", "exit", "raise"),
     "scorer": ("kill", "stop"),
+    "host": ("kill", "stop"),
     "controller": ("kill",),
 }
 """SIGKILL, SIGSTOP, an exit that looks clean, an exception."""
+
+
+def kinds_of(num_hosts: int) -> tuple[str, ...]:
+    """Those that a run has: hosts only if it has worker loops."""
+    return tuple(kind for kind in KINDS if kind != "host" or num_hosts)
+
 
 _LAST_STEPS = 3
 
@@ -62,7 +75,7 @@ def state_of(kind: str, phase: str, *, is_scoring: bool = False, is_writing: boo
     """
     if kind in ("verifier", "scorer") and is_scoring:
         return "scoring"
-    if kind in ("trainer", "controller") and is_writing:
+    if kind in ("trainer", "host", "controller") and is_writing:
         return "mid-checkpoint"
     states = (state for state, of in _PHASE_OF_STATE[kind].items() if of == phase and state != "scoring")
     return next(states, "starting" if kind == "controller" else "idle")
@@ -76,7 +89,7 @@ def last_step_to_strike(steps: int, checkpoint_every: int) -> int:
     return steps - _LAST_STEPS - checkpoint_every - steps // 10
 
 
-def draw_faults(count: int, seed: int, last_step: int, kinds: tuple[str, ...] = KINDS) -> list[Fault]:
+def draw_faults(count: int, seed: int, last_step: int, kinds: tuple[str, ...]) -> list[Fault]:
     """Spread evenly over steps 1 to ``last_step``: each kind in turn, and of each kind every state and way in turn,
     all in an order drawn by seed."""
     chosen = random.Random(f"chaos {seed}")

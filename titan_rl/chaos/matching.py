@@ -29,6 +29,8 @@ def match(one: Struck, events: list[dict]) -> Outcome:
     if one.kind == "scorer":
         return Outcome(None, _since(one, one.seen_whole), mended_by="itself" if one.seen_whole else "")
     died = next((event for event in later if event["kind"] == "died" and event["pid"] == one.victim.pid), None)
+    if one.kind == "host":
+        return _of_host(one, died, later)
     # what was written between the fault and its notice belongs to an earlier death of the same name
     start = died["time"] if died else one.witness.happened
     whole = next((e for e in later if e["time"] >= start and _makes_whole(e, one.kind, one.victim.name)), None)
@@ -40,6 +42,36 @@ def match(one: Struck, events: list[dict]) -> Outcome:
         why=died["why"] if died else "",
         mended_by="" if whole is None else "resume" if is_resume else "itself",
     )
+
+
+def _of_host(one: Struck, died: dict | None, later: list[dict]) -> Outcome:
+    """It is whole when everybody that it took along has been replaced."""
+    if died is None:
+        return Outcome()
+    after = [event for event in later if event["time"] >= died["time"]]
+    lost = [event for event in after if event["kind"] == "died" and event["why"] == f"lost {one.victim.name}"]
+    lost = [event for event in lost if _kind(event) in ("trainer", "generator", "verifier") and _has_number(event)]
+    wholes = [
+        next((e for e in after if e["time"] >= gone["time"] and _makes_whole(e, _kind(gone), gone["name"])), None)
+        for gone in lost
+    ]
+    is_whole = None not in wholes
+    return Outcome(
+        noticed_after=_since(one, died["time"]),
+        whole_after=_since(one, max([died["time"], *(whole["time"] for whole in wholes)])) if is_whole else None,
+        steps_redone=max((whole.get("steps_redone", 0) for whole in wholes), default=0) if is_whole else None,
+        why=died["why"],
+        mended_by="" if not is_whole else "resume" if any(w["kind"] == "resumed" for w in wholes) else "itself",
+    )
+
+
+def _kind(died: dict) -> str:
+    return died["name"].split()[0]
+
+
+def _has_number(died: dict) -> bool:
+    """A spare has none, and nobody waits for it."""
+    return died["name"].split()[-1].isdigit()
 
 
 def _of_controller(one: Struck, later: list[dict]) -> Outcome:
@@ -57,6 +89,8 @@ def _makes_whole(event: dict, kind: str, name: str) -> bool:
     """Whether it tells that all of that kind works again, as far as ``name`` was concerned."""
     if event["kind"] == "resumed":
         return True
+    if kind == "host":
+        return event["kind"] == "started" and event["name"] == name
     if kind == "trainer":
         return event["kind"] == "trainer_whole" and name in re.split(r",\s*", event["who"])
     return event["kind"] == f"{kind}_serves" and event["number"] == int(name.split()[1])

@@ -108,6 +108,7 @@ def flaws(report: dict[str, Any]) -> list[str]:
         f"{samples['steps_without_record']} steps have no record": samples["steps_without_record"],
         "ledger and records differ": samples["trained_but_not_recorded"] or samples["recorded_at_another_step"],
         f"{report['redone_differently']} redone steps had another loss": report["redone_differently"],
+        "the undisturbed run trained other prompts": not report.get("undisturbed", {}).get("same_prompts", True),
     }
     return [what for what, holds in wrong.items() if holds]
 
