@@ -1,7 +1,7 @@
 """Log-probabilities and entropies straight from hidden states and the vocabulary's weight.
 
 The logits [tokens, vocabulary] never exist: forward and backward go over them in tiles, and the backward computes them
-again, four products where logits in full cost three, but for as many tiles as a fixed number of kept logits allows.
+again, four products where logits in full cost three, unless all of them are few enough to be kept (in their tiles).
 The outer loop is over words, so that each word's weight is read, and its gradient written, once. Left out: the
 reduction of the hidden states' gradient over the ranks of a spread vocabulary, which is the caller's (as it is behind
 any column-parallel layer).
@@ -26,7 +26,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _CPU_TILE_TOKENS, _CPU_TILE_SIZE = 4096, 2**22
 """16 MiB. Smaller tiles are no faster, and threads wait for each other once an operation on a tile (LOG.md)."""
 _KEPT_LOGITS = 2**26
-"""256 MiB: all of 1,365 tokens over SmolLM2's words, whose backward then costs what it does with logits in full."""
+"""256 MiB: those of 1,365 tokens over SmolLM2's words, whose backward then costs what it does with logits in full."""
 _GPU_TILE_TOKENS, _GPU_TILE_SIZE = 16384, 3 * 2**26
 """The gradient's tile in bf16 is 384 MiB."""
 
@@ -74,8 +74,8 @@ def linear_logprob(
     in fp32. Gradients are rounded once, at the end, to the inputs' dtypes.
 
     Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each), a block of the weight in fp32 and,
-    until its backward, at most ``kept_logits`` (256 MiB by default; 0: none). Triton keeps none, and holds a tile
-    (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
+    until its backward, all logits if they are no more than ``kept_logits`` (256 MiB by default; 0: none). Triton keeps
+    none, and holds a tile (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
     """
     on_triton = implementation == "triton"
     num_tokens = max(len(hidden_SD), 1)
@@ -95,7 +95,8 @@ class _LinearLogprob(torch.autograd.Function):
     def forward(ctx, hidden_SD, weight_VD, bias_V, target_S, head: _Head):
         local_S = target_S - head.first_word
         inputs = hidden_SD.detach(), weight_VD.detach(), bias_V, local_S, head
-        ctx.kept = _Kept(head.kept_logits if any(ctx.needs_input_grad) else 0)
+        are_few = len(hidden_SD) * len(weight_VD) <= head.kept_logits
+        ctx.kept = _Kept(are_few and any(ctx.needs_input_grad))
         max_S, sums_3S = _triton_statistics(*inputs) if head.triton else _reference_statistics(*inputs, ctx.kept)
         if head.group is not None:
             local_max_S = max_S.clone()
@@ -161,21 +162,19 @@ class _Tokens:
 
 
 class _Kept:
-    """Tiles of logits from the forward that the backward need not compute again; the first ones, while there is room.
+    """Tiles of logits from the forward that the backward need not compute again: all of them, or none.
 
     The backward takes them out, for it makes gradients of them in place; a second one computes them again.
     """
 
-    def __init__(self, room: int):
-        self._room, self._tiles = room, {}
+    def __init__(self, keeps: bool):
+        self._keeps, self._tiles = keeps, {}
 
     def tile(self, rows: slice, words: slice, buffer: torch.Tensor) -> torch.Tensor:
         """Memory for a tile's logits: kept, or the buffer's."""
         shape = rows.stop - rows.start, words.stop - words.start
-        size = shape[0] * shape[1]
-        if size > self._room:
-            return buffer[:size].view(shape)
-        self._room -= size
+        if not self._keeps:
+            return buffer[: shape[0] * shape[1]].view(shape)
         tile = self._tiles[rows.start, words.start] = buffer.new_empty(shape)
         return tile
 
@@ -311,7 +310,7 @@ def _triton_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""
     num_tokens, num_words = len(hidden_SD), len(weight_VD)
     if num_tokens == 0 or num_words == 0:
-        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head, _Kept(0))
+        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head, _Kept(False))
     hidden_SD, weight_VD = _rows_contiguous(hidden_SD), _rows_contiguous(weight_VD)
     splits = max(1, min(triton.cdiv(8 * 128 * 128, num_tokens), triton.cdiv(num_words, 2048), 256))
     words_per_split = triton.cdiv(triton.cdiv(num_words, splits), 256) * 256

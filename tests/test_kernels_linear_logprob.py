@@ -14,7 +14,7 @@ from titan_rl.kernels.linear_logprob import linear_logprob
 SHAPES = [(1, 7, 5), (5, 130, 24), (33, 257, 64), (3, 70, 576)]
 HEADS = [{}, {"temperature": 0.7}, {"bias": True, "soft_cap": 3.0, "temperature": 1.3}]
 TILES = {"tile_tokens": 16, "tile_words": 100, "kept_logits": 2000}
-"""Of the larger shapes, some tiles are kept for the backward and some are not."""
+"""The largest shape's logits are computed again in the backward, the others' are kept."""
 
 
 def problem(num_tokens: int, num_words: int, dim: int, dtype=torch.float32, bias: bool = False):
@@ -110,14 +110,15 @@ def test_triton_in_its_interpreter():
     run_interpreted(__file__)
 
 
+@pytest.mark.parametrize("kept_logits", [0, 65])
 @pytest.mark.parametrize("head", HEADS)
-def test_gradcheck(head):
+def test_gradcheck(head, kept_logits):
     head = dict(head)
     leaves, target_S = problem(5, 13, 4, torch.float64, head.pop("bias", False))
     inputs = [leaf for leaf in leaves if leaf is not None]
 
     def outputs(hidden_SD, weight_VD, bias_V=None):
-        tiles = {"tile_tokens": 2, "tile_words": 4, "kept_logits": 30}
+        tiles = {"tile_tokens": 2, "tile_words": 4, "kept_logits": kept_logits}
         return linear_logprob(hidden_SD, weight_VD, target_S, bias_V=bias_V, **tiles, **head)
 
     assert torch.autograd.gradcheck(outputs, inputs)
@@ -167,6 +168,19 @@ def test_kept_logits_change_nothing():
     for pair, result in zip(found + found, results, strict=True):
         assert torch.equal(pair[0], found[0][0]) and torch.equal(pair[1], found[0][1])
         assert torch.equal(result[0], results[0][0]) and torch.equal(result[1], results[0][1])
+
+
+def test_logits_are_kept_if_there_is_room_for_all():
+    """The backward lets go of each tile as it passes."""
+    (hidden_SD, weight_VD, _), target_S = problem(20, 60, 8)
+    for kept_logits, number in ((1199, 0), (1200, 1200)):
+        logprob_S, _ = linear_logprob(
+            hidden_SD, weight_VD, target_S, tile_tokens=8, tile_words=16, kept_logits=kept_logits
+        )
+        kept = logprob_S.grad_fn.kept
+        assert sum(tile.numel() for tile in kept._tiles.values()) == number
+        logprob_S.sum().backward()
+        assert not kept._tiles
 
 
 def test_memory_is_bounded_by_the_tiles():

@@ -1,17 +1,23 @@
 """Steps of one trainer rank: what must not change a gradient, and what must come back from a checkpoint."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from batches import FAULTS, VOCABULARY, batch_of, poison, spoil_a_weight, with_fault
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_rl.bad_numbers import BadStreak
 from titan_rl.checkpoint import BackgroundSave, load_learner
-from titan_rl.config import AlgorithmConfig, load_config
-from titan_rl.learner import Learner, agreement_sums
+from titan_rl.checks import check_model
+from titan_rl.config import AlgorithmConfig, ConfigError, load_config
+from titan_rl.learner import Learner, agreement_sums, loss_and_sums
+from titan_rl.model import spec
 from titan_rl.model.tiny import make_tiny
-from titan_rl.packing import pack
+from titan_rl.packing import fit_rows, pack
 from titan_rl.titan_config import build_titan
 from titan_rl.types import BadNumbers, Batch, Culprit, StepMetrics
 
@@ -66,6 +72,127 @@ def test_layout_changes_neither_loss_nor_gradient(make_learner):
             other_totals, other_flat = gradient(learner, batch)
             assert other_totals == pytest.approx(totals, rel=1e-5, abs=1e-6)
             assert (other_flat - flat).norm() < 1e-5 * flat.norm()
+
+
+HEADS = {"tied": True, "untied": False}
+TEMPERATURE = 0.7
+
+
+def make_head_learner(path, **parallelism) -> Learner:
+    config = load_config(None, {"rollout": {"temperature": TEMPERATURE}, "parallelism": parallelism})
+    return Learner(config, build_titan(config), path)
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def headed_model(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    make_tiny(path, seed=1, hidden_size=64, num_layers=2, tie_word_embeddings=HEADS[request.param])
+    return path
+
+
+def logits_in_full(learner: Learner) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Of this rank's words; and the row's columns."""
+    [row] = fit_rows(batch_of(0, row_tokens=1000).rows[0], token_multiple=2, row_multiple=1, same_length=False)
+    columns = learner._columns(row)
+    keywords = learner._keywords(row, columns)
+    for name in ("target_S", "temperature", "implementation"):
+        keywords.pop(name)
+    return learner.model_parts[0](columns["tokens_T"][None], **keywords), columns
+
+
+def with_logits_in_full(learner: Learner):
+    """The same totals and gradient by all logits and torch's own distribution."""
+    logits_SV, columns = logits_in_full(learner)
+    assert logits_SV.shape == (len(columns["target_S"]), learner.spec.model.vocab_size)
+    words = torch.distributions.Categorical(logits=logits_SV / TEMPERATURE)
+    logprob_S, entropy_S = words.log_prob(columns["target_S"]), words.entropy().detach()
+    loss, totals = loss_and_sums(logprob_S, entropy_S, columns, SETTINGS)
+    loss.backward()
+    return logprob_S.detach(), {name: float(value) for name, value in totals.items()}, take_gradients(learner)
+
+
+def with_the_head(learner: Learner):
+    totals = learner.forward_backward(batch_of(0, row_tokens=1000).rows[0], SETTINGS)
+    return learner.logprobs[0], {name: float(value) for name, value in totals.items()}, take_gradients(learner)
+
+
+def take_gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    named = learner.model_parts[0].named_parameters()
+    gradients = {name: parameter.grad.full_tensor().clone() for name, parameter in named}
+    learner.optimizer.zero_grad()
+    return gradients
+
+
+def assert_same(found, wanted) -> None:
+    torch.testing.assert_close(found[0], wanted[0])
+    assert found[1] == pytest.approx(wanted[1], rel=1e-5)
+    assert found[2].keys() == wanted[2].keys()
+    for name, gradient in wanted[2].items():
+        assert (found[2][name] - gradient).norm() < 1e-5 * gradient.norm(), name
+
+
+def test_the_head_agrees_with_logits_in_full(headed_model):
+    learner = make_head_learner(headed_model)
+    assert_same(with_the_head(learner), with_logits_in_full(learner))
+
+
+def head_rank(index: int, folder: str) -> None:
+    """A rank of two tensor-parallel ones, which hold 50 words and 49."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=index, world_size=2)
+    learner = make_head_learner(folder, tensor_parallel_degree=2)
+    with torch.no_grad():
+        logits_SV = logits_in_full(learner)[0]
+    torch.save((with_the_head(learner), logits_SV), f"{folder}/{index}.pt")
+    dist.destroy_process_group()
+
+
+def test_the_head_agrees_with_logits_in_full_over_a_spread_vocabulary(headed_model):
+    learner = make_head_learner(headed_model)
+    assert learner.spec.model.vocab_size == 99
+    multiprocessing.spawn(head_rank, (str(headed_model),), nprocs=2)
+    wanted = with_logits_in_full(learner)
+    found, parts = zip(*(torch.load(headed_model / f"{index}.pt") for index in range(2)), strict=True)
+    for rank in found:
+        assert_same(rank, wanted)
+    assert [part.shape[1] for part in parts] == [50, 49]
+    torch.testing.assert_close(torch.cat(parts, 1), logits_in_full(learner)[0].detach())
+
+
+class Shapes(TorchDispatchMode):
+    """Of all tensors that are made, for the backward or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **kwargs or {})
+        if isinstance(out, torch.Tensor):
+            self.seen.add(tuple(out.shape))
+        return out
+
+
+def test_logits_in_full_never_exist(headed_model, monkeypatch):
+    tiles = {"tile_tokens": 16, "tile_words": 40, "kept_logits": 1000}
+    monkeypatch.setattr(spec, "linear_logprob", partial(spec.linear_logprob, **tiles))
+    learner = make_head_learner(headed_model)
+    whole = len(batch_of(0, row_tokens=1000).rows[0][0].target_S), learner.spec.model.vocab_size
+    for run, exist in ((with_logits_in_full, True), (with_the_head, False)):
+        with Shapes() as shapes:
+            run(learner)
+        assert (whole in shapes.seen) == exist
+    assert (16, 40) in shapes.seen
+
+
+def test_triton_is_refused_on_a_cpu(monkeypatch):
+    monkeypatch.setattr("titan_rl.model.device.DEVICE_TYPE", "cpu")
+    for kernel in ("auto", "reference"):
+        check_model(load_config(None, {"model": {"kernel": kernel}}))
+    with pytest.raises(ConfigError) as caught:
+        check_model(load_config(None, {"model": {"kernel": "triton"}}))
+    [line] = str(caught.value).splitlines()
+    assert "model.kernel = 'triton'" in line and "leave it out" in line
 
 
 def test_rows_that_only_keep_ranks_in_step_add_nothing(make_learner):
@@ -150,6 +277,22 @@ def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path
         got = train(resumed, step)
         assert (got.loss, got.grad_norm) == (metrics.loss, metrics.grad_norm)
         assert got.learning_rate == metrics.learning_rate
+
+
+def test_a_checkpoint_before_the_first_update_changes_nothing(make_learner, tmp_path):
+    """torch's way to save an optimizer that has made no step makes one, which Adam counts."""
+    saved, alone = make_learner(), make_learner()
+    saver = BackgroundSave(saved)
+    saver.begin(tmp_path / "checkpoint")
+    saver.wait()
+    resumed = make_learner()
+    load_learner(resumed, tmp_path / "checkpoint")
+    for learner in (saved, alone, resumed):
+        train(learner, 1)
+    wanted = weights(alone)
+    for learner in (saved, resumed):
+        found = weights(learner)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 def state(learner: Learner) -> dict:

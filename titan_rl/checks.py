@@ -40,13 +40,16 @@ def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt
 
 def check_model(config: Config) -> None:
     """Errors: ConfigError for an architecture that cannot be built or laid out as ``[parallelism]`` and
-    ``[generator]`` say, or a directory without weights or a tokenizer."""
+    ``[generator]`` say, a directory without weights or a tokenizer, or a kernel that this machine cannot run."""
+    from titan_rl.model.device import DEVICE_TYPE
     from titan_rl.model.files import tensor_files
     from titan_rl.model.layout import check_layout
     from titan_rl.model.spec import read_hf_config
     from titan_rl.model.tiny import tiny_config
     from titan_rl.titan_config import build_titan
 
+    if config.model.kernel == "triton" and DEVICE_TYPE == "cpu":
+        raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     parallelism, path = build_titan(config).parallelism, config.model.path
     try:
         hf = tiny_config() if path == "tiny" else read_hf_config(path)

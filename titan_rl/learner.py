@@ -3,7 +3,7 @@
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
 meshes, can add up between them. Nothing here knows of actors.
 
-Dimensions: T tokens of a row, S trained tokens of a row, V words of the vocabulary.
+Dimensions: T tokens of a row, S trained tokens of a row.
 """
 
 import math
@@ -31,7 +31,6 @@ from titan_rl.model.spec import model_spec
 from titan_rl.model.weights import load_hf, save_hf
 from titan_rl.packing import fit_rows
 from titan_rl.titan_config import TitanConfig, adamw
-from titan_rl.token_statistics import TokenStatistics, token_statistics
 from titan_rl.types import BadNumbers, Row, StepMetrics
 
 _COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
@@ -51,23 +50,38 @@ def agreement_sums(
 
 
 def loss_and_sums(
-    statistics: TokenStatistics, columns: dict[str, torch.Tensor], settings: AlgorithmConfig
+    logprob_S: torch.Tensor, entropy_S: torch.Tensor, columns: dict[str, torch.Tensor], settings: AlgorithmConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A row's loss, and what adds up over rows and ranks."""
-    inputs = LossInputs(statistics.logprob_S, columns["logprob_S"], columns["advantage_S"], columns["weight_S"])
+    inputs = LossInputs(logprob_S, columns["logprob_S"], columns["advantage_S"], columns["weight_S"])
     loss, sums = ALGORITHMS[settings.name].loss(inputs, settings)
     counted_S = columns["weight_S"] > 0
-    sums |= agreement_sums(statistics.logprob_S, columns["logprob_S"], counted_S)
-    sums |= {"loss": loss.detach(), "entropy": (statistics.entropy_S * counted_S).sum(), "count": counted_S.sum()}
+    sums |= agreement_sums(logprob_S, columns["logprob_S"], counted_S)
+    sums |= {"loss": loss.detach(), "entropy": (entropy_S * counted_S).sum(), "count": counted_S.sum()}
     return loss, sums
 
 
 def zero_totals(settings: AlgorithmConfig, device: torch.device) -> dict[str, torch.Tensor]:
-    """Every name that ``loss_and_sums`` gives, on ranks that see no logits too, in one order."""
+    """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order."""
     zero_S = torch.zeros(1, device=device)
     columns = dict.fromkeys(("logprob_S", "advantage_S", "weight_S"), zero_S)
-    _, sums = loss_and_sums(TokenStatistics(zero_S, zero_S), columns, settings)
+    _, sums = loss_and_sums(zero_S, zero_S, columns, settings)
     return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}
+
+
+@torch.no_grad()
+def begin_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Zero moments and count, as AdamW would make them at its first step.
+
+    Left to that step, a checkpoint before it would make them, by an empty step of its own, which counts: the first
+    real update then came out 0.735 times as large (torch.distributed.checkpoint's ``_init_optim_state``).
+    """
+    for group in optimizer.param_groups:
+        on_device = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            count = torch.zeros((), device=parameter.device if on_device else "cpu")
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": count, **moments}
 
 
 class Learner:
@@ -86,13 +100,17 @@ class Learner:
         """Called before parameters change: somebody may still be copying them."""
         self.logprobs: dict[int, torch.Tensor] = {}
         """Of the trained tokens of each row of the last pass, where this rank saw them."""
+        self.implementation = config.model.kernel
+        if self.implementation == "auto":
+            self.implementation = "triton" if self.device.type == "cuda" else "reference"
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
-        self._tp_group = tp_mesh and tp_mesh.get_group()
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
     def _build_optimizer(self, config):
         optimizer = config.build(model_parts=self.model_parts)
+        for one in optimizer.optimizers:
+            begin_moments(one)
         schedule: LRSchedulersContainer = self.titan.lr_scheduler.build(
             optimizers=optimizer, training_steps=self.titan.training.steps * self.config.algorithm.updates_per_batch
         )
@@ -107,24 +125,23 @@ class Learner:
             "positions": columns["positions_T"][None],
             "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device),
             "logit_index_S": columns["source_S"],
+            "target_S": columns["target_S"],
+            "temperature": self.config.rollout.temperature,
+            "implementation": self.implementation,
         }
 
     def _loss(
-        self, logits_SV: torch.Tensor, index: int, columns: dict[str, torch.Tensor], settings: AlgorithmConfig, totals
+        self,
+        statistics_2S: torch.Tensor,
+        index: int,
+        columns: dict[str, torch.Tensor],
+        settings: AlgorithmConfig,
+        totals,
     ) -> torch.Tensor:
-        """A row's loss; its sums are added to ``totals``. Under TP, V are the words that this rank holds."""
-        num_words = self.spec.model.vocab_size
-        # the vocabulary is cut as torch.chunk cuts, so the last ranks may hold fewer words
-        chunk = -(-num_words // self.parallel_dims.tp)
-        statistics = token_statistics(
-            logits_SV,
-            columns["target_S"],
-            self.config.rollout.temperature,
-            first_word=self._tp_rank * chunk,
-            group=self._tp_group,
-        )
-        self.logprobs[index] = statistics.logprob_S.detach()
-        loss, sums = loss_and_sums(statistics, columns, settings)
+        """A row's loss, of its log-probabilities and entropies; its sums are added to ``totals``."""
+        logprob_S, entropy_S = statistics_2S
+        self.logprobs[index] = logprob_S.detach()
+        loss, sums = loss_and_sums(logprob_S, entropy_S, columns, settings)
         for name, value in sums.items():
             add = torch.maximum if name == "agreement_max" else torch.add
             totals[name] = add(totals[name], value.double())
@@ -149,15 +166,15 @@ class Learner:
         with self._spmd_context():
             if self.pipeline is None:
                 for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
-                    logits_SV = self.model_parts[0](c["tokens_T"][None], **keyword)
-                    self._loss(logits_SV, index, c, settings, totals).backward()
+                    statistics_2S = self.model_parts[0](c["tokens_T"][None], **keyword)
+                    self._loss(statistics_2S, index, c, settings, totals).backward()
             else:
                 split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
                     list(keywords),
                     (1, len(rows[0].tokens_T) // split, self.spec.model.dim),
-                    lambda logits_SV, index: self._loss(logits_SV, index, columns[index], settings, totals),
+                    lambda statistics_2S, index: self._loss(statistics_2S, index, columns[index], settings, totals),
                 )
         return totals
 
@@ -198,7 +215,7 @@ class Learner:
 
     def loss_of(self, row: Row, logprob_S: torch.Tensor, settings: AlgorithmConfig) -> float:
         """The loss that a row has at these log-probabilities."""
-        loss, _ = loss_and_sums(TokenStatistics(logprob_S, torch.zeros_like(logprob_S)), self._columns(row), settings)
+        loss, _ = loss_and_sums(logprob_S, torch.zeros_like(logprob_S), self._columns(row), settings)
         return float(loss)
 
     def train(self, rows: list[Row], has_signal: bool, settings: AlgorithmConfig) -> StepMetrics | BadNumbers:

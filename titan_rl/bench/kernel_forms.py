@@ -3,7 +3,8 @@
     python -m titan_rl.bench.kernel_forms head FORM
     python -m titan_rl.bench.kernel_forms step FORM MODEL_DIRECTORY CHECKPOINTING
 
-``head`` is the vocabulary projection alone, forward and backward; ``step`` a whole trainer step of a model. Peak
+``head`` is the vocabulary projection alone, forward and backward; ``step`` a whole trainer step of a model. Forms are
+``kernel`` (what the trainer does), ``naive`` and ``by_hand`` (logits in full, by autograd and by hand). Peak
 memory is the kernel's count of resident pages (VmHWM, set back before the computation): it sees all that was touched,
 by whatever library. Memory that was freed before is given back first, so that nothing hides in it.
 
@@ -12,6 +13,7 @@ Dimensions: S tokens, D hidden size, V words.
 
 import ctypes
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,11 +22,10 @@ import torch
 import torch.nn.functional as F
 
 from titan_rl.kernels.linear_logprob import linear_logprob
-from titan_rl.token_statistics import token_statistics
 
 TOKENS, WORDS, HIDDEN = 4096, 49_152, 576
 _DOCUMENT = 256
-_REPEATS = 2
+_REPEATS = 3
 
 
 def _status_mib(key: str) -> float:
@@ -32,22 +33,31 @@ def _status_mib(key: str) -> float:
         return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
 
 
-def measure(run: Callable[[], None]) -> dict[str, float | list[float]]:
-    """MiB before and at most, and the seconds of later runs, whose memory is there already."""
+def measure(run: Callable[[], None]) -> dict[str, float]:
+    """MiB at most, and beyond those before; and medians over later runs, whose memory is there already.
+
+    Seconds are of the clock; processor seconds of all threads, which do not count what others took of the cores.
+    """
     ctypes.CDLL(None).malloc_trim(0)
     before = _status_mib("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     run()
-    peak, seconds = _status_mib("VmHWM"), []
+    peak, seconds, processor_seconds = _status_mib("VmHWM"), [], []
     for _ in range(_REPEATS):
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         run()
         seconds.append(time.perf_counter() - start)
-    return {"before_mib": before, "peak_mib": peak, "seconds": seconds}
+        processor_seconds.append(time.process_time() - processor_start)
+    return {
+        "mib": peak - before,
+        "peak_mib": peak,
+        "seconds": statistics.median(seconds),
+        "processor_seconds": statistics.median(processor_seconds),
+    }
 
 
-def _plain(hidden_SD, weight_VD, target_S):
+def _naive(hidden_SD, weight_VD, target_S):
     """What anyone writes: logits, log-softmax, the target's; the entropy for the log."""
     logprob_SV = torch.log_softmax(F.linear(hidden_SD, weight_VD), -1)
     with torch.no_grad():
@@ -55,13 +65,33 @@ def _plain(hidden_SD, weight_VD, target_S):
     return logprob_SV.gather(1, target_S[:, None])[:, 0], entropy_S
 
 
-def _in_full(hidden_SD, weight_VD, target_S):
-    """Logits in full with the learner's own softmax, which keeps one buffer for its backward."""
-    statistics = token_statistics(F.linear(hidden_SD, weight_VD), target_S, 1.0)
-    return statistics.logprob_S, statistics.entropy_S
+class _Softmax(torch.autograd.Function):
+    """Logits become probabilities, and those their own gradient, in the same memory."""
+
+    @staticmethod
+    def forward(ctx, logits_SV, target_S):
+        logits_SV -= logits_SV.amax(-1, keepdim=True)
+        target_logit_S, exp_SV = logits_SV.gather(1, target_S[:, None])[:, 0], logits_SV.exp()
+        total_S = exp_SV.sum(-1)
+        expected_S = logits_SV.mul_(exp_SV).sum(-1)
+        ctx.save_for_backward(exp_SV.div_(total_S[:, None]), target_S)
+        entropy_S = total_S.log() - expected_S / total_S
+        ctx.mark_non_differentiable(entropy_S)
+        return target_logit_S - total_S.log(), entropy_S
+
+    @staticmethod
+    def backward(ctx, grad_S, _):
+        grad_SV, target_S = ctx.saved_tensors
+        grad_SV.mul_(-grad_S[:, None]).scatter_add_(1, target_S[:, None], grad_S[:, None])
+        return grad_SV, None
 
 
-HEADS = {"plain": _plain, "in_full": _in_full, "kernel": linear_logprob}
+def _by_hand(hidden_SD, weight_VD, target_S):
+    """Logits in full in as little memory and as few passes as torch allows; good for one backward."""
+    return _Softmax.apply(F.linear(hidden_SD, weight_VD), target_S)
+
+
+HEADS = {"naive": _naive, "by_hand": _by_hand, "kernel": linear_logprob}
 
 
 def head(form: str) -> Callable[[], None]:
@@ -79,16 +109,12 @@ def head(form: str) -> Callable[[], None]:
 
 def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     """On one row of whole documents, every token of which is trained; bfloat16, as configs/smollm2.toml trains."""
-    import numpy as np
     import torch.distributed as dist
 
     from titan_rl.config import AlgorithmConfig, load_config
-    from titan_rl.learner import Learner, loss_and_sums
-    from titan_rl.model.attention import plan_attention
-    from titan_rl.packing import pack, token_weights
+    from titan_rl.learner import Learner
     from titan_rl.titan_config import build_titan
-    from titan_rl.token_statistics import TokenStatistics
-    from titan_rl.types import Provenance, Sample
+    from titan_rl.types import BadNumbers
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     training = {"seq_len": TOKENS, "mixed_precision_param": "bfloat16"}
@@ -96,10 +122,27 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     tables |= {"activation_checkpoint": {"mode": checkpointing}}
     config = load_config(None, tables | {"parallelism": {"fsdp_reshard_after_forward": "never"}})
     learner = Learner(config, build_titan(config), path)
-    random, words = np.random.default_rng(0), learner.spec.model.vocab_size
+    rows = _documents(learner.spec.model.vocab_size)
+    if form != "kernel":
+        _put_logits_in_full(learner.model_parts[0].lm_head, HEADS[form])
+
+    def run() -> None:
+        assert not isinstance(learner.train(rows, True, AlgorithmConfig()), BadNumbers)
+
+    run()  # the optimizer's state is made in the first step
+    return run
+
+
+def _documents(num_words: int) -> list:
+    import numpy as np
+
+    from titan_rl.packing import pack, token_weights
+    from titan_rl.types import Provenance, Sample
+
+    random = np.random.default_rng(0)
     provenance = np.array([Provenance.TEMPLATE] + [Provenance.MODEL] * _DOCUMENT, np.int8)
     samples = [
-        Sample(random.integers(0, words, _DOCUMENT + 1), provenance, np.full(_DOCUMENT + 1, -9.0, np.float32), 1.0)
+        Sample(random.integers(0, num_words, _DOCUMENT + 1), provenance, np.full(_DOCUMENT + 1, -9.0, np.float32), 1.0)
         for _ in range(TOKENS // _DOCUMENT)
     ]
     batch = pack(
@@ -110,36 +153,16 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
         weigh=lambda samples: token_weights(samples, "token", _DOCUMENT),
     )
     [[row]] = batch.rows
-    names = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
-    columns = {name: torch.from_numpy(getattr(row, name)) for name in names}
-    model, settings = learner.model_parts[0], AlgorithmConfig()
-    output_head = model.lm_head
+    return [row]
 
-    def logits(hidden_SD):
-        return F.linear(hidden_SD.float(), output_head.weight.float())
 
-    def statistics(hidden_SD):
-        logprob_S, entropy_S = linear_logprob(hidden_SD, output_head.weight, columns["target_S"])
-        return torch.stack((logprob_S, entropy_S.detach()))
+def _put_logits_in_full(output_head: torch.nn.Module, statistics: Callable) -> None:
+    """Within the module's forward, where FSDP has the weight gathered, as the trainer's own."""
 
-    # inside the module's forward, where FSDP has the weight gathered
-    output_head.forward = statistics if form == "kernel" else logits
+    def forward(hidden_SD, target_S, temperature, implementation):
+        return torch.stack(statistics(hidden_SD.float(), output_head.weight.float(), target_S))
 
-    def run() -> None:
-        output = model(
-            columns["tokens_T"][None],
-            positions=columns["positions_T"][None],
-            attention_masks=plan_attention(row.segments, len(row.tokens_T), output_head.weight.device),
-            logit_index_S=columns["source_S"],
-        )
-        found = TokenStatistics(*output) if form == "kernel" else token_statistics(output, columns["target_S"], 1.0)
-        loss, _ = loss_and_sums(found, columns, settings)
-        del output, found
-        loss.backward()
-        learner.optimizer_step(has_signal=True)
-
-    run()  # the optimizer's state is made in the first step
-    return run
+    output_head.forward = forward
 
 
 def main(what: str, form: str, *arguments: str) -> None:

@@ -1,7 +1,8 @@
 """The kernels' references on this machine's CPU: linear_logprob against logits in full, alone and in a trainer step.
 
-The step needs ``--model.path DIR`` (SmolLM2-135M). Every figure comes from fresh processes, in turn, in the trainer
-actor's environment. What a GPU does is measured by ``python kernels/bench.py``, which needs no titan_rl.
+The step needs ``--model.path DIR`` (SmolLM2-135M). Every figure comes from fresh processes, which take turns, in the
+trainer actor's environment; a ratio is the median of those of the rounds. What a GPU does is measured by
+``python kernels/bench.py``, which needs no titan_rl.
 """
 
 import json
@@ -16,69 +17,45 @@ from titan_rl.config import load_config
 from titan_rl.mesh.placement import available_cores, share_cores, trainer_environment
 
 _ROUNDS = {"head": 3, "step": 2}
+_BARS = {"head": {"seconds": 1.25, "mib": 0.15}, "step": {"seconds": 1.1, "mib": 0.6}}
+"""At most, of the naive form's."""
+_OTHERS = {"naive": "log_softmax of all logits", "by_hand": "all logits, softmax and gradient by hand in one buffer"}
+_MEANINGS = {
+    "seconds": "time",
+    "processor_seconds": "processor time",
+    "mib": "peak extra memory",
+    "peak_mib": "peak memory of the process",
+}
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     path = load_config(None, overrides).model.path
-    rows = _head_rows()
+    rows = _rows("head", "linear_logprob")
     if path != "tiny":
         for checkpointing in ("none", "full"):
-            rows += _step_rows(path, checkpointing)
+            name = f"trainer step with it, activation checkpointing {checkpointing},"
+            rows += _rows("step", name, path, checkpointing)
     return rows
 
 
-def _head_rows() -> list[dict[str, Any]]:
-    """Against both forms of logits in full, so that no choice of what is naive decides."""
-    found = _measure("head", ("kernel", "plain", "in_full"))
-    kernel, rows = found["kernel"], []
-    for form, name in (("plain", "log_softmax of all logits"), ("in_full", "all logits, token_statistics")):
-        other = found[form]
-        memory, time = (kernel[key] / other[key] for key in ("extra_mib", "seconds"))
-        rows += [
-            row(f"linear_logprob over {name}: peak extra memory", memory, "ratio", 0.15, **_both("mib", kernel, other)),
-            row(f"linear_logprob over {name}: time", time, "ratio", 1.25, **_both("seconds", kernel, other)),
-        ]
-    return rows
-
-
-def _step_rows(path: str, checkpointing: str) -> list[dict[str, Any]]:
-    """Without activation checkpointing, other activations are most of a step's memory, and no head changes those."""
-    found = _measure("step", ("kernel", "in_full"), path, checkpointing)
-    kernel, other = found["kernel"], found["in_full"]
-    time, extra, whole = (kernel[key] / other[key] for key in ("seconds", "extra_mib", "peak_mib"))
+def _rows(what: str, name: str, *arguments: str) -> list[dict[str, Any]]:
+    """Against both forms of logits in full; bars are held to the one that anyone writes."""
+    rounds = [{form: _fresh(what, form, *arguments) for form in ("kernel", *_OTHERS)} for _ in range(_ROUNDS[what])]
     return [
-        row(
-            f"trainer step with it over logits in full, activation checkpointing {checkpointing}: time",
-            *(time, "ratio", 1.1),
-            **_both("seconds", kernel, other),
-        ),
-        row("  less peak memory of the step", 1 - extra, "ratio", 0.4, at_most=False, **_both("mib", kernel, other)),
-        row("  less peak memory of the process, weights and optimizer included", 1 - whole, "ratio"),
+        _ratio(f"{name} over {words}: {meaning}", key, rounds, form, _BARS[what].get(key) if form == "naive" else None)
+        for form, words in _OTHERS.items()
+        for key, meaning in _MEANINGS.items()
     ]
 
 
-def _both(unit: str, kernel: dict, other: dict) -> dict[str, float]:
-    key = {"mib": "extra_mib", "seconds": "seconds"}[unit]
-    return {f"{unit}_with": kernel[key], f"{unit}_without": other[key]}
+def _ratio(name: str, key: str, rounds: list[dict], other: str, bar: float | None) -> dict[str, Any]:
+    """Of what was measured next to each other, as the machine is shared."""
+    ratio = statistics.median(forms["kernel"][key] / forms[other][key] for forms in rounds)
+    with_it, without = (statistics.median(forms[form][key] for forms in rounds) for form in ("kernel", other))
+    return row(name, ratio, "ratio", bar, **{f"{key}_with": with_it, f"{key}_without": without})
 
 
-def _measure(what: str, forms: tuple[str, ...], *arguments: str) -> dict[str, dict[str, float]]:
-    """Medians over rounds, in which the forms take turns."""
-    rounds = {form: [] for form in forms}
-    for _ in range(_ROUNDS[what]):
-        for form in forms:
-            rounds[form].append(_fresh(what, form, *arguments))
-    return {
-        form: {
-            "seconds": statistics.median(second for result in results for second in result["seconds"]),
-            "extra_mib": statistics.median(result["peak_mib"] - result["before_mib"] for result in results),
-            "peak_mib": statistics.median(result["peak_mib"] for result in results),
-        }
-        for form, results in rounds.items()
-    }
-
-
-def _fresh(what: str, form: str, *arguments: str) -> dict[str, Any]:
+def _fresh(what: str, form: str, *arguments: str) -> dict[str, float]:
     cores = share_cores(available_cores(), 1, 1, alternating=True)
     command = [sys.executable, "-m", "titan_rl.bench.kernel_forms", what, form, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | trainer_environment(cores))

@@ -2,15 +2,17 @@
 
 Parameters keep Hugging Face's shapes and row order (separate q, k and v; half-rotated rope), so a tensor of the
 file is a parameter of the model under another name.
+
+Dimensions: B rows, L tokens of a row, D features, S chosen positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common import Embedding, Linear, RMSNorm
@@ -24,6 +26,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import AutoConfig, PreTrainedConfig
 
+from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.model.attention import AttentionPlan, PackedAttention
 from titan_rl.model.moe import moe_config
 from titan_rl.model.rope import rope_config
@@ -33,22 +36,45 @@ _FROM_FILE = {"weight": skip_param_init}
 
 
 class Float32Head(Linear):
-    """An output head that projects in fp32 whatever the model computes in, as the generator's does."""
+    """An output head that projects in fp32 whatever the model computes in, as the generator's does.
+
+    Asked for targets, it gives their log-probabilities and the entropies, [2, S] in fp32, and goes over the logits in
+    tiles. It is done here because FSDP has the weight gathered in a module's own forward alone.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
         pass
 
-    # TorchTitan's sharding declaration names the argument
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return F.linear(input.float(), self.weight.float())
+    # TorchTitan's sharding declaration names the first argument, and wants a value for every other positional one
+    def forward(
+        self,
+        input: torch.Tensor,
+        *,
+        target_S: torch.Tensor | None = None,
+        temperature: float = 1.0,
+        implementation: str = "reference",
+    ) -> torch.Tensor:
+        if target_S is None:
+            return F.linear(input.float(), self.weight.float())
+        weight, spread = self.weight, {}
+        if isinstance(weight, DTensor):  # over tensor-parallel ranks, cut as torch.chunk cuts
+            mesh = weight.device_mesh
+            spread = {"group": mesh.get_group(), "first_word": mesh.get_local_rank() * -(-len(weight) // mesh.size())}
+            # each rank's part of the hidden states' gradient is its words'
+            input, weight = input.to_local(grad_placements=[Partial()]), weight.to_local()
+        logprob_S, entropy_S = linear_logprob(
+            input, weight, target_S, temperature=temperature, implementation=implementation, **spread
+        )
+        # no loss asks for the entropy's gradient, which would cost the backward two passes
+        return torch.stack((logprob_S, entropy_S.detach()))
 
 
 class PackedDecoder:
     """A TorchTitan decoder, or a pipeline stage of one, that projects only the chosen positions onto the vocabulary.
 
-    What goes in and comes out are plain tensors: under TP, a stage passes on its rank's part of the sequence and the
-    last one gives back the logits of its rank's part of the vocabulary.
+    What goes in and comes out are plain tensors: under TP, a stage passes on its rank's part of the sequence, and the
+    last one gives back the statistics of all chosen positions, or the logits of its rank's part of the vocabulary.
     """
 
     tp_mesh = None
@@ -60,10 +86,13 @@ class PackedDecoder:
             # sharding replaced both; they must be one again before FSDP takes them
             self.tok_embeddings.weight = self.lm_head.weight
 
-    def forward(self, inputs, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None):
+    def forward(
+        self, inputs, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None, **statistics
+    ):
         """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary].
 
-        ``inputs`` are tokens [B, L], or what the stage before gave.
+        ``inputs`` are tokens [B, L], or what the stage before gave. With ``statistics`` (the head's arguments, targets
+        first): log-probabilities and entropies [2, S] instead.
         """
         hidden = self._enter(inputs)
         for layer in self.layers.values():
@@ -72,8 +101,8 @@ class PackedDecoder:
             return _local(hidden)
         if self.tp_mesh is not None:
             hidden = _local(self.norm(hidden))  # the norm gathers the sequence
-            return _local(self.lm_head(_select(hidden, logit_index_S)))
-        return self.lm_head(self.norm(_select(hidden, logit_index_S)))
+            return _local(self.lm_head(_select(hidden, logit_index_S), **statistics))
+        return self.lm_head(self.norm(_select(hidden, logit_index_S)), **statistics)
 
     def _enter(self, inputs):
         if self.tok_embeddings is not None:
@@ -215,3 +244,6 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
             debug=SimpleNamespace(moe_force_load_balance=False),
         )
     )
+    # statistics come out whole, and logits carry their placement by themselves
+    head = spec.model.lm_head
+    head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
