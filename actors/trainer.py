@@ -26,7 +26,6 @@ class Trainer(Actor):
         self.config, self.model_path = config, model_path
         self.snapshots: Snapshots | None = None
         self.writer: WeightWriter | None = None
-        self.saver: BackgroundSave | None = None
 
     @endpoint
     def prepare(self) -> None:
@@ -60,6 +59,8 @@ class Trainer(Actor):
             timeout=timedelta(seconds=self.titan.comm.init_timeout_seconds),
         )
         self.learner = Learner(self.config, self.titan, self.model_path)
+        # here and not at the first checkpoint: a rank whose peer dies while groups are made waits for it in vain
+        self.saver = BackgroundSave(self.learner)
 
     def _withdraw(self) -> None:
         if self.writer is not None:
@@ -156,15 +157,11 @@ class Trainer(Actor):
     @endpoint
     def begin_checkpoint(self, folder: str) -> None:
         """Copy the state; a thread writes it into ``folder`` while training goes on."""
-        if self.saver is None or self.saver.learner is not self.learner:
-            self.saver = BackgroundSave(self.learner)
         self.saver.begin(Path(folder))
 
     @endpoint
     def checkpoint_outcome(self) -> str | None:
         """None while a checkpoint is being written, then why that failed, or "" if it did not."""
-        if self.saver is None or self.saver.learner is not self.learner:
-            return "the rank that began it was replaced, or its world rebuilt"
         return self.saver.outcome()
 
     @endpoint

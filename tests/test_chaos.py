@@ -187,7 +187,11 @@ def test_a_host_is_whole_when_all_that_it_took_along_is():
     host = struck("host", "host 0", 9, 1.0)
     assert match(host, events) == Outcome(pytest.approx(0.1), None, None, "died", "")
     served = {"time": 9.0, "kind": "generator_serves", "number": 1}
-    assert match(host, [*events, served]) == Outcome(pytest.approx(0.1), 8.0, 1, "died", "itself")
+    end = [
+        {"time": 11.0, "kind": "died", "name": "host 0", "pid": 10, "why": "died"},
+        {"time": 11.1, "kind": "died", "name": "generator 1", "pid": 11, "why": "lost host 0"},
+    ]
+    assert match(host, [*events, served, *end]) == Outcome(pytest.approx(0.1), 8.0, 1, "died", "itself")
 
 
 def test_the_end_of_an_earlier_replacement_is_not_this_ones():

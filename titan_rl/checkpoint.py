@@ -98,7 +98,7 @@ class BackgroundSave:
     def outcome(self) -> str | None:
         """None while it is being written, then why it failed, or "" if it did not."""
         if self._writing is None:
-            return "no checkpoint was begun by this process"
+            return "the rank that began it was replaced, or its world rebuilt"
         if not self._writing.done():
             return None
         error = self._writing.exception()

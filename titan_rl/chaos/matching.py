@@ -48,8 +48,9 @@ def _of_host(one: Struck, died: dict | None, later: list[dict]) -> Outcome:
     """It is whole when everybody that it took along has been replaced."""
     if died is None:
         return Outcome()
-    after = [event for event in later if event["time"] >= died["time"]]
-    lost = [event for event in after if event["kind"] == "died" and event["why"] == f"lost {one.victim.name}"]
+    after = later[later.index(died) + 1 :]
+    again = next((i for i, e in enumerate(after) if e["kind"] == "died" and e["name"] == one.victim.name), len(after))
+    lost = [event for event in after[:again] if event["kind"] == "died" and event["why"] == f"lost {one.victim.name}"]
     lost = [event for event in lost if _kind(event) in ("trainer", "generator", "verifier") and _has_number(event)]
     wholes = [
         next((e for e in after if e["time"] >= gone["time"] and _makes_whole(e, _kind(gone), gone["name"])), None)

@@ -127,6 +127,8 @@ class Cells:
         self.hosts.started = lambda host: self.tell("started", name=host.name, pid=host.pid)
         self.hosts.on_death = self._on_host_death
         self.all: list[Cell] = []
+        self.preparing = asyncio.Lock()
+        """Held by the one standby that is being prepared."""
         self.tell: Callable[..., None] = lambda kind, **fields: None
         """Hears of every start and every death."""
         self._count = 0

@@ -14,24 +14,31 @@ class Standby:
         self.cells, self.config, self.kind = cells, config, kind
         self._spawn_arguments = spawn_arguments
         self._ready: asyncio.Task[Cell] | None = None
+        self._has_begun = False
 
     def make(self) -> None:
         """Begin to prepare one, if one is wanted and there is none yet."""
-        if not self.config.recovery.has_standbys or self._ready is not None:
+        if not self.config.recovery.has_standbys or (self._ready is not None and not self._is_lost()):
             return
+        self._has_begun = False
         self._ready = asyncio.ensure_future(self._prepare())
         self._ready.add_done_callback(lambda task: task.cancelled() or task.exception())  # who takes it hears of it
 
     async def _prepare(self) -> Cell:
-        cell = await self.cells.spawn(f"standby {self.kind}", *self._spawn_arguments)
-        await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing a standby {self.kind}")
+        seconds, what = self.config.mesh.start_timeout, f"preparing a standby {self.kind}"
+        async with self.cells.preparing:  # one kind after the other: whoever is asked for first is ready first
+            self._has_begun = True
+            cell = await self.cells.spawn(f"standby {self.kind}", *self._spawn_arguments)
+            await call(cell, "prepare", seconds=seconds, what=what)
         self.cells.tell("standby_waits", of=self.kind, pid=cell.pid)
         return cell
 
     async def take(self, name: str) -> Cell:
         """The one that waits, under its new name; a fresh process if there is none. Errors: CellDied; DeadlineError."""
         ready, self._ready = self._ready, None
-        if ready is not None:
+        if ready is not None and not self._has_begun:
+            ready.cancel()
+        elif ready is not None:
             try:
                 cell = await ready
             except CellDied as error:
@@ -43,6 +50,12 @@ class Standby:
                     return cell
                 self.cells.forget(cell)
         return await self.cells.spawn(name, *self._spawn_arguments)
+
+    def _is_lost(self) -> bool:
+        """It died while it was waiting, or before."""
+        if not self._ready.done():
+            return False
+        return self._ready.cancelled() or self._ready.exception() is not None or self._ready.result().is_dead
 
     def stop(self) -> None:
         if self._ready is not None:

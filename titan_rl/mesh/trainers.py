@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from titan_rl.config import Config
-from titan_rl.mesh.cells import Cell, CellDied, Cells, call_all, call_each
+from titan_rl.mesh.cells import Cell, CellDied, Cells, call, call_all, call_each
 from titan_rl.mesh.standby import Standby
 
 
@@ -97,7 +97,7 @@ class Trainers:
         )
         for rank in dead:
             self.cells.forget(self.ranks[rank])
-            self.ranks[rank] = await self.standby.take(f"trainer rank {rank}")
+            self.ranks[rank] = await self._replacement(rank)
         await self._join()
         steps = set.intersection(*(set(s) for s in own), *(set(s) for s, _ in kept.values()))
         newest = max((s for s in steps if s <= step), default=None)
@@ -105,6 +105,13 @@ class Trainers:
             restores = [(cell, (newest, kept[r][1] if r in kept else None)) for r, cell in enumerate(self.ranks)]
             await call_each(restores, "restore", seconds=self.config.mesh.step_timeout, what="restoring a snapshot")
         return newest
+
+    async def _replacement(self, rank: int) -> Cell:
+        """With its imports done: its peers wait for it in ``join``, where a death costs them theirs."""
+        name = f"trainer rank {rank}"
+        cell = await self.standby.take(name)
+        await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
+        return cell
 
     async def _kept(self, rank: int) -> tuple[list[int], object]:
         keeper = self._keepers[rank] if self._keepers else None
