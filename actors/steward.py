@@ -3,11 +3,15 @@
 import faulthandler
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
 from titan_rl.faults import obey_orders
 from titan_rl.mesh.logs import send_output_to
+
+if TYPE_CHECKING:  # it needs torch
+    from titan_rl.snapshot import Keeper
 
 
 class Steward(Actor):
@@ -19,21 +23,21 @@ class Steward(Actor):
         send_output_to(logs, name)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         obey_orders()
-        self.keeper = None
+        self.keepers: dict[int, Keeper] = {}
         return os.getpid()
 
     @endpoint
     def keep(self, handle) -> None:
-        """Keep a trainer rank's snapshots (RegionHandle), instead of what was kept before."""
+        """Keep a trainer rank's snapshots (RegionHandle), instead of what was kept of that rank before."""
         from titan_rl.snapshot import Keeper
 
-        if self.keeper is not None:
-            self.keeper.stop()
-        self.keeper = Keeper(handle)
+        if handle.rank in self.keepers:
+            self.keepers[handle.rank].stop()
+        self.keepers[handle.rank] = Keeper(handle)
 
     @endpoint
-    def kept(self):
-        """Steps that are kept whole, and where (RegionHandle); nothing is followed any more."""
-        if self.keeper is None:
+    def kept(self, rank: int):
+        """Steps of a rank that are kept whole, and where (RegionHandle); it is not followed any more."""
+        if rank not in self.keepers:
             return [], None
-        return self.keeper.steps(), self.keeper.region.handle(over_rdma=False)
+        return self.keepers[rank].steps(), self.keepers[rank].region.handle(over_rdma=False)

@@ -219,6 +219,23 @@ def test_answer_that_kills_its_scorer_is_a_failure_of_the_machinery(fake_task):
     assert outcomes(scores) == [("ok", 1), ("infra_error", 0), ("infra_error", 0), ("ok", 2)]
 
 
+def test_a_stopped_scorer_is_a_failure_of_the_machinery_and_replaced(fake_task):
+    """No answer can do that, so none may be charged with it; and it is seen long before the deadline."""
+
+    async def use(scorer):
+        await scorer.start()
+        stopped = scorer.process.pid
+        os.kill(stopped, signal.SIGSTOP)
+        start = time.monotonic()
+        scores, _ = await scorer.score(PROMPT, [["1"], ["1"]])
+        return stopped, scorer.process.pid, scores, time.monotonic() - start
+
+    stopped, pid, scores, seconds = with_scorer(use, timeout=60.0)
+    assert pid != stopped and not os.path.exists(f"/proc/{stopped}") and seconds < 30
+    assert scores[0].status == "infra_error" and "stopped by a signal" in scores[0].message
+    assert scores[1].status == "ok"
+
+
 def test_answer_that_a_scorer_trips_over_is_told_by_name(fake_task):
     scores = score_all("raise", "2")
     assert outcomes(scores) == [("infra_error", 0), ("ok", 2)]

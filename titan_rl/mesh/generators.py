@@ -90,6 +90,10 @@ class Generators:
         """Those that may get work."""
         return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
 
+    @property
+    def leaders(self) -> list[Cell]:
+        return [replica.ranks[0] for replica in self.replicas.values()]
+
     async def start(self) -> None:
         replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
         for replica in replicas:
@@ -114,6 +118,7 @@ class Generators:
         self.replicas[replica.number] = replica
         for cell in replica.ranks:
             cell.on_death.append(lambda cell: self._on_death(replica, cell))
+            cell.on_death.append(lambda cell: self.changed())
         if dead := [cell for cell in replica.ranks if cell.is_dead]:
             self._on_death(replica, dead[0])
         self.changed()
@@ -134,7 +139,6 @@ class Generators:
         del self.replicas[number]
         self._end(replica)
         self.say(f"{cell.name} {cell.why}: its groups are sampled elsewhere, and it is replaced")
-        self.changed()
         self._replacements.begin(number, lambda: self._bring(number))
 
     def fail(self, number: int, reason: str) -> None:
@@ -220,7 +224,6 @@ class Generators:
             replica = self.replicas.pop(number, None)  # none: it is being replaced, which ends by itself
             if replica is not None:
                 self._in_background(self._dismiss(replica))
-        self.changed()
 
     async def _dismiss(self, replica: Replica) -> None:
         """Its groups end first; those that take too long are sampled elsewhere."""

@@ -60,7 +60,7 @@ class Hosts:
 
     def _start(self, name: str) -> Host:
         address = service_proc_addr(f"ipc://{self._scratch}/host{next(self._numbers)}", new_service_proc_id())
-        command = [sys.executable, "-m", "titan_rl.mesh.worker_loop", address, str(os.getpid())]
+        command = [sys.executable, "-m", "titan_rl.mesh.worker_loop", address]
         with log_file(self._logs, name.replace(" ", "_")) as output:
             process = subprocess.Popen(
                 command, env=self._environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, process_group=0

@@ -23,7 +23,7 @@ from titan_rl.channel.sync import WeightSync
 from titan_rl.channel.transports import RDMA
 from titan_rl.config import Config
 from titan_rl.mesh import processes
-from titan_rl.mesh.cells import Cell, CellDied, Cells, call
+from titan_rl.mesh.cells import CellDied, Cells, call
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.placement import (
@@ -33,6 +33,7 @@ from titan_rl.mesh.placement import (
     trainer_environment,
     verifier_environment,
 )
+from titan_rl.mesh.reaper import start_reaper
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.verifiers import Verifiers
 from titan_rl.mesh.waiting import within
@@ -115,7 +116,7 @@ class Meshes:
             trainer, self.cells, config, path, self.titan.world_size, trainer_environment(threads), scratch
         )
         self.generators = Generators(generator, self.cells, config, path, self.max_tokens, environment, scratch, say)
-        self.generators.changed = self._find_keeper
+        self.generators.changed = self._find_keepers
         self.verifiers = Verifiers(verifier, self.cells, config, path, verifier_environment(), say)
         self.dispatcher = Dispatcher(config, self.generators, self.verifiers)
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
@@ -144,6 +145,7 @@ class Meshes:
             rdma_max_chunk_size_mb=16,
         )
         monarch.actor.unhandled_fault_hook = lambda failure: None  # the cells know
+        start_reaper(self.cells.mark)
         self._watch(self.cells.patrol())
         starts = asyncio.gather(*(owner.start() for owner in self._owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
@@ -177,16 +179,12 @@ class Meshes:
         """Snapshots from now on, if the config wants them."""
         if not self.config.recovery.snapshot_every:
             return
-        await self.trainers.protect(self._keeper())
+        await self.trainers.protect(self.generators.leaders)
 
-    def _keeper(self) -> Cell | None:
-        """Who may keep the snapshots of a trainer rank that has no peer."""
-        return next((replica.ranks[0] for replica in self.generators.replicas.values()), None)
-
-    def _find_keeper(self) -> None:
-        """Replicas came or went: the keeper may be among them."""
+    def _find_keepers(self) -> None:
+        """Replicas came or went: keepers of snapshots may be among them."""
         if self.config.recovery.snapshot_every:
-            self._watch(self.trainers.keep_elsewhere(self._keeper()))
+            self._watch(self.trainers.find_keepers(self.generators.leaders))
 
     # the trainer
 

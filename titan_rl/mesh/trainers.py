@@ -59,27 +59,25 @@ class Trainers:
         seconds = self.config.mesh.step_timeout
         return await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
 
-    async def protect(self, elsewhere: Cell | None) -> None:
-        """Have every rank's snapshots kept by the next rank, or those of one that is alone by whoever is named."""
+    async def protect(self, others: list[Cell]) -> None:
+        """Have every rank's snapshots kept by another process: a peer, or one of these others."""
         self._handles = await self.call("open_snapshots", what="opening snapshots")
         self._fresh = set()
         self._keepers = [None] * self.world_size
-        if self.world_size == 1:
-            await self.keep_elsewhere(elsewhere)
-            return
-        for rank in range(self.world_size):
-            await self._keep(rank, self.ranks[(rank + 1) % self.world_size])
+        await self.find_keepers(others)
 
-    async def keep_elsewhere(self, keeper: Cell | None) -> None:
-        """A rank without a peer has its snapshots kept by this process from now on."""
-        if self.world_size == 1 and self._handles and keeper is not self._keepers[0]:
-            await self._keep(0, keeper)
-
-    async def _keep(self, rank: int, keeper: Cell | None) -> None:
-        self._keepers[rank] = keeper
-        if keeper is not None and not keeper.is_dead:
-            with suppress(CellDied):  # a rank's death is met elsewhere; without a keeper a disk has to do
-                await keeper.ask_steward("keep", self._handles[rank])
+    async def find_keepers(self, others: list[Cell]) -> None:
+        """For every rank whose snapshots nobody keeps (any more). On another host, if there is one."""
+        for rank, handle in enumerate(self._handles):
+            if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
+                continue
+            peers = [self.ranks[(rank + i) % self.world_size] for i in range(1, self.world_size)]
+            able = [cell for cell in peers + others if not cell.is_dead]
+            elsewhere = [cell for cell in able if cell.host is not self.ranks[rank].host]
+            self._keepers[rank] = keeper = next(iter(elsewhere + able), None)
+            if keeper is not None:
+                with suppress(CellDied):  # its death is met elsewhere; without a keeper a disk has to do
+                    await keeper.ask_steward("keep", handle)
 
     async def mend(self, step: int) -> int | None:
         """Replace the dead; all ranks are then at the newest step up to this one that everybody had: given back.
@@ -118,7 +116,7 @@ class Trainers:
         if keeper is None or keeper.is_dead:
             return [], None
         try:
-            return await keeper.ask_steward("kept")
+            return await keeper.ask_steward("kept", rank)
         except CellDied:
             return [], None
 

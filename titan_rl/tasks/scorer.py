@@ -24,6 +24,7 @@ from titan_rl.types import Prompt, Status
 
 _MEMORY_BYTES = 4 << 30
 _START_SECONDS = 60.0
+_PATROL_SECONDS = 0.4
 _LINE_BYTES = 1 << 20
 _MESSAGE_CHARACTERS = 500
 
@@ -63,7 +64,7 @@ class Scorer:
         )
         self.process = process
         try:
-            ready = await within(_START_SECONDS, "starting a scorer", process.stdout.readline())
+            ready = await within(_START_SECONDS, "starting a scorer", _line_of(process))
             if ready != b'"ready"\n':
                 raise RuntimeError(f"the scorer of task {self.task['name']} did not start")
         except BaseException:  # cancelled included: a process that is not ready must not be taken for one
@@ -98,11 +99,11 @@ class Scorer:
         self.process.stdin.write(("\n".join(lines) + "\n").encode())
         for _ in rollouts:
             try:
-                score = _read_score(await asyncio.wait_for(self.process.stdout.readline(), self.timeout))
+                score = _read_score(await asyncio.wait_for(_line_of(self.process), self.timeout))
             except TimeoutError:
                 score = Score("timeout", {}, f"scoring took longer than {self.timeout} s")
-                if is_stopped(self.process.pid):  # which no answer can do
-                    score = Score("infra_error", {}, "the scorer process was stopped by a signal")
+            except StoppedError as error:  # which no answer can do
+                score = Score("infra_error", {}, str(error))
             except (ValueError, KeyError, TypeError, AttributeError):
                 score = Score("infra_error", {}, "the scorer process died or answered nonsense")
             else:
@@ -111,6 +112,24 @@ class Scorer:
             await self.stop()
             yield score
             return
+
+
+class StoppedError(RuntimeError):
+    """A signal stopped the scorer process."""
+
+
+async def _line_of(process: asyncio.subprocess.Process) -> bytes:
+    """The next that it prints; without one, nothing. Errors: StoppedError if it stays stopped."""
+    reading = asyncio.ensure_future(process.stdout.readline())
+    try:
+        was_stopped = False
+        while not (await asyncio.wait({reading}, timeout=_PATROL_SECONDS))[0]:
+            if was_stopped and is_stopped(process.pid):
+                raise StoppedError("the scorer process was stopped by a signal")
+            was_stopped = is_stopped(process.pid)
+        return reading.result()
+    finally:
+        reading.cancel()
 
 
 def _read_score(line: bytes) -> Score:
