@@ -63,7 +63,7 @@ def test_a_return_to_the_last_checkpoint_makes_its_steps_anew(tmp_path):
     )
     said = running.output(root)
     assert code == 0, said[-3000:]
-    assert len(injected(root)) == 2 and said.count(f"resumed from {root}/checkpoints/step-000002") == 2
+    assert len(injected(root)) == 2 and said.count(f"back to {root}/checkpoints/step-000002") == 2
     for prompt_id, sample in injected(root):
         assert f"sampling logprob of {prompt_id} sample {sample}" in said
     ledger = read_ledger(root, steps=True)

@@ -346,7 +346,7 @@ def test_events_are_read_as_they_come(tmp_path):
         (["--victims", ""], "--victims"),
         (["--victims", "trainer,trainer"], "once"),
         (["--training.steps", "3"], "--training.steps"),
-        (["--checkpoint.every", "600"], "checkpoint.every"),
+        (["--checkpoint.every", "1200"], "checkpoint.every"),
         (["--fault-free-seeds", "1"], "--fault-free-seeds"),
         (["--fault-free-seeds", "11"], "--fault-free-seeds"),
         (["--timeout", "0"], "--timeout"),

@@ -97,11 +97,12 @@ def test_resume_takes_the_checkpoint_before_a_damaged_one_and_accounts_from_ther
     assert [step["trained"] for step in ledger["steps"]] == [32] * (STEPS + 1)
 
 
-def test_resume_with_no_whole_checkpoint_is_told(run, tmp_path, capsys):
+def test_resume_with_neither_a_whole_checkpoint_nor_all_records_is_told(run, tmp_path, capsys):
     root = tmp_path / "run"
     shutil.copytree(run, root)
     for state in root.glob("checkpoints/*/state.json"):
         state.write_text("{}")
+    (root / "rollouts" / "step-000002.parquet").unlink()
     assert train.main(["--run.dir", str(root), "--resume", *running.overrides(training__steps=STEPS + 1)]) == 2
     said = capsys.readouterr().err.strip()
-    assert "no checkpoint" in said and "state.json" in said and "\n" not in said
+    assert "no checkpoint" in said and "state.json" in said and "rollouts of step 2" in said and "\n" not in said

@@ -18,6 +18,7 @@ BENCHES = {
     "generate": "titan_rl.bench.generate",
     "weight-sync": "titan_rl.bench.weight_sync",
     "protection": "titan_rl.bench.protection",
+    "replacement": "titan_rl.bench.replacement",
     "kernels": "titan_rl.bench.kernels",
 }
 """Name to module; each has ``run(overrides) -> rows``."""

@@ -47,6 +47,8 @@ ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
 """Generators are needed by verifiers; a trainer stands alone."""
 _STOP_SECONDS = 3.0
 """Seconds that processes have to stop by themselves; then they are killed."""
+_NEWS_SECONDS = 0.5
+"""How long a death is waited for that would explain an error."""
 _MAX_RAISED = 2
 """How often a trainer rank may raise the same, without a step in between, and be replaced."""
 _MAX_MENDS = 5
@@ -202,7 +204,9 @@ class Meshes:
                         self._note_raised(error)
                 except ActorFault:
                     raise
-                except Exception:  # while a rank is dead, what its peers say is only how they noticed
+                except Exception:  # while a rank is dead, what others say is only how they noticed
+                    deaths = {cell.died for cell in self.trainers.ranks}
+                    await asyncio.wait(deaths, timeout=_NEWS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     if self.trainers.is_whole:
                         raise
 

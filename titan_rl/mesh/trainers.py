@@ -33,6 +33,7 @@ class Trainers:
         self._keepers: list[Cell | None] = []
         self._handles: list = []
         """Where each rank's snapshots are."""
+        self._keeping = asyncio.Lock()
         self._fresh: set[int] = set()
         """Ranks whose process has no snapshots of its own yet."""
         self._num_meetings = 0
@@ -61,23 +62,28 @@ class Trainers:
 
     async def protect(self, others: list[Cell]) -> None:
         """Have every rank's snapshots kept by another process: a peer, or one of these others."""
-        self._handles = await self.call("open_snapshots", what="opening snapshots")
-        self._fresh = set()
-        self._keepers = [None] * self.world_size
+        handles = await self.call("open_snapshots", what="opening snapshots")
+        async with self._keeping:
+            self._handles, self._keepers, self._fresh = handles, [None] * self.world_size, set()
         await self.find_keepers(others)
 
     async def find_keepers(self, others: list[Cell]) -> None:
-        """For every rank whose snapshots nobody keeps (any more). On another host, if there is one."""
-        for rank, handle in enumerate(self._handles):
-            if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
-                continue
-            peers = [self.ranks[(rank + i) % self.world_size] for i in range(1, self.world_size)]
-            able = [cell for cell in peers + others if not cell.is_dead]
-            elsewhere = [cell for cell in able if cell.host is not self.ranks[rank].host]
-            self._keepers[rank] = keeper = next(iter(elsewhere + able), None)
-            if keeper is not None:
-                with suppress(CellDied):  # its death is met elsewhere; without a keeper a disk has to do
-                    await keeper.ask_steward("keep", handle)
+        """For every rank whose snapshots nobody keeps (any more)."""
+        async with self._keeping:
+            for rank, handle in enumerate(self._handles):
+                if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
+                    continue
+                self._keepers[rank] = keeper = self._choose_keeper(rank, others)
+                if keeper is not None:
+                    with suppress(CellDied):  # its death is met elsewhere; without a keeper a disk has to do
+                        await keeper.ask_steward("keep", handle)
+
+    def _choose_keeper(self, rank: int, others: list[Cell]) -> Cell | None:
+        """A peer before others, but another host before either."""
+        peers = [self.ranks[(rank + i) % self.world_size] for i in range(1, self.world_size)]
+        able = [cell for cell in peers + others if not cell.is_dead]
+        elsewhere = [cell for cell in able if cell.host is not self.ranks[rank].host]
+        return next(iter(elsewhere + able), None)
 
     async def mend(self, step: int) -> int | None:
         """Replace the dead; all ranks are then at the newest step up to this one that everybody had: given back.
