@@ -19,7 +19,11 @@ from titan_rl.mesh.placement import available_cores, share_cores, trainer_enviro
 _ROUNDS = {"head": 3, "step": 2}
 _BARS = {"head": {"seconds": 1.25, "mib": 0.15}, "step": {"seconds": 1.1, "mib": 0.6}}
 """At most, of the naive form's."""
-_OTHERS = {"naive": "log_softmax of all logits", "by_hand": "all logits, softmax and gradient by hand in one buffer"}
+_NAIVE = {"naive": "log_softmax of all logits"}
+_OTHERS = {
+    "head": _NAIVE | {"by_hand": "all logits, softmax and gradient by hand in one buffer"},
+    "step": _NAIVE,
+}
 _MEANINGS = {
     "seconds": "time",
     "processor_seconds": "processor time",
@@ -39,11 +43,13 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rows(what: str, name: str, *arguments: str) -> list[dict[str, Any]]:
-    """Against both forms of logits in full; bars are held to the one that anyone writes."""
-    rounds = [{form: _fresh(what, form, *arguments) for form in ("kernel", *_OTHERS)} for _ in range(_ROUNDS[what])]
+    """Against forms of logits in full; bars are held to the one that anyone writes."""
+    rounds = [
+        {form: _fresh(what, form, *arguments) for form in ("kernel", *_OTHERS[what])} for _ in range(_ROUNDS[what])
+    ]
     return [
         _ratio(f"{name} over {words}: {meaning}", key, rounds, form, _BARS[what].get(key) if form == "naive" else None)
-        for form, words in _OTHERS.items()
+        for form, words in _OTHERS[what].items()
         for key, meaning in _MEANINGS.items()
     ]
 
