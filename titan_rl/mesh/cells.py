@@ -150,7 +150,8 @@ class Cells:
         return cell
 
     async def _start(self, cell: Cell, tag: str) -> int:
-        starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {cell.name}", self._call_start(cell, tag)))
+        calling = cell.steward.start.call_one(self.logs, tag)
+        starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {cell.name}", calling))
         await asyncio.wait({starting, cell.host.died}, return_when=_FIRST)
         if not starting.done():
             starting.cancel()
@@ -158,9 +159,6 @@ class Cells:
             self.forget(cell)
             raise CellDied([cell], "it was spawned")
         return starting.result()
-
-    async def _call_start(self, cell: Cell, tag: str) -> int:
-        return await cell.steward.start.call_one(self.logs, tag)
 
     def _on_death(self, cell: Cell) -> None:
         cell.host.kinds.remove(cell.kind)

@@ -61,7 +61,7 @@ class Dispatcher:
             group = work.result()
         except CellDied:
             return None
-        except Exception as error:
+        except Exception as error:  # an episode never raises: whatever it is, the verifier is at fault
             if not verifier.is_dead:
                 verifier.fail(error)
                 await asyncio.wait({verifier.died}, timeout=_END_SECONDS)

@@ -109,7 +109,7 @@ class Generators:
         what = f"starting generator {number}"
         try:
             await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
-        except BaseException:
+        except BaseException:  # cancelled included: nobody else knows of it yet
             self._end(replica)
             raise
         return replica
@@ -154,7 +154,7 @@ class Generators:
         replica = await self._next_engine(number)
         try:
             await self._bring_up(replica)
-        except BaseException:
+        except BaseException:  # cancelled included: nobody else knows of it yet
             self._end(replica)
             raise
         if number not in self.router.members:  # it was taken away again

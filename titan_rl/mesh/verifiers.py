@@ -38,7 +38,7 @@ class Verifiers:
         seconds = self.config.mesh.start_timeout
         try:
             self.scorers[number] = await call(cell, "start", seconds=seconds, what=f"starting verifier {number}")
-        except BaseException:
+        except BaseException:  # cancelled included: nobody else knows of it yet
             cell.kill()
             self.cells.forget(cell)
             raise
