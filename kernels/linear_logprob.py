@@ -1,15 +1,17 @@
 """Log-probabilities and entropies straight from hidden states and the vocabulary's weight.
 
-The logits [tokens, vocabulary] never exist: forward and backward go over them in tiles, and the backward computes them
-again, four products where logits in full cost three, unless all of them are few enough to be kept (in their tiles).
-The outer loop is over words, so that each word's weight is read, and its gradient written, once. Left out: the
-reduction of the hidden states' gradient over the ranks of a spread vocabulary, which is the caller's (as it is behind
-any column-parallel layer).
+The logits [tokens, vocabulary] never exist: forward and backward go over them in tiles. A backward that knows nothing
+before its turn computes them again, four products where logits in full cost three; its outer loop is over words, so
+that each word's weight is read, and its gradient written, once. Told beforehand what gradient its log-probabilities
+will get, the reference makes do with three: it goes over the tokens in chunks, and makes a chunk's gradients of the
+logits that it has at hand. Left out: the reduction of the hidden states' gradient over the ranks of a spread
+vocabulary, which is the caller's (as it is behind any column-parallel layer).
 
 Dimensions: S tokens, D hidden size, V words of the vocabulary (under a group, those that this rank holds).
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,8 +27,8 @@ except ImportError:  # the reference does without
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _CPU_TILE_TOKENS, _CPU_TILE_SIZE = 4096, 2**22
 """16 MiB. Smaller tiles are no faster, and threads wait for each other once an operation on a tile (LOG.md)."""
-_KEPT_LOGITS = 2**26
-"""256 MiB: those of 1,365 tokens over SmolLM2's words, whose backward then costs what it does with logits in full."""
+_CPU_CHUNK_SIZE, _CPU_CHUNK_TOKENS = 2**24, 256
+"""Of logits that are at hand at once: 64 MiB, or so many tokens', lest the weight's gradient be added up too often."""
 _GPU_TILE_TOKENS, _GPU_TILE_SIZE = 16384, 3 * 2**26
 """The gradient's tile in bf16 is 384 MiB."""
 
@@ -41,7 +43,6 @@ class _Head:
     group: dist.ProcessGroup | None
     tile_tokens: int
     tile_words: int
-    kept_logits: int
     triton: bool
 
 
@@ -57,7 +58,7 @@ def linear_logprob(
     group: dist.ProcessGroup | None = None,
     tile_tokens: int | None = None,
     tile_words: int | None = None,
-    kept_logits: int = _KEPT_LOGITS,
+    expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of its distribution, [S] each; both may be differentiated.
@@ -73,39 +74,43 @@ def linear_logprob(
     Triton's round the gradient of the logits to the inputs' dtype (bf16: each entry by 2**-9 of itself) and accumulate
     in fp32. Gradients are rounded once, at the end, to the inputs' dtypes.
 
-    Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each), a block of the weight in fp32 and,
-    until its backward, all logits if they are no more than ``kept_logits`` (256 MiB by default; 0: none). Triton keeps
-    none, and holds a tile (384 MiB in bf16) and the hidden states' gradient in fp32 twice.
+    ``expected_grad(logprob_S, tokens)`` says what gradient these tokens will get, these being their log-probabilities:
+    possible where the loss is a sum over tokens. It saves the reference a product of four and is never trusted: if the
+    backward is handed anything else than what was expected, to the bit, it computes the gradients anew.
+
+    Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each) and a block of the weight in fp32;
+    with an expected gradient a chunk of logits (64 MiB or 256 tokens'), a tile, such a block and, of a weight in
+    16 bits, the gradient in fp32. Triton, which expects nothing, holds a tile (384 MiB in bf16) and the hidden states'
+    gradient in fp32 twice.
     """
     on_triton = implementation == "triton"
     num_tokens = max(len(hidden_SD), 1)
     tokens, size = (_GPU_TILE_TOKENS, _GPU_TILE_SIZE) if on_triton else (_CPU_TILE_TOKENS, _CPU_TILE_SIZE)
+    if on_triton or not torch.is_grad_enabled():
+        expected_grad = None
+    if expected_grad is not None:
+        tokens = max(_CPU_CHUNK_SIZE // max(len(weight_VD), 1), _CPU_CHUNK_TOKENS)
     tile_tokens = min(tile_tokens or tokens, num_tokens)
     # few tokens may take more words at a time, but a block of the weight is held too
     tile_words = tile_words or min(size // tile_tokens, 16384 if on_triton else 8192)
     if on_triton and hidden_SD.dtype != weight_VD.dtype:  # its products want one dtype
         dtype = torch.promote_types(hidden_SD.dtype, weight_VD.dtype)
         hidden_SD, weight_VD = hidden_SD.to(dtype), weight_VD.to(dtype)
-    head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, kept_logits, on_triton)
-    return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, head)
+    head = _Head(temperature, soft_cap, first_word, group, tile_tokens, tile_words, on_triton)
+    return _LinearLogprob.apply(hidden_SD, weight_VD, bias_V, target_S, head, expected_grad)
 
 
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_SD, weight_VD, bias_V, target_S, head: _Head):
+    def forward(ctx, hidden_SD, weight_VD, bias_V, target_S, head: _Head, expected_grad):
         local_S = target_S - head.first_word
-        inputs = hidden_SD.detach(), weight_VD.detach(), bias_V, local_S, head
-        are_few = len(hidden_SD) * len(weight_VD) <= head.kept_logits
-        ctx.kept = _Kept(are_few and any(ctx.needs_input_grad))
-        max_S, sums_3S = _triton_statistics(*inputs) if head.triton else _reference_statistics(*inputs, ctx.kept)
-        if head.group is not None:
-            local_max_S = max_S.clone()
-            dist.all_reduce(max_S, op=dist.ReduceOp.MAX, group=head.group)
-            sums_3S[:2] *= (local_max_S - max_S).exp()
-            dist.all_reduce(sums_3S, group=head.group)
-        total_S, expected_S, target_logit_S = sums_3S
-        log_total_S = total_S.log() + max_S
-        logprob_S, entropy_S = target_logit_S - log_total_S, log_total_S - expected_S / total_S
+        inputs = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach(), local_S, head
+        ctx.expected = None
+        if expected_grad is not None and any(ctx.needs_input_grad):
+            found, ctx.expected = _forward_and_expected_backward(*inputs, ctx.needs_input_grad[:3], expected_grad)
+        else:
+            found = _normalized(*(_triton_statistics if head.triton else _reference_statistics)(*inputs), head)
+        logprob_S, entropy_S, log_total_S = found
         ctx.save_for_backward(hidden_SD, weight_VD, bias_V, local_S, log_total_S, entropy_S)
         ctx.head = head
         ctx.set_materialize_grads(False)
@@ -114,25 +119,61 @@ class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logprob_S, grad_entropy_S):
         hidden_SD, weight_VD, bias_V, local_S, log_total_S, entropy_S = ctx.saved_tensors
-        head, needed = ctx.head, ctx.needs_input_grad
         if grad_logprob_S is None:
             grad_logprob_S = torch.zeros_like(log_total_S)
-        tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S)
-        gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed[:3], head)
+        (expected_S, gradients), ctx.expected = ctx.expected or (None, None), None  # they can be given away once
+        if expected_S is None or grad_entropy_S is not None or not torch.equal(expected_S, grad_logprob_S):
+            tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S)
+            gradients = _backward_again(tokens, weight_VD, bias_V, ctx.needs_input_grad[:3], ctx.head)
+        return *gradients, None, None, None
+
+
+def _normalized(max_S: torch.Tensor, sums_3S: torch.Tensor, head: _Head):
+    """Log-probabilities, entropies, and the logarithm of the softmax's denominator, over all ranks' words."""
+    if head.group is not None:
+        local_max_S = max_S.clone()
+        dist.all_reduce(max_S, op=dist.ReduceOp.MAX, group=head.group)
+        sums_3S[:2] *= (local_max_S - max_S).exp()
+        dist.all_reduce(sums_3S, group=head.group)
+    total_S, expected_S, target_logit_S = sums_3S
+    log_total_S = total_S.log() + max_S
+    return target_logit_S - log_total_S, log_total_S - expected_S / total_S, log_total_S
+
+
+def _forward_and_expected_backward(hidden_SD, weight_VD, bias_V, local_S, head: _Head, needed, expected_grad):
+    """All logits of a chunk of tokens are kept, in tiles; its statistics known, they become their own gradient."""
+    gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed, words_outside=False)
+    logits = hidden_SD.new_empty(head.tile_tokens * len(weight_VD), dtype=gradients.dtype)
+    logprob_S, entropy_S, log_total_S, expected_S = (
+        hidden_SD.new_empty(len(hidden_SD), dtype=gradients.dtype) for _ in range(4)
+    )
+    tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, expected_S, None)
+    for rows in _slices(len(hidden_SD), head.tile_tokens):
+        chunk = hidden_SD[rows], weight_VD, bias_V, local_S[rows], head
+        found = _normalized(*_reference_statistics(*chunk, kept=logits), head)
+        logprob_S[rows], entropy_S[rows], log_total_S[rows] = found
+        expected_S[rows] = expected_grad(logprob_S[rows], rows)
         for words in _slices(len(weight_VD), head.tile_words):
-            block_VD = weight_VD[words] if head.triton else weight_VD[words].to(log_total_S.dtype)
-            for rows in _slices(len(hidden_SD), head.tile_tokens):
-                tile = tokens.at(rows, words, block_VD.dtype)
-                inputs = tile, block_VD, None if bias_V is None else bias_V[words], head, gradients.buffer
-                if head.triton:
-                    grad_SV = _triton_gradient_tile(*inputs)
-                else:
-                    logits_SV = ctx.kept.pop(rows, words)
-                    grad_SV = _reference_gradient(
-                        tile, _logits_again(*inputs) if logits_SV is None else logits_SV, head
-                    )
-                gradients.add(grad_SV, tile.hidden_SD, block_VD, rows, words)
-        return *gradients.finished(), None, None
+            tile, block_VD = tokens.at(rows, words, gradients.dtype), weight_VD[words].to(gradients.dtype)
+            shape = len(tile.hidden_SD), len(block_VD)
+            logits_SV = _tile(logits, *shape, start=words.start * shape[0])
+            gradients.add(_reference_gradient(tile, logits_SV, head), tile.hidden_SD, block_VD, rows, words)
+    return (logprob_S, entropy_S, log_total_S), (expected_S, gradients.finished())
+
+
+def _backward_again(tokens: "_Tokens", weight_VD, bias_V, needed, head: _Head):
+    """The gradients, from logits that are computed again."""
+    gradients = _Gradients(tokens.hidden_SD, weight_VD, bias_V, needed, words_outside=True)
+    gradient_tile = _triton_gradient_tile if head.triton else _reference_gradient_tile
+    dtype = tokens.hidden_SD.dtype if head.triton else gradients.dtype
+    memory = _tile_memory(tokens.hidden_SD, weight_VD, head, dtype)
+    for words in _slices(len(weight_VD), head.tile_words):
+        block_VD, block_V = weight_VD[words].to(dtype), None if bias_V is None else bias_V[words]
+        for rows in _slices(len(tokens.hidden_SD), head.tile_tokens):
+            tile = tokens.at(rows, words, dtype)
+            grad_SV = gradient_tile(tile, block_VD, block_V, head, memory)
+            gradients.add(grad_SV, tile.hidden_SD, block_VD, rows, words)
+    return gradients.finished()
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -161,68 +202,64 @@ class _Tokens:
         )
 
 
-class _Kept:
-    """Tiles of logits from the forward that the backward need not compute again: all of them, or none.
+class _Sum:
+    """The gradient of a parameter, added up block by block of its words in ``dtype``.
 
-    The backward takes them out, for it makes gradients of them in place; a second one computes them again.
+    If words are in the outer loop, a block is whole before the next begins, and is rounded then to the parameter's
+    dtype; otherwise all of it is kept in ``dtype`` to the end.
     """
 
-    def __init__(self, keeps: bool):
-        self._keeps, self._tiles = keeps, {}
+    def __init__(self, parameter: torch.Tensor, dtype: torch.dtype, words_outside: bool):
+        self.parameter, self.dtype = parameter, dtype
+        self.out = torch.empty_like(parameter, dtype=parameter.dtype if words_outside else dtype)
 
-    def tile(self, rows: slice, words: slice, buffer: torch.Tensor) -> torch.Tensor:
-        """Memory for a tile's logits: kept, or the buffer's."""
-        shape = rows.stop - rows.start, words.stop - words.start
-        if not self._keeps:
-            return buffer[: shape[0] * shape[1]].view(shape)
-        tile = self._tiles[rows.start, words.start] = buffer.new_empty(shape)
-        return tile
+    def block(self, words: slice, first: bool) -> torch.Tensor:
+        """To add to; zero at first."""
+        out = self.out[words]
+        if out.dtype == self.dtype:
+            return out.zero_() if first else out
+        if first:
+            self._block = torch.zeros_like(out, dtype=self.dtype)
+        return self._block
 
-    def pop(self, rows: slice, words: slice) -> torch.Tensor | None:
-        return self._tiles.pop((rows.start, words.start), None)
+    def end_block(self, words: slice) -> None:
+        if self.out.dtype != self.dtype:
+            self.out[words] = self._block
+
+    def finished(self, has_blocks: bool) -> torch.Tensor:
+        return self.out.to(self.parameter.dtype) if has_blocks else torch.zeros_like(self.parameter)
 
 
 class _Gradients:
     """Gradients of hidden states, weight and bias, added up tile by tile in the accumulating dtype."""
 
-    def __init__(self, hidden_SD, weight_VD, bias_V, needed, head: _Head):
+    def __init__(self, hidden_SD, weight_VD, bias_V, needed, *, words_outside: bool):
         self.dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
-        self.inputs = hidden_SD, weight_VD, bias_V
+        self.hidden_dtype, self.num_tokens = hidden_SD.dtype, len(hidden_SD)
         self.hidden_SD = hidden_SD.new_zeros(hidden_SD.shape, dtype=self.dtype) if needed[0] else None
-        self.weight_VD = torch.empty_like(weight_VD) if needed[1] else None
-        self.bias_V = torch.empty_like(bias_V) if needed[2] else None
-        size = head.tile_tokens * min(head.tile_words, len(weight_VD))
-        tile_dtype = hidden_SD.dtype if head.triton else self.dtype
-        self.buffer = hidden_SD.new_empty(size, dtype=tile_dtype)
+        self.weight = _Sum(weight_VD, self.dtype, words_outside) if needed[1] else None
+        self.bias = _Sum(bias_V, self.dtype, words_outside) if needed[2] else None
 
     def add(self, grad_SV, hidden_SD, block_VD, rows: slice, words: slice) -> None:
-        first, last = rows.start == 0, rows.stop == len(self.inputs[0])
+        first, last = rows.start == 0, rows.stop == self.num_tokens
         if self.hidden_SD is not None:
             _add_product(self.hidden_SD[rows], grad_SV, block_VD)
-        if self.weight_VD is not None:
-            out_VD = self.weight_VD[words]
-            if first and last and grad_SV.dtype == out_VD.dtype:
-                torch.mm(grad_SV.T, hidden_SD, out=out_VD)
+        if self.weight is not None:
+            if first and last and grad_SV.dtype == self.weight.out.dtype:
+                torch.mm(grad_SV.T, hidden_SD, out=self.weight.out[words])
             else:
-                if first:
-                    self._block_VD = torch.zeros_like(out_VD, dtype=self.dtype)
-                _add_product(self._block_VD, grad_SV.T, hidden_SD)
+                _add_product(self.weight.block(words, first), grad_SV.T, hidden_SD)
                 if last:
-                    out_VD.copy_(self._block_VD)
-        if self.bias_V is not None:
-            if first:
-                self._block_V = torch.zeros_like(self.bias_V[words], dtype=self.dtype)
-            self._block_V += grad_SV.sum(0, dtype=self.dtype)
+                    self.weight.end_block(words)
+        if self.bias is not None:
+            self.bias.block(words, first).add_(grad_SV.sum(0, dtype=self.dtype))
             if last:
-                self.bias_V[words] = self._block_V
+                self.bias.end_block(words)
 
     def finished(self):
-        if len(self.inputs[0]) == 0:  # no token, no tile: nothing has been written
-            for gradient in (self.weight_VD, self.bias_V):
-                if gradient is not None:
-                    gradient.zero_()
-        hidden_SD = None if self.hidden_SD is None else self.hidden_SD.to(self.inputs[0].dtype)
-        return hidden_SD, self.weight_VD, self.bias_V
+        hidden_SD = None if self.hidden_SD is None else self.hidden_SD.to(self.hidden_dtype)
+        sums = (sum and sum.finished(self.num_tokens > 0) for sum in (self.weight, self.bias))
+        return hidden_SD, *sums
 
 
 def _add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -247,27 +284,41 @@ def _reference_logits(hidden_SD, block_VD, block_V, head: _Head, out_SV: torch.T
     return out_SV if head.temperature == 1 else out_SV.div_(head.temperature)
 
 
-def _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head, kept: _Kept):
-    """The largest logit; and sums over words: exp(logit - largest), the same times the logit, the target's logit."""
+def _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head, kept: torch.Tensor | None = None):
+    """The largest logit; and sums over words: exp(logit - largest), the same times the logit, the target's logit.
+
+    ``kept``: memory for all logits of these tokens, no more than a tile has; they are left there, tile by tile.
+    """
     dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
     max_S = hidden_SD.new_full((len(hidden_SD),), -torch.inf, dtype=dtype)
     sums_3S = hidden_SD.new_zeros((3, len(hidden_SD)), dtype=dtype)
-    buffers = hidden_SD.new_empty((2, head.tile_tokens * min(head.tile_words, len(weight_VD))), dtype=dtype)
+    logits = _tile_memory(hidden_SD, weight_VD, head, dtype) if kept is None else kept
+    exps = _tile_memory(hidden_SD, weight_VD, head, dtype)
     for words in _slices(len(weight_VD), head.tile_words):
         block_VD, block_V = weight_VD[words].to(dtype), None if bias_V is None else bias_V[words]
         for rows in _slices(len(hidden_SD), head.tile_tokens):
-            tile_SV = kept.tile(rows, words, buffers[0])
+            shape = rows.stop - rows.start, len(block_VD)
+            tile_SV = _tile(logits, *shape, start=0 if kept is None else words.start * shape[0])
             logits_SV = _reference_logits(hidden_SD[rows].to(dtype), block_VD, block_V, head, tile_SV)
             new_max_S = torch.maximum(max_S[rows], logits_SV.amax(-1))
             sums_3S[:2, rows] *= (max_S[rows] - new_max_S).exp()
             max_S[rows] = new_max_S
             here_S, index_S = _in_block(local_S[rows] - words.start, len(block_VD))
             sums_3S[2, rows] += torch.where(here_S, logits_SV.gather(1, index_S[:, None])[:, 0], 0)
-            exp_SV = buffers[1, : logits_SV.numel()].view(logits_SV.shape)
+            exp_SV = _tile(exps, *shape)
             torch.sub(logits_SV, new_max_S[:, None], out=exp_SV).exp_()
             sums_3S[0, rows] += exp_SV.sum(-1)
             sums_3S[1, rows] += exp_SV.mul_(logits_SV).sum(-1)
     return max_S, sums_3S
+
+
+def _tile_memory(hidden_SD: torch.Tensor, weight_VD: torch.Tensor, head: _Head, dtype: torch.dtype) -> torch.Tensor:
+    """Room for the largest tile."""
+    return hidden_SD.new_empty(head.tile_tokens * min(head.tile_words, len(weight_VD)), dtype=dtype)
+
+
+def _tile(memory: torch.Tensor, num_tokens: int, num_words: int, start: int = 0) -> torch.Tensor:
+    return memory[start : start + num_tokens * num_words].view(num_tokens, num_words)
 
 
 def _in_block(local_S: torch.Tensor, num_words: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,9 +327,9 @@ def _in_block(local_S: torch.Tensor, num_words: int) -> tuple[torch.Tensor, torc
     return here_S, torch.where(here_S, local_S, 0)
 
 
-def _logits_again(tokens: _Tokens, block_VD, block_V, head: _Head, buffer: torch.Tensor) -> torch.Tensor:
-    shape = len(tokens.hidden_SD), len(block_VD)
-    return _reference_logits(tokens.hidden_SD, block_VD, block_V, head, buffer[: shape[0] * shape[1]].view(shape))
+def _reference_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, memory: torch.Tensor) -> torch.Tensor:
+    tile_SV = _tile(memory, len(tokens.hidden_SD), len(block_VD))
+    return _reference_gradient(tokens, _reference_logits(tokens.hidden_SD, block_VD, block_V, head, tile_SV), head)
 
 
 def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> torch.Tensor:
@@ -310,7 +361,7 @@ def _triton_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""
     num_tokens, num_words = len(hidden_SD), len(weight_VD)
     if num_tokens == 0 or num_words == 0:
-        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head, _Kept(False))
+        return _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head)
     hidden_SD, weight_VD = _rows_contiguous(hidden_SD), _rows_contiguous(weight_VD)
     splits = max(1, min(triton.cdiv(8 * 128 * 128, num_tokens), triton.cdiv(num_words, 2048), 256))
     words_per_split = triton.cdiv(triton.cdiv(num_words, splits), 256) * 256
@@ -329,10 +380,10 @@ def _triton_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
     return max_S, torch.stack([(scale_NS * total_NS).sum(0), (scale_NS * expected_NS).sum(0), target_logit_NS.sum(0)])
 
 
-def _triton_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, buffer: torch.Tensor) -> torch.Tensor:
+def _triton_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, memory: torch.Tensor) -> torch.Tensor:
     hidden_SD, block_VD = _rows_contiguous(tokens.hidden_SD), _rows_contiguous(block_VD)
     shape = len(hidden_SD), len(block_VD)
-    grad_SV = buffer[: shape[0] * shape[1]].view(shape)
+    grad_SV = _tile(memory, *shape)
     has_entropy = tokens.grad_entropy_S is not None
     _gradient_kernel[lambda meta: (triton.cdiv(shape[0], meta["BLOCK_S"]) * triton.cdiv(shape[1], meta["BLOCK_V"]),)](
         *(hidden_SD, block_VD, block_V, tokens.local_S, tokens.log_total_S, tokens.entropy_S, tokens.grad_logprob_S),

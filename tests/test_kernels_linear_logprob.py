@@ -1,5 +1,6 @@
 """linear_logprob against logits in full and in float64; functions named check_* run in Triton's interpreter."""
 
+import unittest.mock
 from datetime import timedelta
 
 import pytest
@@ -13,8 +14,7 @@ from titan_rl.kernels.linear_logprob import linear_logprob
 # one token and few words; words that fill no block; SmolLM2's hidden size, which fills no power of two
 SHAPES = [(1, 7, 5), (5, 130, 24), (33, 257, 64), (3, 70, 576)]
 HEADS = [{}, {"temperature": 0.7}, {"bias": True, "soft_cap": 3.0, "temperature": 1.3}]
-TILES = {"tile_tokens": 16, "tile_words": 100, "kept_logits": 2000}
-"""The largest shape's logits are computed again in the backward, the others' are kept."""
+TILES = {"tile_tokens": 16, "tile_words": 100}
 
 
 def problem(num_tokens: int, num_words: int, dim: int, dtype=torch.float32, bias: bool = False):
@@ -110,16 +110,14 @@ def test_triton_in_its_interpreter():
     run_interpreted(__file__)
 
 
-@pytest.mark.parametrize("kept_logits", [0, 65])
 @pytest.mark.parametrize("head", HEADS)
-def test_gradcheck(head, kept_logits):
+def test_gradcheck(head):
     head = dict(head)
     leaves, target_S = problem(5, 13, 4, torch.float64, head.pop("bias", False))
     inputs = [leaf for leaf in leaves if leaf is not None]
 
     def outputs(hidden_SD, weight_VD, bias_V=None):
-        tiles = {"tile_tokens": 2, "tile_words": 4, "kept_logits": kept_logits}
-        return linear_logprob(hidden_SD, weight_VD, target_S, bias_V=bias_V, **tiles, **head)
+        return linear_logprob(hidden_SD, weight_VD, target_S, bias_V=bias_V, tile_tokens=2, tile_words=4, **head)
 
     assert torch.autograd.gradcheck(outputs, inputs)
 
@@ -142,10 +140,11 @@ def test_only_what_is_asked_for_is_computed(monkeypatch):
     assert [tile.grad_entropy_S for tile in tiles] == [None]
 
 
-def test_no_token():
+@pytest.mark.parametrize("expected_grad", [None, lambda logprob_S, tokens: torch.ones_like(logprob_S)])
+def test_no_token(expected_grad):
     (hidden_SD, weight_VD, bias_V), target_S = problem(1, 7, 5, bias=True)
-    logprob_S, entropy_S = linear_logprob(hidden_SD[:0], weight_VD, target_S[:0], bias_V=bias_V)
-    (logprob_S.sum() + entropy_S.sum()).backward()
+    logprob_S, _ = linear_logprob(hidden_SD[:0], weight_VD, target_S[:0], bias_V=bias_V, expected_grad=expected_grad)
+    logprob_S.sum().backward()
     assert hidden_SD.grad.count_nonzero() == weight_VD.grad.count_nonzero() == bias_V.grad.count_nonzero() == 0
 
 
@@ -158,35 +157,95 @@ def test_extreme_logits_stay_finite():
     assert hidden_SD.grad[:, 0].tolist() == [0.0, -18.0]
 
 
-def test_kept_logits_change_nothing():
-    """Nor does a second backward, which finds none of them left."""
+class Surrogate:
+    """A loss as PPO's is, a sum of something that is not linear, and its gradient for any part of the tokens."""
+
+    def __init__(self, num_tokens: int, dtype=torch.float32):
+        torch.manual_seed(2)
+        self.weight_S = torch.randn(num_tokens, dtype=dtype)
+
+    def loss(self, logprob_S: torch.Tensor) -> torch.Tensor:
+        return ((logprob_S / 4).exp() * self.weight_S).sum()
+
+    def expected(self, logprob_S: torch.Tensor, tokens: slice) -> torch.Tensor:
+        with torch.enable_grad():
+            leaf_S = logprob_S.detach().requires_grad_()
+            loss = ((leaf_S / 4).exp() * self.weight_S[tokens]).sum()
+        return torch.autograd.grad(loss, leaf_S)[0]
+
+
+@pytest.fixture
+def again(monkeypatch):
+    """How often a backward had to compute the logits once more."""
+    calls, backward = [], room._backward_again
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return backward(*arguments)
+
+    monkeypatch.setattr(room, "_backward_again", counted)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("head", HEADS)
+def test_expected_gradients_are_made_in_the_forward(shape, head, dtype, again):
+    head = dict(head)
+    leaves, target_S = problem(*shape, dtype, head.pop("bias", False))
+    surrogate = Surrogate(shape[0])
+    results = []
+    for expected_grad in (surrogate.expected, None):
+        outputs = linear_logprob(*leaves[:2], target_S, bias_V=leaves[2], expected_grad=expected_grad, **TILES, **head)
+        loss = surrogate.loss(outputs[0])
+        results.append((*outputs, *torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None])))
+        assert len(again) == (expected_grad is None)
+    for found, wanted in zip(*results, strict=True):
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted, rtol=2**-7 if found.dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_what_was_not_expected_is_computed_anew(again):
+    """Another gradient than the expected one, one of entropies, and a second backward."""
     (hidden_SD, weight_VD, _), target_S = problem(20, 60, 8)
-    tiles = {"tile_tokens": 8, "tile_words": 16}
-    found = [linear_logprob(hidden_SD, weight_VD, target_S, **tiles, kept_logits=kept) for kept in (0, 400, 10**6)]
-    results = [torch.autograd.grad(pair[0].sum(), (hidden_SD, weight_VD), retain_graph=True) for pair in found]
-    results += [torch.autograd.grad(pair[0].sum(), (hidden_SD, weight_VD)) for pair in found]
-    for pair, result in zip(found + found, results, strict=True):
-        assert torch.equal(pair[0], found[0][0]) and torch.equal(pair[1], found[0][1])
-        assert torch.equal(result[0], results[0][0]) and torch.equal(result[1], results[0][1])
+    surrogate = Surrogate(20)
+
+    def gradients_of(loss, expected_grad) -> tuple:
+        logprob_S, entropy_S = linear_logprob(hidden_SD, weight_VD, target_S, **TILES, expected_grad=expected_grad)
+        value = loss(logprob_S, entropy_S)
+        first = torch.autograd.grad(value, (hidden_SD, weight_VD), retain_graph=True)
+        assert len(again) == 1
+        second = torch.autograd.grad(value, (hidden_SD, weight_VD))
+        assert len(again) == 2 and all(map(torch.equal, first, second))
+        again.clear()
+        return first
+
+    for loss in (
+        lambda logprob_S, entropy_S: surrogate.loss(logprob_S) + logprob_S[7],
+        lambda logprob_S, entropy_S: surrogate.loss(logprob_S) + entropy_S.sum(),
+        lambda logprob_S, entropy_S: entropy_S.sum(),
+    ):
+        assert all(map(torch.equal, gradients_of(loss, surrogate.expected), gradients_of(loss, None)))
 
 
-def test_logits_are_kept_if_there_is_room_for_all():
-    """The backward lets go of each tile as it passes."""
+def test_expected_gradients_are_handed_over_once(again):
     (hidden_SD, weight_VD, _), target_S = problem(20, 60, 8)
-    for kept_logits, number in ((1199, 0), (1200, 1200)):
-        logprob_S, _ = linear_logprob(
-            hidden_SD, weight_VD, target_S, tile_tokens=8, tile_words=16, kept_logits=kept_logits
-        )
-        kept = logprob_S.grad_fn.kept
-        assert sum(tile.numel() for tile in kept._tiles.values()) == number
-        logprob_S.sum().backward()
-        assert not kept._tiles
+    surrogate = Surrogate(20)
+    logprob_S, _ = linear_logprob(hidden_SD, weight_VD, target_S, **TILES, expected_grad=surrogate.expected)
+    loss = surrogate.loss(logprob_S)
+    first = torch.autograd.grad(loss, (hidden_SD, weight_VD), retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    for gradient in first:
+        gradient.zero_()  # whoever got them may do with them what they like
+    torch.testing.assert_close(torch.autograd.grad(loss, (hidden_SD, weight_VD)), tuple(kept))
+    assert len(again) == 1
 
 
-def test_memory_is_bounded_by_the_tiles():
-    """No tensor made on the way is larger than a tile, a gradient or a block of the weight."""
+@pytest.mark.parametrize("expects", [False, True])
+def test_memory_is_bounded_by_the_tiles(expects, again):
+    """No tensor made on the way is larger than a tile (a chunk's logits), a gradient or a block of the weight."""
     (hidden_SD, weight_VD, _), target_S = problem(64, 1000, 8)
-    largest = 0
+    surrogate, largest = Surrogate(64), 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -197,10 +256,12 @@ def test_memory_is_bounded_by_the_tiles():
             return out
 
     with Watch():
-        logprob_S, entropy_S = linear_logprob(hidden_SD, weight_VD, target_S, tile_tokens=16, tile_words=100)
-        (logprob_S.sum() + entropy_S.sum()).backward()
-    assert largest == max(weight_VD.nbytes, 2 * 4 * 16 * 100)
-    assert largest < 4 * 64 * 1000 / 7
+        tiles = {"tile_tokens": 8, "tile_words": 100}
+        expected_grad = surrogate.expected if expects else None
+        logprob_S, _ = linear_logprob(hidden_SD, weight_VD, target_S, **tiles, expected_grad=expected_grad)
+        surrogate.loss(logprob_S).backward()
+    assert len(again) == (not expects)
+    assert largest == 4 * 8 * 1000  # a chunk's logits, or the weight's gradient
 
 
 SPREAD = {"temperature": 0.7, "soft_cap": 4.0}
@@ -223,6 +284,15 @@ def spread_rank(index: int, folder: str) -> None:
         keywords = {"bias_V": mine[2], "first_word": words.start, "group": group, "implementation": implementation}
         outputs = linear_logprob(*mine[:2], target_S, **keywords, **SPREAD)
         results[implementation] = [output.detach() for output in outputs], gradients(mine, outputs)
+    surrogate = Surrogate(len(target_S))
+    keywords |= {"implementation": "reference", "tile_tokens": 4, "expected_grad": surrogate.expected}
+    outputs = linear_logprob(*mine[:2], target_S, **keywords, **SPREAD)
+    with unittest.mock.patch.object(room, "_backward_again") as again:
+        results["expected"] = (
+            [output.detach() for output in outputs],
+            torch.autograd.grad(surrogate.loss(outputs[0]), mine),
+        )
+    assert not again.called
     torch.save(results, f"{folder}/{index}")
 
 
@@ -231,12 +301,15 @@ def check_spread_vocabulary_agrees_with_the_whole_one(tmp_path):
     torch.multiprocessing.spawn(spread_rank, (str(tmp_path),), nprocs=2)
     leaves, target_S = spread_problem()
     exact = in_full(leaves, target_S, **SPREAD)
-    exact_gradients = gradients(leaves, exact)
+    exact_gradients = dict.fromkeys(("reference", "triton"), gradients(leaves, exact))
+    exact_gradients["expected"] = torch.autograd.grad(
+        Surrogate(len(target_S)).loss(in_full(leaves, target_S, **SPREAD)[0]), leaves
+    )
     ranks = [torch.load(tmp_path / str(index)) for index in range(2)]
-    for implementation in ("reference", "triton"):
-        outputs, parts = zip(*(rank[implementation] for rank in ranks), strict=True)
+    for form, (hidden_SD, weight_VD, bias_V) in exact_gradients.items():
+        outputs, parts = zip(*(rank[form] for rank in ranks), strict=True)
         for output in outputs:
             torch.testing.assert_close(output, [exactly.detach() for exactly in exact])
-        torch.testing.assert_close(parts[0][0] + parts[1][0], exact_gradients[0])
-        torch.testing.assert_close(torch.cat([part[1] for part in parts]), exact_gradients[1])
-        torch.testing.assert_close(torch.cat([part[2] for part in parts]), exact_gradients[2])
+        torch.testing.assert_close(parts[0][0] + parts[1][0], hidden_SD)
+        torch.testing.assert_close(torch.cat([part[1] for part in parts]), weight_VD)
+        torch.testing.assert_close(torch.cat([part[2] for part in parts]), bias_V)

@@ -1,5 +1,6 @@
 """Steps of one trainer rank: what must not change a gradient, and what must come back from a checkpoint."""
 
+import unittest.mock
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from titan_rl.bad_numbers import BadStreak
 from titan_rl.checkpoint import BackgroundSave, load_learner
 from titan_rl.checks import check_model
 from titan_rl.config import AlgorithmConfig, ConfigError, load_config
+from titan_rl.kernels import linear_logprob
 from titan_rl.learner import Learner, agreement_sums, loss_and_sums
 from titan_rl.model import spec
 from titan_rl.model.tiny import make_tiny
@@ -94,8 +96,8 @@ def logits_in_full(learner: Learner) -> tuple[torch.Tensor, dict[str, torch.Tens
     """Of this rank's words; and the row's columns."""
     [row] = fit_rows(batch_of(0, row_tokens=1000).rows[0], token_multiple=2, row_multiple=1, same_length=False)
     columns = learner._columns(row)
-    keywords = learner._keywords(row, columns)
-    for name in ("target_S", "temperature", "implementation"):
+    keywords = learner._keywords(row, columns, SETTINGS)
+    for name in ("target_S", "temperature", "implementation", "expected_grad"):
         keywords.pop(name)
     return learner.model_parts[0](columns["tokens_T"][None], **keywords), columns
 
@@ -112,7 +114,9 @@ def with_logits_in_full(learner: Learner):
 
 
 def with_the_head(learner: Learner):
-    totals = learner.forward_backward(batch_of(0, row_tokens=1000).rows[0], SETTINGS)
+    with unittest.mock.patch.object(linear_logprob, "_backward_again") as again:  # the expected gradients came
+        totals = learner.forward_backward(batch_of(0, row_tokens=1000).rows[0], SETTINGS)
+    assert not again.called
     return learner.logprobs[0], {name: float(value) for name, value in totals.items()}, take_gradients(learner)
 
 
@@ -174,7 +178,7 @@ class Shapes(TorchDispatchMode):
 
 
 def test_logits_in_full_never_exist(headed_model, monkeypatch):
-    tiles = {"tile_tokens": 16, "tile_words": 40, "kept_logits": 1000}
+    tiles = {"tile_tokens": 16, "tile_words": 40}
     monkeypatch.setattr(spec, "linear_logprob", partial(spec.linear_logprob, **tiles))
     learner = make_head_learner(headed_model)
     whole = len(batch_of(0, row_tokens=1000).rows[0][0].target_S), learner.spec.model.vocab_size

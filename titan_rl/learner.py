@@ -61,6 +61,26 @@ def loss_and_sums(
     return loss, sums
 
 
+def expected_gradient(
+    columns: dict[str, torch.Tensor], settings: AlgorithmConfig
+) -> Callable[[torch.Tensor, slice], torch.Tensor]:
+    """What the loss will ask of some of a row's log-probabilities, told before the others are known.
+
+    A loss that is a sum over tokens can be differentiated part by part; of any other this comes out wrong, and the
+    head, which compares, does its backward again.
+    """
+    names = ("logprob_S", "advantage_S", "weight_S")
+
+    def gradient(logprob_S: torch.Tensor, tokens: slice) -> torch.Tensor:
+        part = {name: columns[name][tokens] for name in names}
+        with torch.enable_grad():
+            leaf_S = logprob_S.detach().requires_grad_()
+            loss, _ = loss_and_sums(leaf_S, torch.zeros_like(leaf_S), part, settings)
+        return torch.autograd.grad(loss, leaf_S)[0]
+
+    return gradient
+
+
 def zero_totals(settings: AlgorithmConfig, device: torch.device) -> dict[str, torch.Tensor]:
     """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order."""
     zero_S = torch.zeros(1, device=device)
@@ -119,7 +139,7 @@ class Learner:
     def _columns(self, row: Row) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(getattr(row, name)).to(self.device) for name in _COLUMNS}
 
-    def _keywords(self, row: Row, columns: dict[str, torch.Tensor]) -> dict:
+    def _keywords(self, row: Row, columns: dict[str, torch.Tensor], settings: AlgorithmConfig) -> dict:
         """What the model's forward takes besides the tokens."""
         return {
             "positions": columns["positions_T"][None],
@@ -128,6 +148,7 @@ class Learner:
             "target_S": columns["target_S"],
             "temperature": self.config.rollout.temperature,
             "implementation": self.implementation,
+            "expected_grad": expected_gradient(columns, settings),
         }
 
     def _loss(
@@ -162,7 +183,7 @@ class Learner:
         totals = zero_totals(settings, self.device)
         self.logprobs.clear()
         columns = [self._columns(row) for row in rows]
-        keywords = (self._keywords(row, c) for row, c in zip(rows, columns, strict=True))
+        keywords = (self._keywords(row, c, settings) for row, c in zip(rows, columns, strict=True))
         with self._spmd_context():
             if self.pipeline is None:
                 for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):

@@ -4,9 +4,10 @@
     python -m titan_rl.bench.kernel_forms step FORM MODEL_DIRECTORY CHECKPOINTING
 
 ``head`` is the vocabulary projection alone, forward and backward; ``step`` a whole trainer step of a model. Forms are
-``kernel`` (what the trainer does), ``naive`` and ``by_hand`` (logits in full, by autograd and by hand). Peak
-memory is the kernel's count of resident pages (VmHWM, set back before the computation): it sees all that was touched,
-by whatever library. Memory that was freed before is given back first, so that nothing hides in it.
+``kernel`` (what the trainer does), ``again`` (the same without an expected gradient, so that the backward computes the
+logits again), ``naive`` and ``by_hand`` (logits in full, by autograd and by hand). Peak memory is the kernel's count of
+resident pages (VmHWM, set back before the computation): it sees all that was touched, by whatever library. Memory that
+was freed before is given back first, so that nothing hides in it.
 
 Dimensions: S tokens, D hidden size, V words.
 """
@@ -91,7 +92,14 @@ def _by_hand(hidden_SD, weight_VD, target_S):
     return _Softmax.apply(F.linear(hidden_SD, weight_VD), target_S)
 
 
-HEADS = {"naive": _naive, "by_hand": _by_hand, "kernel": linear_logprob}
+def _expecting(hidden_SD, weight_VD, target_S):
+    """The gradient of the log-probabilities' sum, as the trainer's head is told that of its loss."""
+    return linear_logprob(
+        hidden_SD, weight_VD, target_S, expected_grad=lambda logprob_S, tokens: torch.ones_like(logprob_S)
+    )
+
+
+HEADS = {"naive": _naive, "by_hand": _by_hand, "kernel": _expecting, "again": linear_logprob}
 
 
 def head(form: str) -> Callable[[], None]:
@@ -159,7 +167,7 @@ def _documents(num_words: int) -> list:
 def _put_logits_in_full(output_head: torch.nn.Module, statistics: Callable) -> None:
     """Within the module's forward, where FSDP has the weight gathered, as the trainer's own."""
 
-    def forward(hidden_SD, target_S, temperature, implementation):
+    def forward(hidden_SD, target_S, **_):
         return torch.stack(statistics(hidden_SD.float(), output_head.weight.float(), target_S))
 
     output_head.forward = forward

@@ -6,6 +6,7 @@ file is a parameter of the model under another name.
 Dimensions: B rows, L tokens of a row, D features, S chosen positions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.models.common import Embedding, Linear, RMSNorm
+from torchtitan.models.common import Embedding, Linear
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
@@ -28,6 +29,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.model.attention import AttentionPlan, PackedAttention
+from titan_rl.model.lean import LeanFeedForward, LeanRMSNorm
 from titan_rl.model.moe import moe_config
 from titan_rl.model.rope import rope_config
 
@@ -54,6 +56,7 @@ class Float32Head(Linear):
         target_S: torch.Tensor | None = None,
         temperature: float = 1.0,
         implementation: str = "reference",
+        expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
@@ -64,7 +67,11 @@ class Float32Head(Linear):
             # each rank's part of the hidden states' gradient is its words'
             input, weight = input.to_local(grad_placements=[Partial()]), weight.to_local()
         logprob_S, entropy_S = linear_logprob(
-            input, weight, target_S, temperature=temperature, implementation=implementation, **spread
+            *(input, weight, target_S),
+            temperature=temperature,
+            implementation=implementation,
+            expected_grad=expected_grad,
+            **spread,
         )
         # no loss asks for the entropy's gradient, which would cost the backward two passes
         return torch.stack((logprob_S, entropy_S.detach()))
@@ -181,8 +188,12 @@ def model_config(hf: PreTrainedConfig):
     head_dim = getattr(hf, "head_dim", None) or dim // num_heads
     rope = rope_config(hf, head_dim)
 
-    def norm(size: int) -> RMSNorm.Config:
-        return RMSNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=_FROM_FILE)
+    def norm(size: int) -> LeanRMSNorm.Config:
+        return LeanRMSNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=_FROM_FILE)
+
+    linears = make_ffn_config(
+        dim=dim, hidden_dim=hf.intermediate_size, w1_param_init=_FROM_FILE, w2w3_param_init=_FROM_FILE
+    )
 
     def layer():
         return family.block.Config(
@@ -202,9 +213,7 @@ def model_config(hf: PreTrainedConfig):
             moe=moe_config(hf) if family.experts else None,
             feed_forward=None
             if family.experts
-            else make_ffn_config(
-                dim=dim, hidden_dim=hf.intermediate_size, w1_param_init=_FROM_FILE, w2w3_param_init=_FROM_FILE
-            ),
+            else LeanFeedForward.Config(w1=replace(linears.w1), w2=replace(linears.w2), w3=replace(linears.w3)),
         )
 
     return family.model.Config(

@@ -1,0 +1,74 @@
+"""RMSNorm and SwiGLU that keep little for their backward, on a CPU.
+
+There torch composes both of elementwise operations, and each keeps its inputs: of a norm in bf16 two copies in fp32
+(its input is the model's anyway), of a SwiGLU the activated gate. Made anew in the backward they take a pass or two
+over what is in the cache. A GPU has kernels of its own, and DTensors (tensor parallelism) theirs: those are left alone.
+
+Dimensions: ... leading ones, D features, F features of the feed-forward.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common import FeedForward, RMSNorm
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and not isinstance(tensor, DTensor)
+
+
+class _Normalize(torch.autograd.Function):
+    """``x / sqrt(mean(x**2) + eps) * weight``, in fp32, to the bit as torch's own (arXiv 1910.07467, equation 4)."""
+
+    @staticmethod
+    def forward(ctx, x_D: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        wide_D = x_D.float()
+        scale_1 = torch.rsqrt(wide_D.pow(2).mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x_D, weight_D, scale_1)
+        return (wide_D * scale_1).mul_(weight_D).to(x_D.dtype)
+
+    @staticmethod
+    def backward(ctx, grad_D: torch.Tensor):
+        x_D, weight_D, scale_1 = ctx.saved_tensors
+        normal_D, wide_grad_D = x_D * scale_1, grad_D.float()
+        grad_weight_D = (wide_grad_D * normal_D).flatten(0, -2).sum(0)
+        grad_x_D = wide_grad_D * weight_D
+        # along the normalized direction the output does not change
+        grad_x_D -= normal_D.mul_((grad_x_D * normal_D).mean(-1, keepdim=True))
+        return grad_x_D.mul_(scale_1).to(x_D.dtype), grad_weight_D.to(weight_D.dtype), None
+
+
+class _Gate(torch.autograd.Function):
+    """``silu(gate) * up`` (arXiv 2002.05202, equation 6)."""
+
+    @staticmethod
+    def forward(ctx, gate_F: torch.Tensor, up_F: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_F, up_F)
+        return F.silu(gate_F).mul_(up_F)
+
+    @staticmethod
+    def backward(ctx, grad_F: torch.Tensor):
+        gate_F, up_F = ctx.saved_tensors
+        grad_gate_F = torch.ops.aten.silu_backward(grad_F * up_F, gate_F)
+        return grad_gate_F, F.silu(gate_F).mul_(grad_F)
+
+
+class LeanRMSNorm(RMSNorm):
+    @dataclass(kw_only=True, slots=True)
+    class Config(RMSNorm.Config):
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Normalize.apply(x, self.weight, self.eps) if _is_plain(x) else super().forward(x)
+
+
+class LeanFeedForward(FeedForward):
+    @dataclass(kw_only=True, slots=True)
+    class Config(FeedForward.Config):
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.w1(x), self.w3(x)
+        return self.w2(_Gate.apply(gate, up) if _is_plain(gate) else F.silu(gate) * up)
