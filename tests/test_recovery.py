@@ -42,6 +42,20 @@ def wait_for_event(root: Path, kind: str, **fields) -> dict:
     return wait_for(find, f"event {kind} {fields}")
 
 
+def kill_the_one_that_waits(root: Path, kind: str, **fields) -> int:
+    """Another one comes; its process's id."""
+    pid = wait_for_event(root, kind, **fields)["pid"]
+    os.kill(pid, signal.SIGKILL)
+
+    def find():
+        return next(
+            (e["pid"] for e in read_events(root) if {"kind": kind, **fields}.items() <= e.items() and e["pid"] != pid),
+            None,
+        )
+
+    return wait_for(find, f"{kind} {fields} after {pid}")
+
+
 def wait_for_name(root: Path, pid: int, name: str) -> None:
     """Until the run knows this process under that name."""
     wait_for(lambda: json.loads((root / "pids.json").read_text()).get(str(pid)) == name, f"{name} with id {pid}")
@@ -112,6 +126,7 @@ def test_a_standby_takes_the_place_of_the_dead(tmp_path):
     kinds = ("trainer", "generator", "verifier")
     try:
         standbys = {kind: wait_for_event(root, "standby_waits", of=kind)["pid"] for kind in kinds}
+        standbys["verifier"] = kill_the_one_that_waits(root, "standby_waits", of="verifier")
         for victim, kind in (("trainer rank 0", "trainer"), ("generator 0", "generator"), ("verifier 0", "verifier")):
             strike(root, victim)
             wait_for_name(root, standbys[kind], victim)
@@ -125,8 +140,7 @@ def test_warm_spare_serves_at_once(tmp_path):
     root = tmp_path / "run"
     process = running.start(root, training__steps=5000, recovery__warm_spares=1)
     try:
-        pid = wait_for_event(root, "started", name="generator spare")["pid"]
-        wait_for_event(root, "spare_waits")
+        pid = kill_the_one_that_waits(root, "spare_waits")
         running.wait_for_step(root, 2)
         strike(root, "generator 0")
         wait_for_event(root, "generator_serves", number=0)

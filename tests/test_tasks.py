@@ -268,15 +268,20 @@ def test_stopped_scorer_is_replaced(fake_task):
     assert replaced != stopped and not Path(f"/proc/{stopped}").exists()
 
 
-def test_killed_scorer_is_a_failure_and_then_works_again(fake_task):
+def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once(fake_task):
+    """And no answer is charged with it, however soon the next one comes."""
+
     async def use(scorer):
         await scorer.start()
-        os.kill(scorer.process.pid, signal.SIGKILL)
-        await scorer.process.wait()
-        return [outcomes((await scorer.score(PROMPT, [["1"]]))[0]) for _ in range(2)]
+        os.kill((first := scorer.process).pid, signal.SIGKILL)
+        await first.wait()
+        at_once = await scorer.score(PROMPT, [["1"]])
+        os.kill((second := scorer.process).pid, signal.SIGKILL)
+        while scorer.process in (None, second):
+            await asyncio.sleep(0.01)
+        return outcomes(at_once[0]), outcomes((await scorer.score(PROMPT, [["2"]]))[0])
 
-    first, second = with_scorer(use)
-    assert first == [("infra_error", 0)] and second == [("ok", 1)]
+    assert with_scorer(use) == ([("ok", 1)], [("ok", 2)])
 
 
 def test_scores_that_nobody_waited_for_are_not_given_to_the_next(fake_task):

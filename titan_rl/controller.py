@@ -18,10 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from titan_rl.bad_numbers import BadStreak
-from titan_rl.batching import discard_reason, sample_fates, step_batches, update_parts, warm_up_batches
+from titan_rl.batching import discard_reason, sample_fates, step_batches, update_parts
 from titan_rl.checkpoint import CheckpointFolder, ControllerState
 from titan_rl.config import Config
 from titan_rl.display import Display
@@ -32,17 +31,10 @@ from titan_rl.events import EventLog
 from titan_rl.ledger import Fates, Ledger
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.waiting import DeadlineError, within
-from titan_rl.metrics import (
-    MetricsLog,
-    agreement_limit,
-    mean_metrics,
-    read_metrics,
-    sampling_metrics,
-    speeds,
-    trained_metrics,
-)
-from titan_rl.prompts import PromptStream, warm_up_stream
-from titan_rl.rollouts import last_recorded, read_rollouts, set_aside_rollouts, write_rollouts
+from titan_rl.metrics import MetricsLog, agreement_limit, mean_metrics, sampling_metrics, speeds, trained_metrics
+from titan_rl.prompts import PromptStream
+from titan_rl.recovery import Recovery
+from titan_rl.rollouts import set_aside_rollouts, write_rollouts
 from titan_rl.rundir import RunDir
 from titan_rl.saving import Saving
 from titan_rl.staleness import Admission
@@ -107,12 +99,11 @@ class Controller:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
-        meshes.say, meshes.catch_up, meshes.tell = display.say, self._catch_up, self._note
+        meshes.say, meshes.tell = display.say, self._note
         meshes.dispatcher.reissued = ledger.count_retry
         self.events = EventLog(run_dir.root)
-        self.checkpoints = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
         self.saving = Saving(
-            self.checkpoints,
+            CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k),
             meshes,
             ledger,
             timeout=config.mesh.step_timeout,
@@ -120,6 +111,12 @@ class Controller:
             record=metrics.write,
         )
         self.progress = Progress()
+        self.recovery = Recovery(
+            *(config, titan, run_dir, meshes, stream, ledger, self.saving, metrics, self.progress),
+            say=display.say,
+            note=self._note,
+        )
+        meshes.catch_up = self.recovery.catch_up
         self.stop_requested = asyncio.Event()
         self._started = time.perf_counter()
         self._in_flight: deque[InFlight] = deque()
@@ -130,8 +127,6 @@ class Controller:
         self._trainer_is_idle = False
         self._delivery: asyncio.Task[None] | None = None
         self._granting: asyncio.Task[None] | None = None
-        self._warm_up_rows: list = []
-        """Of a warm-up that is behind us."""
         self._agreement_limit = agreement_limit(config.generator.dtype, titan.training.mixed_precision_param)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
         self._has_warned = False
@@ -188,7 +183,7 @@ class Controller:
         return time.perf_counter() - self._started
 
     async def _begin(self) -> None:
-        await self._warm_up()
+        await self._interruptible(self.recovery.warm_up())
         await self.meshes.begin_at(0)
         self._open_admission(0)
         await self._go_live(0)
@@ -202,79 +197,27 @@ class Controller:
         The steps between are trained again from the rollouts that were written down; nothing is sampled twice.
         """
         start = time.perf_counter()
-        found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
-        if found is None:
+        path = await self.recovery.load_newest()
+        if path is None:
             await self._begin()
             await self._delivered()
-        else:
-            await self._load(*found)
         first = self.progress.step
-        last = last_recorded(self.run_dir.rollouts, first, self.ledger.last_trained_step())
-        self._rewind(last)
-        recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
-        for step in range(first + 1, last + 1):
-            await self._interruptible(self._train_again(step, recorded.get(step)))
+        await self._interruptible(self.recovery.train_recorded())
+        last = self.progress.step
+        await self._go_on_from_here()
         self.display.say(
-            f"resumed from {found[0] if found else 'the base model'}: {last - first} steps trained again, now at step "
-            f"{last}, {len(self._backlog)} prompts pending"
+            f"resumed from {path or 'the base model'}: {last - first} steps trained again, now at step {last}, "
+            f"{len(self._backlog)} prompts pending"
         )
         self._note(
             "resumed", checkpoint_step=first, step=last, redone=last - first, seconds=time.perf_counter() - start
         )
-        self._open_admission(last)
-        await self._go_live(last)
 
-    async def _load(self, path: Path, state: ControllerState) -> None:
-        await self.meshes.call_trainer("load_checkpoint", str(path))
-        await self.meshes.begin_at(state.step)
-        self.checkpoints.drop_after(state.step)
-        self.stream.position = state.stream_position
-        self.progress.step = self.saving.saved_step = state.step
-        self.progress.seconds_training = state.seconds_training
-        if (before := state.held_out_before) is not None:
-            self.progress.held_out_before = Proportion(before["correct"], before["count"])
-
-    def _rewind(self, step: int) -> None:
-        """Whoever was issued and is not trained by this step is sampled first from now on."""
-        pending = self.ledger.rewind(step, self.config.rollout.group_size)
-        self._backlog = deque(self.stream.by_id(prompt_id) for prompt_id in pending)
-        self.stream.go_beyond(self.ledger.last_issued())
-
-    async def _train_again(self, step: int, recorded: dict[str, float] | None) -> None:
-        """A recorded step. It ought to come out as it did, bit for bit."""
-        groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step)
-        answers = await self.meshes.train(step_batches(groups, self.config, self.titan), step)
-        self.progress.step = step
-        done = [answer for answer in answers if isinstance(answer, StepMetrics)]
-        again = trained_metrics(mean_metrics(done)) if done else {}
-        if recorded is None:  # the run ended before it was told
-            self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})
-            recorded = again
-        new, old = ({name: numbers.get(name) for name in ("loss", "grad_norm")} for numbers in (again, recorded))
-        self._note("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
-        if new != old:
-            self.display.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
-
-    async def _catch_up(self, step: int | None) -> int:
-        """A mended trainer is at this step, or at the file's weights: bring it to the steps that are done.
-
-        What was trained since is trained again, from the rollouts that were written down, so nothing is sampled
-        twice. The number of these steps.
-        """
-        if step is None:
-            found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
-            if found is not None:
-                path, state = found
-                step = state.step
-                await self.meshes.call_trainer_without_mending("load_checkpoint", str(path))
-            else:
-                step = 0
-                if self._warm_up_rows:
-                    await self.meshes.warm_up_without_mending(self._warm_up_rows)
-        for redone in range(step + 1, self.progress.step + 1):
-            groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, redone)
-            await self.meshes.train_without_mending(step_batches(groups, self.config, self.titan), redone)
-        return self.progress.step - step
+    async def _go_on_from_here(self) -> None:
+        """The trainer is at ``progress.step`` by another way than the step before."""
+        self._backlog = self.recovery.rewind(self.progress.step)
+        self._open_admission(self.progress.step)
+        await self._go_live(self.progress.step)
 
     def _open_admission(self, version: int) -> None:
         rollout = self.config.rollout
@@ -476,14 +419,11 @@ class Controller:
         for in_flight in self._in_flight:
             in_flight.group.cancel()
         self._in_flight.clear()
-        found = await asyncio.to_thread(self.checkpoints.newest_whole, say=self.display.say)
-        if found is None:
-            raise RuntimeError(f"no checkpoint in {self.checkpoints.root} is whole: nothing to go back to")
-        await self._load(*found)
-        self._rewind(self.progress.step)
-        self.display.say(f"back to {found[0]}, {len(self._backlog)} prompts pending")
-        self._open_admission(self.progress.step)
-        await self._go_live(self.progress.step)
+        path = await self.recovery.load_newest()
+        if path is None:
+            raise RuntimeError(f"no checkpoint in {self.saving.folder.root} is whole: nothing to go back to")
+        await self._go_on_from_here()
+        self.display.say(f"back to {path}, {len(self._backlog)} prompts pending")
         self._weights_are_finite = True
 
     async def _go_live(
@@ -552,25 +492,6 @@ class Controller:
         self.metrics.write({"step": self.progress.step, "held_out_accuracy": result.value})
         self.display.say(f"held-out accuracy {when}: {result}")
         return result
-
-    async def _warm_up(self) -> None:
-        """Supervised steps on demonstrations from a stream of their own."""
-        warmup = self.config.warmup
-        if not warmup.steps:
-            return
-        start = time.perf_counter()
-        stream = warm_up_stream(self.stream.task, self.config.run.seed)
-        prompts = list(islice(stream, warmup.steps * warmup.examples_per_step))
-        rollouts = await self._interruptible(self.meshes.dispatcher.demonstrate(prompts))
-        batches = warm_up_batches(rollouts, self.config, self.titan)
-        rows = [batch.rows for batch in batches]
-        losses = await self._interruptible(self.meshes.warm_up(rows))
-        self._warm_up_rows = rows
-        self.progress.seconds_warm_up = time.perf_counter() - start
-        self.display.say(
-            f"warm-up: {len(losses)} supervised steps in {self.progress.seconds_warm_up:.1f} s, "
-            f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
-        )
 
     async def _save(self) -> None:
         """Begin a checkpoint of this step; it is written while the run goes on."""

@@ -15,7 +15,7 @@ from titan_rl.bench.training import train_for_bench
 from titan_rl.ledger import Ledger
 
 _BAR_COST = 5.0
-_PAIRS, _STEPS, _CHECKPOINT_EVERY = 3, 150, 25
+_PAIRS, _STEPS, _CHECKPOINT_EVERY = 5, 150, 25
 _PROMPTS, _SAMPLES = 16, 8
 _FIXED = {
     "training": {"steps": _STEPS},

@@ -10,13 +10,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import default_bootstrap_cmd
+from monarch._src.actor.proc_mesh import _get_bootstrap_args
 
 from titan_rl.actors.steward import Steward
 from titan_rl.mesh import processes
@@ -107,14 +108,15 @@ class Cell:
         self.kill()
 
 
-@contextmanager
-def _interrupts_ignored():
-    """What is spawned here never sees Ctrl-C: stopping is the controller's business."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+def _command(environment: dict[str, str]) -> BootstrapCommand:
+    """Monarch's own, deaf to Ctrl-C: stopping is the controller's business.
+
+    A shell ignores it and becomes the process. (If the controller ignores it while it spawns, one that comes just then
+    is lost.)
+    """
+    program, arguments, monarchs = _get_bootstrap_args()
+    deaf = ["-c", 'trap "" INT; exec "$0" "$@"', program, *(arguments or [])]
+    return BootstrapCommand("/bin/sh", None, deaf, monarchs | environment)
 
 
 class Cells:
@@ -137,10 +139,8 @@ class Cells:
         """A process with an actor of that class; it is watched as soon as its id is known. Errors: CellDied."""
         self._count += 1
         tag = f"{name.replace(' ', '_')}_{self._count}"
-        with _interrupts_ignored():
-            host = self.hosts.choose(_kind(name))
-            command = default_bootstrap_cmd().with_env(environment | self.mark)
-            procs = host.mesh.spawn_procs(name=tag, bootstrap_command=command)
+        host = self.hosts.choose(_kind(name))
+        procs = host.mesh.spawn_procs(name=tag, bootstrap_command=_command(environment | self.mark))
         cell = Cell(name, procs, procs.spawn(tag, actor, *arguments), procs.spawn(f"{tag}_steward", Steward), host)
         self.all.append(cell)
         cell.pid = await self._start(cell, tag)

@@ -141,6 +141,14 @@ class Generators:
         self.say(f"{cell.name} {cell.why}: its groups are sampled elsewhere, and it is replaced")
         self._replacements.begin(number, lambda: self._bring(number))
 
+    def _on_death_of_spare(self, replica: Replica, cell: Cell) -> None:
+        """Another one, if this one was still waiting."""
+        if replica in self._spares:
+            self._spares.remove(replica)
+            self._end(replica)
+            self.say(f"{cell.name} {cell.why}: another is started")
+            self.prepare()
+
     def fail(self, number: int, reason: str) -> None:
         """It lives, but cannot be trusted: it is replaced as if it had died."""
         replica = self.replicas.get(number)
@@ -169,16 +177,13 @@ class Generators:
 
     async def _next_engine(self, number: int) -> Replica:
         """A spare that waits, or one that is started now."""
-        while self._spares:
-            replica = self._spares.pop()
-            if replica.is_dead:
-                self._end(replica)
-                continue
-            replica.number = number
-            for cell, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
-                cell.name = name
-            return replica
-        return await self._start_one(number)
+        if not self._spares:
+            return await self._start_one(number)
+        replica = self._spares.pop()
+        replica.number = number
+        for cell, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
+            cell.name = name
+        return replica
 
     async def _bring_up(self, replica: Replica) -> None:
         """To the version that is live. A trainer that is being mended may withdraw it meanwhile: it comes again."""
@@ -201,10 +206,13 @@ class Generators:
 
         async def spare() -> None:
             try:
-                self._spares.append(await self._start_one("spare"))
-                self.cells.tell("spare_waits")
+                replica = await self._start_one("spare")
             finally:
                 self._num_spares_coming -= 1
+            self._spares.append(replica)
+            for cell in replica.ranks:
+                cell.on_death.append(lambda cell: self._on_death_of_spare(replica, cell))
+            self.cells.tell("spare_waits", pid=replica.ranks[0].pid)
 
         for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):
             self._num_spares_coming += 1

@@ -31,7 +31,14 @@ class Standby:
             cell = await self.cells.spawn(f"standby {self.kind}", *self._spawn_arguments)
             await call(cell, "prepare", seconds=seconds, what=what)
         self.cells.tell("standby_waits", of=self.kind, pid=cell.pid)
+        cell.on_death.append(self._on_death)
         return cell
+
+    def _on_death(self, cell: Cell) -> None:
+        """Another one, if this one was still waiting."""
+        if self._ready is not None and self._ready.done() and self._is_lost():
+            self.cells.forget(cell)
+            self.make()
 
     async def take(self, name: str) -> Cell:
         """The one that waits, under its new name; a fresh process if there is none. Errors: CellDied; DeadlineError."""

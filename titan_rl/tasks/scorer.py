@@ -43,12 +43,13 @@ class Score:
 
 
 class Scorer:
-    """One scorer process, started anew whenever an answer hangs or kills it. One user at a time, by ``lock``."""
+    """One scorer process, started anew whenever it dies or an answer hangs it. One user at a time, by ``lock``."""
 
     def __init__(self, task: dict[str, Any], timeout: float):
         self.task, self.timeout = task, timeout
         self.lock = asyncio.Lock()
         self.process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Errors: DeadlineError or RuntimeError if the process does not come up."""
@@ -70,6 +71,18 @@ class Scorer:
         except BaseException:  # cancelled included: a process that is not ready must not be taken for one
             await self.stop()
             raise
+        self._watch = asyncio.create_task(self._replace_when_gone(process))
+
+    async def _replace_when_gone(self, process: asyncio.subprocess.Process) -> None:
+        """Whoever uses it when it dies hears of it by that; if nobody does, another is started at once."""
+        await process.wait()
+        async with self.lock:
+            await self._start_if_gone()
+
+    async def _start_if_gone(self) -> None:
+        if self.process is not None and self.process.returncode is not None:
+            await self.stop()
+            await self.start()
 
     async def stop(self) -> None:
         process, self.process = self.process, None
@@ -93,6 +106,7 @@ class Scorer:
 
     async def _score_until_failure(self, prompt: Prompt, rollouts: list[list[str]]) -> AsyncIterator[Score]:
         """All are asked at once; the first that fails takes the process with it, and the rest is asked again."""
+        await self._start_if_gone()
         if self.process is None:
             await self.start()
         lines = [json.dumps({"prompt": asdict(prompt), "answers": answers}) for answers in rollouts]
