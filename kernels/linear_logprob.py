@@ -79,8 +79,8 @@ def linear_logprob(
     backward is handed anything else than what was expected, to the bit, it computes the gradients anew.
 
     Memory beyond inputs and gradients: the reference holds two tiles (16 MiB each) and a block of the weight in fp32;
-    with an expected gradient a chunk of logits (64 MiB or 256 tokens'), a tile, such a block and, of a weight in
-    16 bits, the gradient in fp32. Triton, which expects nothing, holds a tile (384 MiB in bf16) and the hidden states'
+    with an expected gradient a chunk of logits (64 MiB or 256 tokens'), a tile and, of a weight in 16 bits, a copy and
+    the gradient in fp32. Triton, which expects nothing, holds a tile (384 MiB in bf16) and the hidden states'
     gradient in fp32 twice.
     """
     on_triton = implementation == "triton"
@@ -143,6 +143,7 @@ def _normalized(max_S: torch.Tensor, sums_3S: torch.Tensor, head: _Head):
 def _forward_and_expected_backward(hidden_SD, weight_VD, bias_V, local_S, head: _Head, needed, expected_grad):
     """All logits of a chunk of tokens are kept, in tiles; its statistics known, they become their own gradient."""
     gradients = _Gradients(hidden_SD, weight_VD, bias_V, needed, words_outside=False)
+    weight_VD = weight_VD.to(gradients.dtype)  # once, and not for every chunk twice
     logits = hidden_SD.new_empty(head.tile_tokens * len(weight_VD), dtype=gradients.dtype)
     logprob_S, entropy_S, log_total_S, expected_S = (
         hidden_SD.new_empty(len(hidden_SD), dtype=gradients.dtype) for _ in range(4)
@@ -154,7 +155,7 @@ def _forward_and_expected_backward(hidden_SD, weight_VD, bias_V, local_S, head: 
         logprob_S[rows], entropy_S[rows], log_total_S[rows] = found
         expected_S[rows] = expected_grad(logprob_S[rows], rows)
         for words in _slices(len(weight_VD), head.tile_words):
-            tile, block_VD = tokens.at(rows, words, gradients.dtype), weight_VD[words].to(gradients.dtype)
+            tile, block_VD = tokens.at(rows, words, gradients.dtype), weight_VD[words]
             shape = len(tile.hidden_SD), len(block_VD)
             logits_SV = _tile(logits, *shape, start=words.start * shape[0])
             gradients.add(_reference_gradient(tile, logits_SV, head), tile.hidden_SD, block_VD, rows, words)

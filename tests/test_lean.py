@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from titan_rl.model.lean import _Gate, _Normalize
+from titan_rl.model.lean import _GateAndProject, _Normalize
 
 SHAPE = (1, 7, 24)
 
@@ -46,10 +46,12 @@ def test_norm(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gate(dtype):
-    inputs = leaves(dtype, SHAPE, SHAPE)
-    out, gradients, kept = with_gradients(_Gate.apply, inputs)
-    wanted, wanted_gradients, torch_kept = with_gradients(lambda gate_F, up_F: F.silu(gate_F) * up_F, inputs)
+def test_gate_and_projection(dtype):
+    inputs = leaves(dtype, SHAPE, SHAPE, (16, SHAPE[-1]))
+    out, gradients, kept = with_gradients(_GateAndProject.apply, inputs)
+    wanted, wanted_gradients, torch_kept = with_gradients(
+        lambda gate_F, up_F, down_DF: F.linear(F.silu(gate_F) * up_F, down_DF), inputs
+    )
     assert torch.equal(out, wanted)
     assert all(map(torch.equal, gradients, wanted_gradients))
     assert kept == 0 < torch_kept

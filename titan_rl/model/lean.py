@@ -1,8 +1,8 @@
 """RMSNorm and SwiGLU that keep little for their backward, on a CPU.
 
-There torch composes both of elementwise operations, and each keeps its inputs: of a norm in bf16 two copies in fp32
-(its input is the model's anyway), of a SwiGLU the activated gate. Made anew in the backward they take a pass or two
-over what is in the cache. A GPU has kernels of its own, and DTensors (tensor parallelism) theirs: those are left alone.
+There torch composes both of elementwise operations, and each keeps its inputs: of a norm in bf16 two copies in fp32,
+of a SwiGLU the activated gate and its product. Made anew in the backward they cost a pass or two. A GPU has kernels of
+its own, and DTensors (tensor parallelism) their own ways: those are left alone.
 
 Dimensions: ... leading ones, D features, F features of the feed-forward.
 """
@@ -40,19 +40,22 @@ class _Normalize(torch.autograd.Function):
         return grad_x_D.mul_(scale_1).to(x_D.dtype), grad_weight_D.to(weight_D.dtype), None
 
 
-class _Gate(torch.autograd.Function):
-    """``silu(gate) * up`` (arXiv 2002.05202, equation 6)."""
+class _GateAndProject(torch.autograd.Function):
+    """``(silu(gate) * up) @ down.T`` (arXiv 2002.05202, equation 6), to the bit as torch's own."""
 
     @staticmethod
-    def forward(ctx, gate_F: torch.Tensor, up_F: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate_F, up_F)
-        return F.silu(gate_F).mul_(up_F)
+    def forward(ctx, gate_F: torch.Tensor, up_F: torch.Tensor, down_DF: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_F, up_F, down_DF)
+        return F.linear(F.silu(gate_F).mul_(up_F), down_DF)
 
     @staticmethod
-    def backward(ctx, grad_F: torch.Tensor):
-        gate_F, up_F = ctx.saved_tensors
-        grad_gate_F = torch.ops.aten.silu_backward(grad_F * up_F, gate_F)
-        return grad_gate_F, F.silu(gate_F).mul_(grad_F)
+    def backward(ctx, grad_D: torch.Tensor):
+        gate_F, up_F, down_DF = ctx.saved_tensors
+        activated_F = F.silu(gate_F)
+        grad_down_DF = grad_D.flatten(0, -2).T @ (activated_F * up_F).flatten(0, -2)
+        grad_F = grad_D @ down_DF
+        grad_up_F = activated_F.mul_(grad_F)
+        return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF
 
 
 class LeanRMSNorm(RMSNorm):
@@ -71,4 +74,6 @@ class LeanFeedForward(FeedForward):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.w1(x), self.w3(x)
-        return self.w2(_Gate.apply(gate, up) if _is_plain(gate) else F.silu(gate) * up)
+        if _is_plain(gate):
+            return _GateAndProject.apply(gate, up, self.w2.weight)
+        return self.w2(F.silu(gate) * up)
