@@ -74,6 +74,6 @@ class LeanFeedForward(FeedForward):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.w1(x), self.w3(x)
-        if _is_plain(gate):
+        if _is_plain(gate):  # FSDP gathers a whole block, so w2's weight is here
             return _GateAndProject.apply(gate, up, self.w2.weight)
         return self.w2(F.silu(gate) * up)
