@@ -6,12 +6,11 @@ from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
 
-from titan_rl.channel.plan import Interner, Units
-from titan_rl.channel.transports import Place, here
-from titan_rl.channel.weights import ReaderSetup
-from titan_rl.config import GeneratorConfig
-from titan_rl.episode import Request
-from titan_rl.types import Completion, EngineStatistics
+from titan_rl.config.schema import GeneratorConfig
+from titan_rl.data.types import Completion, EngineStatistics, Request
+from titan_rl.mesh.channel.plan import Interner, Units
+from titan_rl.mesh.channel.transports import Place, here
+from titan_rl.mesh.channel.weights import ReaderSetup
 
 
 class Generator(Actor):
@@ -24,14 +23,14 @@ class Generator(Actor):
     @concurrent_endpoint
     async def prepare(self) -> None:
         """Have all imports done: what a standby does while it waits for its turn."""
-        await asyncio.to_thread(importlib.import_module, "titan_rl.generation.engine")
+        await asyncio.to_thread(importlib.import_module, "titan_rl.generator.engine")
 
     @concurrent_endpoint
     async def start(self, rank: int, meeting_file: str) -> None:
         """Load vLLM and the model, with the replica's other ranks."""
 
         def load():
-            from titan_rl.generation.engine import GenerationEngine
+            from titan_rl.generator.engine import GenerationEngine
 
             return GenerationEngine(self.config, self.model_path, self.max_model_len, rank, Path(meeting_file))
 
@@ -44,7 +43,7 @@ class Generator(Actor):
     @concurrent_endpoint
     async def needs(self) -> Units:
         """What this rank stores, as vLLM's own loader told."""
-        from titan_rl.channel.vllm_recording import needs
+        from titan_rl.generator.vllm_recording import needs
 
         return needs(self.engine.recorded, Interner())
 

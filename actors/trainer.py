@@ -6,17 +6,18 @@ from pathlib import Path
 
 from monarch.actor import Actor, endpoint
 
-from titan_rl.channel.batches import RowsHandle, pull_rows
-from titan_rl.channel.plan import Interner, SlotLayout, Units
-from titan_rl.channel.region import RegionHandle
-from titan_rl.channel.transports import Place, here
-from titan_rl.channel.weights import WeightWriter, holdings
-from titan_rl.checkpoint import BackgroundSave
-from titan_rl.config import Config
-from titan_rl.faults import fail_if_told
-from titan_rl.snapshot import Snapshots, fetch_step
-from titan_rl.stragglers import seconds_wanted
-from titan_rl.types import StepMetrics
+from titan_rl.config.schema import Config
+from titan_rl.data.types import StepMetrics
+from titan_rl.mesh.channel.batches import RowsHandle, pull_rows
+from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
+from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.mesh.channel.snapshot_replica import fetch_step
+from titan_rl.mesh.channel.transports import Place, here
+from titan_rl.mesh.channel.weights import WeightWriter, holdings
+from titan_rl.mesh.stragglers import seconds_wanted
+from titan_rl.mesh.supervision.fault_injection import fail_if_told
+from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.state import BackgroundSave
 
 
 class Trainer(Actor):
@@ -30,7 +31,7 @@ class Trainer(Actor):
     @endpoint
     def prepare(self) -> None:
         """Have all imports done: what a standby does while it waits for its turn."""
-        import titan_rl.learner  # noqa: F401
+        import titan_rl.trainer.learner  # noqa: F401
 
     @endpoint
     def join(self, rank: int, world_size: int, meeting_file: str) -> None:
@@ -41,9 +42,9 @@ class Trainer(Actor):
         import torch
         import torch.distributed as dist
 
-        from titan_rl.learner import Learner
-        from titan_rl.model.device import DEVICE_TYPE, local_device
-        from titan_rl.titan_config import build_titan
+        from titan_rl.models.device import DEVICE_TYPE, local_device
+        from titan_rl.trainer.learner import Learner
+        from titan_rl.trainer.titan_config import build_titan
 
         self.rank, self.titan = rank, build_titan(self.config)
         self._withdraw()
@@ -166,7 +167,7 @@ class Trainer(Actor):
 
     @endpoint
     def load_checkpoint(self, folder: str) -> None:
-        from titan_rl.checkpoint import load_learner
+        from titan_rl.trainer.state import load_learner
 
         load_learner(self.learner, Path(folder))
 

@@ -5,13 +5,13 @@ import asyncio
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, ActorError, concurrent_endpoint
 
-from titan_rl.config import Config
-from titan_rl.episode import Request, Sampling, demonstrate, run_group
-from titan_rl.faults import fail_if_told
-from titan_rl.mesh.waiting import DeadlineError, within
-from titan_rl.tasks.base import make_task
-from titan_rl.tasks.scorer import Scorer
-from titan_rl.types import Completion, Group, Prompt, Rollout
+from titan_rl.config.schema import Config
+from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
+from titan_rl.environments.base import make_task
+from titan_rl.environments.episode import demonstrate, run_group
+from titan_rl.environments.scorer import Scorer
+from titan_rl.mesh.supervision.deadlines import DeadlineError, within
+from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
 
 class ReplicaFailed(RuntimeError):

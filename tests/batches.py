@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from titan_rl.bad_numbers import parts
-from titan_rl.packing import pack, token_weights
-from titan_rl.types import Batch, Provenance, Sample
+from titan_rl.data.packing import pack, token_weights
+from titan_rl.data.types import Batch, Provenance, Sample
+from titan_rl.trainer.bad_numbers import parts
 
 VOCABULARY = 90
 

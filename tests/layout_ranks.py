@@ -10,8 +10,9 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from batches import batch_of, poison, spoil_a_weight, with_fault
 
-from titan_rl.config import AlgorithmConfig, load_config
-from titan_rl.types import StepMetrics
+from titan_rl.config.load import load_config
+from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.data.types import StepMetrics
 
 NUM_STEPS, NUM_MORE = 3, 2
 # Adam divides each element's step by the root of its own second moment, so an element whose gradient is rounding and
@@ -72,9 +73,9 @@ def _everyones(value) -> list:
 
 
 def _study(layout: Layout, models: Path, out: Path) -> Study:
-    from titan_rl.checkpoint import BackgroundSave, load_learner
-    from titan_rl.learner import Learner
-    from titan_rl.titan_config import build_titan
+    from titan_rl.trainer.learner import Learner
+    from titan_rl.trainer.state import BackgroundSave, load_learner
+    from titan_rl.trainer.titan_config import build_titan
 
     config = load_config(
         None,

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams
 
-from titan_rl.channel.plan import Interner, Plan
-from titan_rl.channel.vllm_backend import transfer_engine
-from titan_rl.channel.vllm_recording import needs
-from titan_rl.channel.weights import ReaderSetup, WeightWriter, holdings
-from titan_rl.model.shards import Shard
+from titan_rl.generator.vllm_backend import transfer_engine
+from titan_rl.generator.vllm_recording import needs
+from titan_rl.mesh.channel.plan import Interner, Plan
+from titan_rl.mesh.channel.weights import ReaderSetup, WeightWriter, holdings
+from titan_rl.models.shards import Shard
 
 PROMPT = list(range(10, 30))
 

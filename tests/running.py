@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from titan_rl.config import load_config, parse_overrides
-from titan_rl.replay import Plan, replay_steps
-from titan_rl.rundir import RunDir
-from titan_rl.titan_config import build_titan
+from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.diagnostics.replay import Plan, replay_steps
+from titan_rl.records.rundir import RunDir
+from titan_rl.trainer.titan_config import build_titan
 
 SMALL = {
     "task.name": "gcd",

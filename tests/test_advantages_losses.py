@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from titan_rl.advantages import demonstration, group_relative
-from titan_rl.algorithms import ALGORITHMS
-from titan_rl.config import AlgorithmConfig
-from titan_rl.losses import LossInputs, clipped_policy_loss, negative_log_likelihood
-from titan_rl.packing import token_weights
-from titan_rl.types import Sample
+from titan_rl.algorithms.advantages import demonstration, group_relative
+from titan_rl.algorithms.base import ALGORITHMS
+from titan_rl.algorithms.losses import LossInputs, clipped_policy_loss, negative_log_likelihood
+from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.data.packing import token_weights
+from titan_rl.data.types import Sample
 
 SETTINGS = AlgorithmConfig(clip_low=0.2, clip_high=0.3)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from titan_rl.mesh.placement import Threads, generator_environment
-from titan_rl.model.tiny import make_tiny
+from titan_rl.mesh.launch.placement import Threads, generator_environment
+from titan_rl.models.tiny import make_tiny
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import running
 
-from titan_rl.audit import read_ledger
-from titan_rl.checkpoint import CheckpointFolder
-from titan_rl.metrics import read_metrics
-from titan_rl.rundir import RunDir
+from titan_rl.diagnostics.ledger_report import read_ledger
+from titan_rl.records.checkpoints import CheckpointFolder
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def train_with(root: Path, patch: str, *flags: str, **settings) -> int:
     program = f"""
 import sys
 import numpy as np
-import titan_rl.controller as controller
+import titan_rl.controller.controller as controller
 {patch}
 from titan_rl.train import main
 sys.exit(main(sys.argv[1:]))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from titan_rl.channel.batches import LaidRows, pull_rows
-from titan_rl.types import Row, Segment
+from titan_rl.data.types import Row, Segment
+from titan_rl.mesh.channel.batches import LaidRows, pull_rows
 
 
 def row_of(seed: int) -> Row:

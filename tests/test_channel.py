@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from titan_rl.channel.plan import Box, Interner, Need, Plan, Read
-from titan_rl.channel.region import WRITING, checksum, header_pages
-from titan_rl.channel.sources import TornRead, share_out
-from titan_rl.channel.transports import Place, choose_transport, describe
-from titan_rl.channel.weights import ReaderSetup, WeightReader, WeightWriter, holdings
-from titan_rl.model.shards import Shard
+from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
+from titan_rl.mesh.channel.region import WRITING, checksum, header_pages
+from titan_rl.mesh.channel.sources import TornRead, share_out
+from titan_rl.mesh.channel.transports import Place, choose_transport, describe
+from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader, WeightWriter, holdings
+from titan_rl.models.shards import Shard
 
 CPU = torch.device("cpu")
 SHAPES = {"embed": (7, 5), "norm": (3,), "cube": (2, 3, 4)}
@@ -157,7 +157,7 @@ def test_bytes_are_counted():
 
 def test_checksums_see_any_byte_and_any_swap():
     """The GPU's as well: it is plain torch."""
-    from titan_rl.channel.region import _weighted_sum
+    from titan_rl.mesh.channel.region import _weighted_sum
 
     data = torch.arange(1003, dtype=torch.int32).view(torch.uint8)[:-1].clone()
     for digest in (checksum, _weighted_sum):

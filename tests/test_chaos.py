@@ -12,16 +12,25 @@ from pathlib import Path
 import pytest
 import running
 
-from titan_rl.chaos import report as reports
-from titan_rl.chaos.account import compare_records
-from titan_rl.chaos.drawing import KINDS, PHASES, STATES, WAYS, draw_faults, last_step_to_strike, phase_of, state_of
-from titan_rl.chaos.matching import Outcome, is_mended, match
-from titan_rl.chaos.peace import among_seeds, compare_prompts, compare_steps
-from titan_rl.chaos.strike import Fault, Struck, Witness, strike
-from titan_rl.chaos.training import Training, override_arguments
-from titan_rl.chaos.victims import GONE, Members, Victim, process_state
 from titan_rl.cli import main
-from titan_rl.config import parse_overrides
+from titan_rl.config.load import parse_overrides
+from titan_rl.diagnostics.chaos import report as reports
+from titan_rl.diagnostics.chaos.audit import compare_records
+from titan_rl.diagnostics.chaos.baseline import among_seeds, compare_prompts, compare_steps
+from titan_rl.diagnostics.chaos.injection import Fault, Struck, Witness, strike
+from titan_rl.diagnostics.chaos.outcomes import Outcome, is_mended, match
+from titan_rl.diagnostics.chaos.run_process import Training, override_arguments
+from titan_rl.diagnostics.chaos.schedule import (
+    KINDS,
+    PHASES,
+    STATES,
+    WAYS,
+    draw_faults,
+    last_step_to_strike,
+    phase_of,
+    state_of,
+)
+from titan_rl.diagnostics.chaos.targets import GONE, Members, Victim, process_state
 
 CONFIG = Path(__file__).parent.parent / "configs" / "chaos.toml"
 
@@ -357,7 +366,9 @@ def test_events_are_read_as_they_come(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_started(arguments, word, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("titan_rl.chaos.training.subprocess.Popen", lambda *a, **k: pytest.fail("it was started"))
+    monkeypatch.setattr(
+        "titan_rl.diagnostics.chaos.run_process.subprocess.Popen", lambda *a, **k: pytest.fail("it was started")
+    )
     for name in ("full", "run-undisturbed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from titan_rl.checkpoint import CheckpointFolder, ControllerState
-from titan_rl.ledger import Ledger
-from titan_rl.saving import Saving
+from titan_rl.controller.checkpointing import Saving
+from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
+from titan_rl.records.ledger import Ledger
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from titan_rl.bench.harness import BENCHES, machine, row, run_bench
 from titan_rl.cli import main
-from titan_rl.config import ConfigError
-from titan_rl.train import one_line
+from titan_rl.config.load import ConfigError
+from titan_rl.controller.session import one_line
+from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 
 
 def test_tasks_are_listed_without_the_refused(capsys):

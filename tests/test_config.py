@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import tomli
 
-from titan_rl.checks import check_model
-from titan_rl.config import OUR_SECTIONS, Config, ConfigError, as_dict, load_config, load_resolved, parse_overrides
-from titan_rl.model.layout import check_layout
-from titan_rl.model.tiny import make_tiny, tiny_config
-from titan_rl.tasks.base import make_task
-from titan_rl.titan_config import build_titan
+from titan_rl.config.load import ConfigError, as_dict, load_config, load_resolved, parse_overrides
+from titan_rl.config.schema import OUR_SECTIONS, Config
+from titan_rl.controller.preflight import check_model
+from titan_rl.environments.base import make_task
+from titan_rl.models.tiny import make_tiny, tiny_config
+from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.titan_config import build_titan
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
@@ -389,5 +390,5 @@ def test_committed_file_is_right(file, tmp_path, monkeypatch):
 
 
 def test_our_sections_need_no_torch():
-    program = "import sys, titan_rl.config as c; c.load_config(None); sys.exit('torch' in sys.modules)"
+    program = "import sys, titan_rl.config.schema as c; c.load_config(None); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

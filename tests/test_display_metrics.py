@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from titan_rl.display import Display
-from titan_rl.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, speeds, trained_metrics
-from titan_rl.types import Group, Rollout, StepMetrics
+from titan_rl.controller.display import Display
+from titan_rl.data.types import Group, Rollout, StepMetrics
+from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, speeds, trained_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def record_of(step: int) -> dict[str, float]:
 
 def show(monkeypatch, num_steps: int, seconds_per_step: float, log=None) -> None:
     clock = count(1000.0, seconds_per_step / 3)  # asked three times a step at most
-    monkeypatch.setattr("titan_rl.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("titan_rl.controller.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
     with Display(num_steps, log) as display:
         for step in range(1, num_steps + 1):
             display.step(record_of(step))

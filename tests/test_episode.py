@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from titan_rl.episode import Request, Sampling, demonstrate, encode_prompt, run_group
-from titan_rl.model.tokenizer import character_tokenizer
-from titan_rl.tasks.scorer import Score
-from titan_rl.types import Completion, Prompt, Provenance, Rollout
+from titan_rl.data.types import Completion, Prompt, Provenance, Request, Rollout, Sampling
+from titan_rl.environments.episode import demonstrate, encode_prompt, run_group
+from titan_rl.environments.scorer import Score
+from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
 EOS = TOKENIZER.eos_token_id

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import running
 
-from titan_rl.ledger import Ledger
-from titan_rl.metrics import read_metrics
-from titan_rl.rollouts import read_rollouts
-from titan_rl.types import Provenance
+from titan_rl.data.types import Provenance
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rollouts import read_rollouts
 
 pytestmark = pytest.mark.slow
 STEPS = 6

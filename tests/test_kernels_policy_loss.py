@@ -6,9 +6,9 @@ import pytest
 import torch
 from kernel_checks import poison, run_interpreted
 
-from titan_rl.config import AlgorithmConfig
+from titan_rl.algorithms.losses import LossInputs, clipped_policy_loss
+from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.kernels.policy_loss import SUMS, Objective, policy_loss
-from titan_rl.losses import LossInputs, clipped_policy_loss
 
 NAN = float("nan")
 OBJECTIVES = [

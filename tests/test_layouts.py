@@ -9,8 +9,8 @@ from layout_ranks import NUM_STEPS, Layout, run_layouts
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from titan_rl.model.tiny import make_tiny
-from titan_rl.types import StepMetrics
+from titan_rl.data.types import StepMetrics
+from titan_rl.models.tiny import make_tiny
 
 TOLERANCE = 1e-5
 MODELS = {

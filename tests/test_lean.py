@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from titan_rl.model.lean import _GateAndProject, _Normalize
+from titan_rl.models.lean import _GateAndProject, _Normalize
 
 SHAPE = (1, 7, 24)
 

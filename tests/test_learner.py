@@ -11,17 +11,19 @@ import torch.multiprocessing as multiprocessing
 from batches import FAULTS, VOCABULARY, batch_of, poison, spoil_a_weight, with_fault
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from titan_rl.bad_numbers import BadStreak
-from titan_rl.checkpoint import BackgroundSave, load_learner
-from titan_rl.checks import check_model
-from titan_rl.config import AlgorithmConfig, ConfigError, load_config
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.controller.bad_batches import BadStreak
+from titan_rl.controller.preflight import check_model
+from titan_rl.data.packing import fit_rows, pack
+from titan_rl.data.types import BadNumbers, Batch, Culprit, StepMetrics
 from titan_rl.kernels import linear_logprob
-from titan_rl.learner import Learner, agreement_sums, loss_and_sums
-from titan_rl.model import spec
-from titan_rl.model.tiny import make_tiny
-from titan_rl.packing import fit_rows, pack
-from titan_rl.titan_config import build_titan
-from titan_rl.types import BadNumbers, Batch, Culprit, StepMetrics
+from titan_rl.models import spec
+from titan_rl.models.tiny import make_tiny
+from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.objective import agreement_sums, loss_and_sums
+from titan_rl.trainer.state import BackgroundSave, load_learner
+from titan_rl.trainer.titan_config import build_titan
 
 SETTINGS = AlgorithmConfig()
 
@@ -190,7 +192,7 @@ def test_logits_in_full_never_exist(headed_model, monkeypatch):
 
 
 def test_triton_is_refused_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("titan_rl.model.device.DEVICE_TYPE", "cpu")
+    monkeypatch.setattr("titan_rl.models.device.DEVICE_TYPE", "cpu")
     for kernel in ("auto", "reference"):
         check_model(load_config(None, {"model": {"kernel": kernel}}))
     with pytest.raises(ConfigError) as caught:

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from titan_rl.batching import sample_fates
+from titan_rl.algorithms.batching import sample_fates
 from titan_rl.cli import main
-from titan_rl.config import AlgorithmConfig
-from titan_rl.ledger import Ledger, LedgerError
-from titan_rl.types import Group, Rollout
+from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.data.types import Group, Rollout
+from titan_rl.records.ledger import Ledger, LedgerError
 
 TRAINED = [None, None]
 

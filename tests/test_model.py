@@ -11,15 +11,15 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from titan_rl.config import ConfigError, load_config
-from titan_rl.learner import Learner
-from titan_rl.model.attention import plan_attention
-from titan_rl.model.smollm2 import fetch_smollm2
-from titan_rl.model.spec import read_hf_config
-from titan_rl.model.tiny import make_tiny
-from titan_rl.packing import pack, token_weights
-from titan_rl.titan_config import build_titan
-from titan_rl.types import Provenance, Row, Sample, Segment
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.data.packing import pack, token_weights
+from titan_rl.data.types import Provenance, Row, Sample, Segment
+from titan_rl.models.attention import plan_attention
+from titan_rl.models.smollm2 import fetch_smollm2
+from titan_rl.models.spec import read_hf_config
+from titan_rl.models.tiny import make_tiny
+from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.titan_config import build_titan
 
 TOLERANCE = 1e-4
 LLAMA3 = dict(

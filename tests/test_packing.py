@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from titan_rl.batching import build_batches, discard_reason, usable_rollouts
-from titan_rl.config import AlgorithmConfig, RolloutConfig
-from titan_rl.packing import fit_rows, pack, token_weights
-from titan_rl.types import Batch, Group, Provenance, Rollout, Row, Sample
+from titan_rl.algorithms.batching import build_batches, discard_reason, usable_rollouts
+from titan_rl.config.schema import AlgorithmConfig, RolloutConfig
+from titan_rl.data.packing import fit_rows, pack, token_weights
+from titan_rl.data.types import Batch, Group, Provenance, Rollout, Row, Sample
 
 MAX_NEW_TOKENS = 12
 LAYOUTS = [

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from titan_rl.channel.plan import BLOCK_BYTES, Box, Holding, Interner, Need, Plan, PlanError, split_name
+from titan_rl.mesh.channel.plan import BLOCK_BYTES, Box, Holding, Interner, Need, Plan, PlanError, split_name
 
 TENSORS = {
     "embed.weight": (12, 6),

@@ -4,10 +4,10 @@ from itertools import islice
 
 import pytest
 
-from titan_rl.config import ConfigError
-from titan_rl.prompts import PromptStream, held_out_prompts, is_held_out
-from titan_rl.seeds import named_seed
-from titan_rl.types import Prompt
+from titan_rl.config.load import ConfigError
+from titan_rl.data.seeds import named_seed
+from titan_rl.data.types import Prompt
+from titan_rl.environments.prompts import PromptStream, held_out_prompts, is_held_out
 
 
 class FewTexts:

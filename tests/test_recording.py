@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from titan_rl.channel.plan import Box, PlanError
+from titan_rl.mesh.channel.plan import Box, PlanError
 
 
 @pytest.fixture(scope="module")
 def recording():
-    from titan_rl.channel import vllm_recording
+    from titan_rl.generator import vllm_recording
 
     return vllm_recording
 

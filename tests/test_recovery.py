@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import running
 
-from titan_rl.events import read_events
-from titan_rl.ledger import Ledger
-from titan_rl.metrics import read_metrics
+from titan_rl.records.events import read_events
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 STEPS = 10

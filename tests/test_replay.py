@@ -11,7 +11,7 @@ import pytest
 import running
 
 from titan_rl import cli, train
-from titan_rl.audit import read_ledger
+from titan_rl.diagnostics.ledger_report import read_ledger
 
 pytestmark = pytest.mark.slow
 STEPS = 6

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from titan_rl.rollouts import read_rollouts, write_rollouts
-from titan_rl.types import Group, Rollout, Turn
+from titan_rl.data.types import Group, Rollout, Turn
+from titan_rl.records.rollouts import read_rollouts, write_rollouts
 
 
 def rollout_of(prompt_id: str, sample: int, **changes) -> Rollout:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from titan_rl.mesh.router import NoneLeft, Router
-from titan_rl.mesh.waiting import DeadlineError
+from titan_rl.mesh.supervision.deadlines import DeadlineError
 
 
 def test_the_least_busy_is_chosen():

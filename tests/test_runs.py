@@ -7,8 +7,8 @@ import signal
 import pytest
 import running
 
-from titan_rl.ledger import Ledger
-from titan_rl.metrics import read_metrics
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,14 @@ import torch
 import torch.distributed as dist
 from test_learner import SETTINGS, batch_of, train, weights
 
-from titan_rl.channel.region import WRITING
-from titan_rl.channel.sources import TornRead
-from titan_rl.config import load_config
-from titan_rl.learner import Learner
-from titan_rl.model.tiny import make_tiny
-from titan_rl.snapshot import Keeper, Snapshots, fetch_step
-from titan_rl.titan_config import build_titan
+from titan_rl.config.load import load_config
+from titan_rl.mesh.channel.region import WRITING
+from titan_rl.mesh.channel.snapshot_replica import Keeper, fetch_step
+from titan_rl.mesh.channel.sources import TornRead
+from titan_rl.models.tiny import make_tiny
+from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.titan_config import build_titan
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from titan_rl.staleness import Admission
+from titan_rl.controller.admission import Admission
 
 
 def simulate(seed: int, groups_per_step: int, max_staleness: int, start: int, num_steps: int = 30) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from titan_rl.statistics import Proportion
+from titan_rl.records.statistics import Proportion
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import time
 
-from titan_rl.stragglers import Stragglers, seconds_wanted
+from titan_rl.mesh.stragglers import Stragglers, seconds_wanted
 
 
 def noted(**seconds: float) -> Stragglers:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from titan_rl.config import ConfigError
-from titan_rl.tasks.base import correct, make_task
-from titan_rl.tasks.gym import COMPACT, PAYS_FOR_NOTHING, RUNS_THE_ANSWER, usable_families
-from titan_rl.tasks.scorer import Scorer
-from titan_rl.types import Prompt
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Prompt
+from titan_rl.environments.base import correct, make_task
+from titan_rl.environments.reasoning_gym import COMPACT, PAYS_FOR_NOTHING, RUNS_THE_ANSWER, usable_families
+from titan_rl.environments.scorer import Scorer
 
 PROMPT = Prompt("train/0000000", "", "", {})
 DETERMINISTIC = [
@@ -152,7 +152,7 @@ class ReasoningGymTask:
             raise ValueError("x" * 100_000)
         return {"score": float(answer)}
 
-module = types.ModuleType("titan_rl.tasks.gym")
+module = types.ModuleType("titan_rl.environments.reasoning_gym")
 module.ReasoningGymTask = ReasoningGymTask
 sys.modules[module.__name__] = module
 """

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from titan_rl.mesh.waiting import DeadlineError, within
+from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 
 
 async def never():

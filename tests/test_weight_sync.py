@@ -11,16 +11,17 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from titan_rl.bench.weight_pairs import batch_of, guess
-from titan_rl.channel.region import header_pages
-from titan_rl.channel.sync import WeightSync
-from titan_rl.config import load_config
-from titan_rl.episode import Request
-from titan_rl.mesh.cells import CellDied, call, call_all
-from titan_rl.mesh.meshes import ActorFault, Meshes, has_ibverbs
-from titan_rl.model.tiny import make_tiny
-from titan_rl.titan_config import build_titan
-from titan_rl.types import Completion
+from titan_rl.config.load import load_config
+from titan_rl.data.types import Completion, Request
+from titan_rl.diagnostics.bench.weight_pairs import batch_of, guess
+from titan_rl.mesh.channel.region import header_pages
+from titan_rl.mesh.channel.transports import has_ibverbs
+from titan_rl.mesh.meshes import ActorFault, Meshes
+from titan_rl.mesh.supervision.actor_process import CellDied
+from titan_rl.mesh.supervision.calls import call, call_all
+from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.models.tiny import make_tiny
+from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.slow
 SUPERVISION_SECONDS = 10.0

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from titan_rl.config import ConfigError, load_config, parse_overrides
+from titan_rl.config.load import ConfigError, load_config, parse_overrides
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def _train(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.evaluate import evaluate_directory
+    from titan_rl.controller.evaluate import evaluate_directory
 
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
@@ -82,11 +82,11 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
 
 def _model(options: argparse.Namespace, overrides: dict) -> int:
     if options.name == "smollm2":
-        from titan_rl.model.smollm2 import fetch_smollm2
+        from titan_rl.models.smollm2 import fetch_smollm2
 
         fetch_smollm2(options.dir)
     else:
-        from titan_rl.model.tiny import make_tiny
+        from titan_rl.models.tiny import make_tiny
 
         make_tiny(options.dir, seed=load_config(None, overrides).run.seed)
     print(f"wrote {options.dir}")
@@ -94,19 +94,19 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _ledger(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.audit import show_ledger
+    from titan_rl.diagnostics.ledger_report import show_ledger
 
     return show_ledger(options.run, steps=options.steps, as_json=options.json)
 
 
 def _replay(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.replay import replay
+    from titan_rl.diagnostics.replay import replay
 
     return replay(options.run, options.first, options.last, as_json=options.json)
 
 
 def _chaos(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.chaos import Options, chaos
+    from titan_rl.diagnostics.chaos import Options, chaos
 
     asked = Options(
         kills=options.kills,
@@ -121,7 +121,7 @@ def _chaos(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _scale(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.elastic import scale_generators
+    from titan_rl.controller.elastic import scale_generators
 
     scale_generators(options.run, options.generators)
     print(f"asked {options.run} for {options.generators} generators; its log says when they serve")
@@ -129,7 +129,7 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.bench.harness import run_bench
+    from titan_rl.diagnostics.bench.harness import run_bench
 
     result = run_bench(options.name, overrides)
     print(json.dumps(result) if options.json else json.dumps(result, indent=2))
@@ -137,7 +137,7 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.tasks.gym import COMPACT, usable_families
+    from titan_rl.environments.reasoning_gym import COMPACT, usable_families
 
     for name in usable_families():
         print(f"{name}{'  (compact too)' if name in COMPACT else ''}")

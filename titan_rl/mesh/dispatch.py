@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Callable
 from contextlib import suppress
 
-from titan_rl.config import Config
-from titan_rl.episode import Sampling
-from titan_rl.mesh.cells import Cell, CellDied, call
+from titan_rl.config.schema import Config
+from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.mesh.generators import Generators, Replica
+from titan_rl.mesh.supervision.actor_process import Cell, CellDied
+from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.verifiers import Verifiers
-from titan_rl.types import Group, Prompt
 
 _END_SECONDS = 5.0
 """How long the death of a process that was killed is waited for."""

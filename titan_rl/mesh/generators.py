@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titan_rl.channel.sync import WeightSync
-from titan_rl.config import Config
-from titan_rl.mesh.cells import Cell, Cells, call_each
-from titan_rl.mesh.replacing import Replacements
+from titan_rl.config.schema import Config
+from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.router import Router
-from titan_rl.mesh.standby import Standby
+from titan_rl.mesh.supervision.actor_process import Cell, Cells
+from titan_rl.mesh.supervision.calls import call_each
+from titan_rl.mesh.supervision.standby import Standby
+from titan_rl.mesh.weight_sync import WeightSync
 
 _MAX_BRING_UPS = 5
 _PAUSE_SECONDS = 1.0

@@ -18,30 +18,31 @@ os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 import monarch.actor
 from monarch.config import configure
 
-from titan_rl.channel.batches import LaidRows
-from titan_rl.channel.sync import WeightSync
-from titan_rl.channel.transports import RDMA
-from titan_rl.config import Config
-from titan_rl.mesh import processes
-from titan_rl.mesh.cells import CellDied, Cells, call
+from titan_rl.config.schema import Config
+from titan_rl.data.types import EngineStatistics, StepMetrics
+from titan_rl.mesh.channel.batches import LaidRows
+from titan_rl.mesh.channel.transports import RDMA
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.generators import Generators
-from titan_rl.mesh.placement import (
+from titan_rl.mesh.launch.placement import (
     available_cores,
     generator_environment,
     share_cores,
     trainer_environment,
     verifier_environment,
 )
-from titan_rl.mesh.reaper import start_reaper
+from titan_rl.mesh.stragglers import Stragglers
+from titan_rl.mesh.supervision import processes
+from titan_rl.mesh.supervision.actor_process import CellDied, Cells
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.supervision.reaper import start_reaper
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.verifiers import Verifiers
-from titan_rl.mesh.waiting import within
-from titan_rl.model.device import DEVICE_TYPE
-from titan_rl.model.spec import longest_rollout
-from titan_rl.stragglers import Stragglers
-from titan_rl.titan_config import TitanConfig
-from titan_rl.types import EngineStatistics, StepMetrics
+from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.models.spec import longest_rollout
+from titan_rl.trainer.titan_config import TitanConfig
 
 ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
 """Generators are needed by verifiers; a trainer stands alone."""
@@ -57,13 +58,6 @@ _MAX_MENDS = 5
 
 class ActorFault(RuntimeError):
     """Actors died or failed in a way, or as often, that the run cannot go on; says which."""
-
-
-def has_ibverbs() -> bool:
-    """Whether this machine has RDMA hardware that Monarch can use."""
-    from monarch.rdma import is_ibverbs_available
-
-    return is_ibverbs_available()
 
 
 class Meshes:

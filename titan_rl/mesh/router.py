@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from titan_rl.mesh.waiting import DeadlineError
+from titan_rl.mesh.supervision.deadlines import DeadlineError
 
 _MAX_FAULTS = 12
 """Faults in a row, without one group that was done in between, after which nobody is tried any more."""

@@ -9,9 +9,10 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from titan_rl.config import Config
-from titan_rl.mesh.cells import Cell, CellDied, Cells, call, call_all, call_each
-from titan_rl.mesh.standby import Standby
+from titan_rl.config.schema import Config
+from titan_rl.mesh.supervision.actor_process import Cell, CellDied, Cells
+from titan_rl.mesh.supervision.calls import call, call_all, call_each
+from titan_rl.mesh.supervision.standby import Standby
 
 
 class Trainers:

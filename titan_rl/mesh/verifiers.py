@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from titan_rl.config import Config
-from titan_rl.mesh.cells import Cell, Cells, call
-from titan_rl.mesh.replacing import Replacements
+from titan_rl.config.schema import Config
+from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.router import Router
-from titan_rl.mesh.standby import Standby
+from titan_rl.mesh.supervision.actor_process import Cell, Cells
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.standby import Standby
 
 
 class Verifiers:

@@ -1,0 +1,1 @@
+"""Scored groups become advantages, advantages become a loss."""

@@ -1,0 +1,198 @@
+"""One TOML file, plus ``--section.key value`` overrides, becomes one checked configuration.
+
+The sections below are ours and need no torch. TorchTitan's sections keep its names and are built from its own
+dataclasses in titan_config.py. Whatever is wrong is a ConfigError: one line that says what, and how to mend it.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+TITAN_SECTIONS = (
+    "training",
+    "parallelism",
+    "optimizer",
+    "lr_scheduler",
+    "compile",
+    "activation_checkpoint",
+    "comm",
+    "debug",
+)
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    dir: str = ""
+    """Run directory; empty: ``runs/<file>-<date>-<time>``."""
+    seed: Whole = 1
+    """All randomness derives from it, by name."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    path: str = "tiny"
+    """A Hugging Face directory; ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
+    kernel: Literal["auto", "triton", "reference"] = "auto"
+    """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
+
+
+@dataclass(kw_only=True)
+class TaskConfig:
+    name: str = "gcd"
+    """A reasoning-gym family (``titan-rl tasks`` lists them)."""
+    style: Literal["compact", "chat"] = "compact"
+    """``compact`` for tiny character models, ``chat`` for instruction-tuned ones."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the family, such as ``max_value``."""
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig:
+    name: str = "grpo"
+    """Which advantage and loss (algorithms.py)."""
+    normalize_std: bool = True
+    """Divide advantages by the group's standard deviation; false is Dr.GRPO's."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """Mean over the step's tokens; over its samples of each one's mean; or over samples x max_new_tokens (Dr.GRPO)."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: Annotated[float, Field(gt=0, le=1e6)] = 0.2
+    """The ratio is clipped above 1 + clip_high."""
+    updates_per_batch: Count = 1
+    """Optimizer steps that a batch is split into."""
+    train_truncated: bool = True
+    """Whether samples that ran out of tokens are trained on (with the reward that they got)."""
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    prompts_per_step: Count = 16
+    """Groups that make up a batch."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Samples of each prompt."""
+    max_new_tokens: Count = 16
+    """Longest answer, end of sequence included."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Sampling temperature; the trainer uses the same."""
+    max_staleness: Whole = 0
+    """How many policy versions a sample may lag behind the weights it trains; 0 is on-policy and synchronous."""
+    share_prefix: bool = True
+    """Run a group's prompt through the trainer once instead of once a sample."""
+    max_retries: Whole = 2
+    """How often a group that met a failure of the machinery is issued again before it is discarded by name."""
+
+
+@dataclass(kw_only=True)
+class GeneratorConfig:
+    replicas: Count = 1
+    """vLLM engines."""
+    tensor_parallel: Count = 1
+    """Ranks of one engine, each a process."""
+    update: Literal["in_flight", "drain"] = "in_flight"
+    """New weights are applied between two engine steps; ``drain`` first lets running requests end."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What requests that run through an update go on with: the KV that they have, or KV made by the new weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_num_seqs: Count = 128
+    """Requests that one engine runs at once."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 0.5
+    """KV cache of one engine, where it runs on a CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
+    """Share of a GPU's memory for one engine, where it runs on a GPU."""
+
+
+@dataclass(kw_only=True)
+class VerifierConfig:
+    procs: Count = 1
+    """Processes that drive episodes; each has scoring processes of its own."""
+    score_timeout: Seconds = 5.0
+    """Seconds that one answer may take to score; then its scorer is killed and the rollout is a ``timeout``."""
+    episode_timeout: Seconds = 300.0
+    """Seconds that a whole group may take."""
+
+
+@dataclass(kw_only=True)
+class WarmupConfig:
+    steps: Whole = 0
+    """Supervised steps on worked examples before reinforcement learning."""
+    examples_per_step: Count = 64
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate of the warm-up, which has an optimizer of its own."""
+
+
+@dataclass(kw_only=True)
+class EvalConfig:
+    every: Whole = 0
+    """Steps between held-out evaluations; 0: only before the first step and after the last."""
+    prompts: Count = 256
+    """Held-out prompts, never trained on, answered greedily."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    every: Whole = 0
+    """Steps between checkpoints; 0: only when the run ends or is stopped."""
+    keep_latest_k: Count = 2
+
+
+@dataclass(kw_only=True)
+class RecoveryConfig:
+    snapshot_every: Whole = 1
+    """Steps between snapshots of the trainer in memory, from which dead ranks are replaced; 0: a death ends the run."""
+    standby: bool = True
+    """Have a process of each kind wait, with its imports done, for somebody to die; a few hundred MB of memory each."""
+    warm_spares: Whole = 0
+    """Engines that wait with their model loaded, instead of a standby, for a generator to die."""
+    bad_numbers: Literal["skip", "rollback"] = "skip"
+    """What follows a loss or gradient that is not finite: another batch, or first a return to the last checkpoint."""
+    max_bad_steps: Count = 3
+    """Batches in a row with bad numbers after which the run stops."""
+
+    @property
+    def has_standbys(self) -> bool:
+        return self.standby and self.snapshot_every > 0
+
+
+@dataclass(kw_only=True)
+class MeshConfig:
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"] = "auto"
+    """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
+    hosts: Whole = 0
+    """Worker loops over which all processes are spread, each a failure of its own; 0: the controller spawns them."""
+    start_timeout: Seconds = 300.0
+    """Seconds within which all actors must be up."""
+    step_timeout: Seconds = 1800.0
+    """Seconds that one call to the trainer, or one weight update, may take."""
+
+
+@dataclass(kw_only=True)
+class MetricsConfig:
+    tensorboard: bool = True
+
+
+@dataclass(kw_only=True)
+class Config:
+    """A whole run. ``titan`` holds TorchTitan's sections as they were written."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    titan: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+OUR_SECTIONS = tuple(f.name for f in fields(Config) if f.name != "titan")

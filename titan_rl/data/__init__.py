@@ -1,0 +1,1 @@
+"""What flows: the vocabulary from a prompt to a packed batch. No torch here."""

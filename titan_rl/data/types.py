@@ -1,0 +1,235 @@
+"""The vocabulary that crosses rooms, from a prompt to a packed batch. No torch here: these travel in messages.
+
+Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+_MAX_NAMED = 8
+"""Samples that a message about bad numbers names."""
+
+Status = Literal["ok", "truncated", "timeout", "infra_error"]
+"""How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
+
+
+class Provenance(IntEnum):
+    """Who wrote a token."""
+
+    TEMPLATE = 0
+    MODEL = 1
+    TOOL = 2
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question of a task."""
+
+    id: str
+    """Unique in a run: the stream and the place in it, e.g. ``train/0000012``."""
+    text: str
+    answer: str
+    """The expected answer. It stays with the verifier: no generator and no sandbox ever sees it."""
+    entry: dict
+    """What the task's scorer needs besides."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of the model inside a rollout: tokens [start, stop)."""
+
+    start: int
+    stop: int
+    stop_reason: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a generator gives back for one request."""
+
+    tokens: np.ndarray
+    """int32 [T], end of sequence included."""
+    logprobs: np.ndarray
+    """float32 [T]: log-probability of each token under the distribution that it was drawn from."""
+    versions: np.ndarray
+    """int32 [T]: policy version that made each token."""
+    stop_reason: str
+
+
+@dataclass
+class Rollout:
+    """One sample: every token with its provenance, its sampling logprob and its policy version."""
+
+    prompt_id: str
+    sample: int
+    tokens: np.ndarray
+    provenance: np.ndarray
+    """int8 [T]"""
+    logprobs: np.ndarray
+    """float32 [T]; 0 where the model did not write the token."""
+    versions: np.ndarray
+    """int32 [T]; -1 where the model did not write the token."""
+    turns: list[Turn]
+    status: Status
+    reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    text: str = ""
+    """What the model wrote, for people."""
+
+    @property
+    def num_model_tokens(self) -> int:
+        return int((self.provenance == Provenance.MODEL).sum())
+
+
+@dataclass
+class Group:
+    """The samples of one prompt."""
+
+    prompt_id: str
+    rollouts: list[Rollout]
+    refused: str = ""
+    """Why there are no rollouts, if there are none."""
+    replica_failure: str = ""
+    """What went wrong at the generator, if that is why."""
+    seconds_generate: float = 0.0
+    """From the first request to the last answer."""
+    seconds_score: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the packer needs of a rollout."""
+
+    tokens: np.ndarray
+    provenance: np.ndarray
+    logprobs: np.ndarray
+    advantage: float
+    prompt_id: str = ""
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens [start, start + length) of a packed row, which see themselves and their prefix."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One packed row. Trained token s was predicted at position ``source_S[s]`` of the row."""
+
+    tokens_T: np.ndarray
+    positions_T: np.ndarray
+    segments: list[Segment]
+    source_S: np.ndarray
+    target_S: np.ndarray
+    logprob_S: np.ndarray
+    """Sampling log-probability of each trained token."""
+    advantage_S: np.ndarray
+    weight_S: np.ndarray
+    """Weight of each trained token in the loss; the loss is a plain sum over all rows of all ranks."""
+    owners: list[tuple[str, int, int]] = field(default_factory=list)
+    """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for each data-parallel rank, the same number for every rank."""
+
+    rows: list[list[Row]]
+    num_tokens: int
+    """Tokens that go through the model."""
+    num_trained_tokens: int
+    has_signal: bool
+    """Whether any advantage differs from 0."""
+
+
+@dataclass
+class StepMetrics:
+    """What one optimizer step did; means are over the batch's trained tokens, all ranks together."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    entropy: float = 0.0
+    clip_fraction: float = 0.0
+    agreement_mean: float = 1.0
+    """Mean of exp|trainer logprob - sampling logprob|."""
+    agreement_max: float = 1.0
+    kl_k3: float = 0.0
+    """Mean of r - 1 - log r, r the ratio of trainer to sampler: Schulman's k3 estimate of KL(sampler, trainer)."""
+    num_trained_tokens: int = 0
+    learning_rate: float = 0.0
+    seconds_forward_backward: float = 0.0
+    seconds_optimizer: float = 0.0
+    seconds_wanted: float = 0.0
+    """For which this rank worked or waited for a core (stragglers.py); what it waited for its peers is not in it."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A sample, and what of it is not a finite number."""
+
+    prompt_id: str
+    sample: int
+    what: str
+    """``sampling logprob``, ``logprob``, ``loss`` or ``gradient``: the first of them that is not finite."""
+
+
+@dataclass(frozen=True)
+class BadNumbers:
+    """Instead of StepMetrics: a batch that was not applied, since its loss or gradient is not finite."""
+
+    reason: str
+    culprits: list[Culprit]
+    weights: list[str]
+    """The first few weights that are not finite themselves; then no batch can do better."""
+    num_weights: int
+
+    def __str__(self) -> str:
+        if self.weights:
+            return f"{self.reason}: {self.num_weights} weights are not finite, first {', '.join(self.weights)}"
+        named = [f"{c.what} of {c.prompt_id} sample {c.sample}" for c in self.culprits[:_MAX_NAMED]]
+        more = f" and {len(self.culprits) - _MAX_NAMED} more samples" if len(self.culprits) > _MAX_NAMED else ""
+        return f"{self.reason}: {', '.join(named) + more or 'no sample by itself'}"
+
+
+@dataclass
+class EngineStatistics:
+    """What an engine did under one version of the weights."""
+
+    seconds_busy: float = 0.0
+    num_tokens: int = 0
+    num_steps: int = 0
+    generator: int = 0
+    """The replica's number."""
+    seconds_update: float = 0.0
+    """How long generation stood still for the update that ended the version."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a group is sampled."""
+
+    num_samples: int
+    max_new_tokens: int
+    temperature: float
+    """0 is greedy."""
+    max_tokens: int
+    """Longest rollout, prompt included."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a generator is asked: one completion of the same tokens for each seed."""
+
+    tokens: np.ndarray
+    seeds: list[int]
+    max_new_tokens: int
+    temperature: float

@@ -1,0 +1,1 @@
+"""What looks at, strikes or measures a run."""

@@ -1,0 +1,1 @@
+"""``titan-rl bench NAME``: every figure of the documentation, measured again."""

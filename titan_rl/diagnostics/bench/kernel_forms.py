@@ -1,0 +1,182 @@
+"""One form of a computation in a process of its own, for bench/kernels.py: what it takes in time and in memory.
+
+    python -m titan_rl.diagnostics.bench.kernel_forms head FORM
+    python -m titan_rl.diagnostics.bench.kernel_forms step FORM MODEL_DIRECTORY CHECKPOINTING
+
+``head`` is the vocabulary projection alone, forward and backward; ``step`` a whole trainer step of a model. Forms are
+``kernel`` (what the trainer does), ``again`` (the same without an expected gradient, so that the backward computes the
+logits again), ``naive`` and ``by_hand`` (logits in full, by autograd and by hand). Peak memory is the kernel's count of
+resident pages (VmHWM, set back before the computation): it sees all that was touched, by whatever library. Memory that
+was freed before is given back first, so that nothing hides in it.
+
+Dimensions: S tokens, D hidden size, V words.
+"""
+
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from titan_rl.kernels.linear_logprob import linear_logprob
+
+TOKENS, WORDS, HIDDEN = 4096, 49_152, 576
+_DOCUMENT = 256
+_REPEATS = 3
+
+
+def _status_mib(key: str) -> float:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
+
+
+def measure(run: Callable[[], None]) -> dict[str, float]:
+    """MiB at most, and beyond those before; and medians over later runs, whose memory is there already.
+
+    Seconds are of the clock; processor seconds of all threads, which do not count what others took of the cores.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _status_mib("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    run()
+    peak, seconds, processor_seconds = _status_mib("VmHWM"), [], []
+    for _ in range(_REPEATS):
+        start, processor_start = time.perf_counter(), time.process_time()
+        run()
+        seconds.append(time.perf_counter() - start)
+        processor_seconds.append(time.process_time() - processor_start)
+    return {
+        "mib": peak - before,
+        "peak_mib": peak,
+        "seconds": statistics.median(seconds),
+        "processor_seconds": statistics.median(processor_seconds),
+    }
+
+
+def _naive(hidden_SD, weight_VD, target_S):
+    """What anyone writes: logits, log-softmax, the target's; the entropy for the log."""
+    logprob_SV = torch.log_softmax(F.linear(hidden_SD, weight_VD), -1)
+    with torch.no_grad():
+        entropy_S = -(logprob_SV.exp() * logprob_SV).sum(-1)
+    return logprob_SV.gather(1, target_S[:, None])[:, 0], entropy_S
+
+
+class _Softmax(torch.autograd.Function):
+    """Logits become probabilities, and those their own gradient, in the same memory."""
+
+    @staticmethod
+    def forward(ctx, logits_SV, target_S):
+        logits_SV -= logits_SV.amax(-1, keepdim=True)
+        target_logit_S, exp_SV = logits_SV.gather(1, target_S[:, None])[:, 0], logits_SV.exp()
+        total_S = exp_SV.sum(-1)
+        expected_S = logits_SV.mul_(exp_SV).sum(-1)
+        ctx.save_for_backward(exp_SV.div_(total_S[:, None]), target_S)
+        entropy_S = total_S.log() - expected_S / total_S
+        ctx.mark_non_differentiable(entropy_S)
+        return target_logit_S - total_S.log(), entropy_S
+
+    @staticmethod
+    def backward(ctx, grad_S, _):
+        grad_SV, target_S = ctx.saved_tensors
+        grad_SV.mul_(-grad_S[:, None]).scatter_add_(1, target_S[:, None], grad_S[:, None])
+        return grad_SV, None
+
+
+def _by_hand(hidden_SD, weight_VD, target_S):
+    """Logits in full in as little memory and as few passes as torch allows; good for one backward."""
+    return _Softmax.apply(F.linear(hidden_SD, weight_VD), target_S)
+
+
+def _expecting(hidden_SD, weight_VD, target_S):
+    """The gradient of the log-probabilities' sum, as the trainer's head is told that of its loss."""
+    return linear_logprob(
+        hidden_SD, weight_VD, target_S, expected_grad=lambda logprob_S, tokens: torch.ones_like(logprob_S)
+    )
+
+
+HEADS = {"naive": _naive, "by_hand": _by_hand, "kernel": _expecting, "again": linear_logprob}
+
+
+def head(form: str) -> Callable[[], None]:
+    torch.manual_seed(0)
+    hidden_SD = torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    weight_VD = torch.randn(WORDS, HIDDEN).mul_(0.1).requires_grad_()
+    target_S = torch.randint(WORDS, (TOKENS,))
+
+    def run() -> None:
+        logprob_S, _ = HEADS[form](hidden_SD, weight_VD, target_S)
+        torch.autograd.grad(logprob_S.sum(), (hidden_SD, weight_VD))
+
+    return run
+
+
+def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
+    """On one row of whole documents, every token of which is trained; bfloat16, as configs/smollm2.toml trains."""
+    import torch.distributed as dist
+
+    from titan_rl.config.load import load_config
+    from titan_rl.config.schema import AlgorithmConfig
+    from titan_rl.data.types import BadNumbers
+    from titan_rl.trainer.learner import Learner
+    from titan_rl.trainer.titan_config import build_titan
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    training = {"seq_len": TOKENS, "mixed_precision_param": "bfloat16"}
+    tables = {"model": {"path": path}, "task": {"style": "chat"}, "training": training}
+    tables |= {"activation_checkpoint": {"mode": checkpointing}}
+    config = load_config(None, tables | {"parallelism": {"fsdp_reshard_after_forward": "never"}})
+    learner = Learner(config, build_titan(config), path)
+    rows = _documents(learner.spec.model.vocab_size)
+    if form != "kernel":
+        _put_logits_in_full(learner.model_parts[0].lm_head, HEADS[form])
+
+    def run() -> None:
+        assert not isinstance(learner.train(rows, True, AlgorithmConfig()), BadNumbers)
+
+    run()  # the optimizer's state is made in the first step
+    return run
+
+
+def _documents(num_words: int) -> list:
+    import numpy as np
+
+    from titan_rl.data.packing import pack, token_weights
+    from titan_rl.data.types import Provenance, Sample
+
+    random = np.random.default_rng(0)
+    provenance = np.array([Provenance.TEMPLATE] + [Provenance.MODEL] * _DOCUMENT, np.int8)
+    samples = [
+        Sample(random.integers(0, num_words, _DOCUMENT + 1), provenance, np.full(_DOCUMENT + 1, -9.0, np.float32), 1.0)
+        for _ in range(TOKENS // _DOCUMENT)
+    ]
+    batch = pack(
+        [[sample] for sample in samples],
+        num_ranks=1,
+        row_tokens=TOKENS,
+        share_prefix=False,
+        weigh=lambda samples: token_weights(samples, "token", _DOCUMENT),
+    )
+    [[row]] = batch.rows
+    return [row]
+
+
+def _put_logits_in_full(output_head: torch.nn.Module, statistics: Callable) -> None:
+    """Within the module's forward, where FSDP has the weight gathered, as the trainer's own."""
+
+    def forward(hidden_SD, target_S, **_):
+        return torch.stack(statistics(hidden_SD.float(), output_head.weight.float(), target_S))
+
+    output_head.forward = forward
+
+
+def main(what: str, form: str, *arguments: str) -> None:
+    print(json.dumps(measure({"head": head, "step": step}[what](form, *arguments))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

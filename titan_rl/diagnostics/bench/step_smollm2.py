@@ -1,0 +1,24 @@
+"""A step of SmolLM2-135M in bf16: 8 prompts x 8 samples, at most 32 new tokens, gcd. Needs ``--model.path DIR``."""
+
+from typing import Any
+
+from titan_rl.diagnostics.bench.harness import row
+from titan_rl.diagnostics.bench.training import train_for_bench
+
+_BAR_STEP = 21.0
+_OVERRIDES = {
+    "recovery": {"standby": False},  # while it is prepared, steps are slower
+    "task": {"name": "gcd", "style": "chat", "options": {"shots": 0, "max_value": 1000}},
+    "training": {"steps": 8},
+    "rollout": {"prompts_per_step": 8, "group_size": 8, "max_new_tokens": 32, "max_staleness": 0},
+    "eval": {"prompts": 1, "every": 0},
+}
+
+
+def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    result = train_for_bench("smollm2.toml", _OVERRIDES, overrides)
+    return [
+        row("step", result.seconds["step"], "s", _BAR_STEP, trl_tuned=20.9),
+        *(row(f"  {phase}", value, "s") for phase, value in result.seconds.items() if phase != "step"),
+        row("response length", result.response_length, "tokens"),
+    ]

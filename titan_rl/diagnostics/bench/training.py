@@ -1,0 +1,76 @@
+"""A training run in a temporary directory, and what its steps took."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.load import ConfigError
+from titan_rl.records.metrics import read_metrics
+
+_CONFIGS = Path(__file__).parents[3] / "configs"
+_NUM_WARMING = 2
+"""First steps that are left out of the medians."""
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    seconds: dict[str, float]
+    """Median of each phase."""
+    seconds_to_first_step: float
+    response_length: float
+
+
+def _arguments(tables: dict[str, Any], prefix: str = "-") -> list[str]:
+    arguments = []
+    for key, value in tables.items():
+        name = f"{prefix}-{key}" if prefix == "-" else f"{prefix}.{key}"
+        if isinstance(value, dict):
+            arguments += _arguments(value, name)
+        else:
+            arguments += [name, json.dumps(value)]
+    return arguments
+
+
+@contextmanager
+def trained(
+    config_file: str,
+    fixed: dict[str, Any],
+    overrides: dict[str, Any],
+    command: tuple[str, ...] = ("titan_rl.cli", "train"),
+) -> Iterator[Path]:
+    """The directory of a run that is done. ``command``: the module that runs it, and its first arguments.
+
+    Errors: ConfigError if the run could not start; RuntimeError if it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
+        root = Path(folder) / "run"
+        tables = [*_arguments(fixed), *_arguments(overrides), "--run.dir", str(root)]
+        whole = [sys.executable, "-m", *command, str(_CONFIGS / config_file), *tables]
+        done = subprocess.run(whole, capture_output=True, text=True)
+        if done.returncode == 2:
+            raise ConfigError(done.stderr.strip().removeprefix("titan-rl: "))
+        if done.returncode:
+            raise RuntimeError(
+                f"the run ended with exit code {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+            )
+        yield root
+
+
+def train_for_bench(config_file: str, fixed: dict[str, Any], overrides: dict[str, Any]) -> BenchRun:
+    """Errors: those of ``trained``."""
+    with trained(config_file, fixed, overrides) as root:
+        records = [record for record in read_metrics(root) if "reward" in record][_NUM_WARMING:]
+        summary = json.loads((root / "summary.json").read_text())
+    names = [name.removeprefix("seconds_") for name in records[0] if name.startswith("seconds_")]
+    return BenchRun(
+        seconds={name: statistics.median(record[f"seconds_{name}"] for record in records) for name in names},
+        seconds_to_first_step=summary["seconds_to_first_step"],
+        response_length=statistics.mean(record["response_length"] for record in records),
+    )

@@ -1,0 +1,88 @@
+"""What a run left on disk, read by queries of our own: was a sample lost, or used twice?"""
+
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.schema import Config
+from titan_rl.environments.base import make_task
+from titan_rl.environments.prompts import PromptStream
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rollouts import has_rollouts, read_rollouts
+from titan_rl.records.rundir import RunDir
+
+Sample = tuple[str, int]
+Fate = tuple[str, int, str, int | None, str | None]
+"""Prompt, sample, state, step and reason."""
+
+
+def read_samples(root: Path) -> list[Fate]:
+    """Every sample that was ever issued; nothing if there is no ledger."""
+    path = RunDir(root).ledger
+    if not path.is_file():
+        return []
+    with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as connection:
+        return connection.execute("select prompt_id, sample, state, step, reason from samples").fetchall()
+
+
+def trained_prompts(root: Path) -> dict[str, int]:
+    """The step that each prompt was trained at."""
+    return {prompt: step for prompt, _, state, step, _ in read_samples(root) if state == "trained"}
+
+
+def recorded_samples(root: Path, steps: int) -> dict[int, set[Sample]]:
+    """Of each step's rollout file."""
+    folder = RunDir(root).rollouts
+    return {
+        step: {
+            (rollout.prompt_id, rollout.sample) for group in read_rollouts(folder, step) for rollout in group.rollouts
+        }
+        for step in range(1, steps + 1)
+        if has_rollouts(folder, step)
+    }
+
+
+def step_values(root: Path, name: str) -> dict[int, float]:
+    """One of the metrics, such as ``loss``, by step."""
+    return {record["step"]: record[name] for record in read_metrics(root) if name in record}
+
+
+def summary(root: Path) -> dict[str, Any]:
+    path = RunDir(root).summary
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def account(root: Path, config: Config, steps: int) -> dict[str, Any]:
+    """Counts of samples and of what is wrong with them."""
+    samples = read_samples(root)
+    states = Counter(state for _, _, state, _, _ in samples)
+    return {
+        "issued": len(samples),
+        **{state: states[state] for state in ("trained", "discarded", "pending")},
+        "discarded_for": dict(Counter(reason for _, _, state, _, reason in samples if state == "discarded")),
+        "prompts_lost": len(_skipped_prompts({prompt for prompt, *_ in samples}, config)),
+        **compare_records(samples, recorded_samples(root, steps), steps),
+    }
+
+
+def _skipped_prompts(issued: set[str], config: Config) -> set[str]:
+    """Of as many prompts as were issued, those of the stream that were not: taken from it and then forgotten."""
+    stream = PromptStream(make_task(config.task.name, config.task.style, config.task.options), config.run.seed)
+    return {prompt.id for prompt in islice(stream, len(issued))} - issued
+
+
+def compare_records(samples: list[Fate], recorded: dict[int, set[Sample]], steps: int) -> dict[str, int]:
+    """The ledger against the rollout files, which are what was trained on. Pure."""
+    times = Counter(sample for of_step in recorded.values() for sample in of_step)
+    trained = {(prompt, sample): step for prompt, sample, state, step, _ in samples if state == "trained"}
+    step_of = {(prompt, sample): step for prompt, sample, _, step, _ in samples}
+    return {
+        "steps_without_record": steps - len(recorded),
+        "trained_twice": sum(count > 1 for count in times.values()),
+        "trained_but_not_recorded": sum(key not in recorded.get(step, ()) for key, step in trained.items()),
+        "recorded_at_another_step": sum(step_of.get(key) != step for step, keys in recorded.items() for key in keys),
+    }

@@ -1,0 +1,67 @@
+"""Runs without faults, to hold the run under fire against: the same one, and others of its kind."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from titan_rl.diagnostics.chaos.audit import step_values, summary, trained_prompts
+
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided 95 % quantiles for 1, 2, ... degrees of freedom."""
+MAX_SEEDS = len(_STUDENT_T) + 1
+
+
+def against_undisturbed(root: Path, undisturbed: Path) -> dict[str, Any]:
+    """Two run directories: were the same prompts trained, and were each step's numbers the same, bit for bit?
+
+    The loss of an on-policy step is next to nothing whatever was trained, so gradient norms are compared, too.
+    """
+    told = compare_prompts(trained_prompts(root), trained_prompts(undisturbed))
+    for name, plural in (("loss", "losses"), ("grad_norm", "grad_norms")):
+        told |= compare_steps(step_values(root, name), step_values(undisturbed, name), plural)
+    return told
+
+
+def compare_prompts(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, Any]:
+    """Prompts with the step that they were trained at. Pure."""
+    differ = ours.keys() ^ theirs.keys()
+    return {
+        "same_prompts": not differ,
+        "prompts_that_differ": len(differ),
+        "prompts_at_another_step": sum(ours[prompt] != theirs[prompt] for prompt in ours.keys() & theirs.keys()),
+    }
+
+
+def compare_steps(ours: dict[int, float], theirs: dict[int, float], plural: str) -> dict[str, Any]:
+    """Numbers by step. Pure."""
+    steps = sorted(ours.keys() | theirs.keys())
+    differ = [step for step in steps if ours.get(step) != theirs.get(step)]
+    return {
+        f"{plural}_equal": len(steps) - len(differ),
+        f"{plural}_compared": len(steps),
+        f"first_{plural}_that_differ": differ[0] if differ else None,
+    }
+
+
+def held_out_accuracy(root: Path) -> float | None:
+    return (summary(root).get("held_out_after") or {}).get("accuracy")
+
+
+def among_seeds(accuracy: float | None, others: list[float | None]) -> dict[str, Any]:
+    """Whether an accuracy is one that fault-free seeds lead one to expect. Pure.
+
+    ``interval`` is where one more run would be found with 95 %: mean ± t s √(1 + 1/n), Student's t with n - 1 degrees.
+    """
+    known = [value for value in others if value is not None]
+    if len(known) < 2:
+        return {"accuracies": others, "interval": None, "range": None, "inside": False}
+    half = _STUDENT_T[len(known) - 2] * statistics.stdev(known) * math.sqrt(1 + 1 / len(known))
+    low, high = max(statistics.mean(known) - half, 0.0), min(statistics.mean(known) + half, 1.0)
+    return {
+        "accuracies": others,
+        "interval": [low, high],
+        "range": [min(known), max(known)],
+        "inside": accuracy is not None and len(known) == len(others) and low <= accuracy <= high,
+        "inside_range": accuracy is not None and min(known) <= accuracy <= max(known),
+    }

@@ -1,0 +1,175 @@
+"""A training in a process of its own, and all that it starts: begun, resumed, looked at, ended."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from titan_rl.diagnostics.chaos.schedule import PHASES
+from titan_rl.diagnostics.chaos.targets import Members
+from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
+
+EVENTS = "events.jsonl"
+_POLL_SECONDS = 0.05
+_ORPHANS_SECONDS = 60.0
+_LEFT_SECONDS = 10.0
+"""How long processes of a run that ended may take to be gone."""
+
+
+class TimedOut(RuntimeError):
+    """All the time that there was is used up."""
+
+
+class Training:
+    """``titan_rl.train`` into one run directory. Errors of every wait: TimedOut."""
+
+    def __init__(self, root: Path, config_file: str | None, overrides: dict[str, dict[str, Any]], deadline: float):
+        """``deadline``: of everything, on the monotonic clock."""
+        self.root, self.deadline = root, deadline
+        self.output = root.parent / f"{root.name}.out"
+        self.orders = (root.parent / f"{root.name}-orders").absolute()
+        self.members = Members(self.orders)
+        self.process: subprocess.Popen | None = None
+        self.num_starts = 0
+        self.seconds_to_first_step = 0.0
+        """Of the first start."""
+        self.started = 0.0
+        """When the process of now was, in seconds since 1970."""
+        self._events = _EventTail(root)
+        file = ["--job.config_file", config_file] if config_file else []
+        arguments = override_arguments(overrides | {"run": overrides.get("run", {}) | {"dir": str(root)}})
+        self._command = [sys.executable, "-m", "titan_rl.train", *file, *arguments]
+
+    def start(self) -> None:
+        """The second and all later times it goes on from where the one before was killed."""
+        self.orders.mkdir(parents=True, exist_ok=True)
+        resume = ["--resume"] if self.num_starts else []
+        self.started, self.num_starts = time.time(), self.num_starts + 1
+        with open(self.output, "a") as output:
+            self.process = subprocess.Popen(
+                self._command + resume,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {CHAOS_FOLDER: str(self.orders)},
+                start_new_session=True,
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        if time.monotonic() > self.deadline:
+            raise TimedOut
+        return self.process.poll() is not None
+
+    @property
+    def is_writing_checkpoint(self) -> bool:
+        """One that this start began: what a killed one left behind does not count."""
+        began = (int(folder.name.rpartition("-")[2]) for folder in self.root.glob("checkpoints/writing-*-*"))
+        return any(nanoseconds / 1e9 > self.started for nanoseconds in began)
+
+    def position(self) -> tuple[int, str]:
+        """Steps done, and the phase, which is none of PHASES until this start is in its first step."""
+        path = self.root / "phase"
+        with suppress(OSError, ValueError):
+            if path.stat().st_mtime > self.started:
+                step, phase = path.read_text().split()
+                if phase in PHASES:
+                    self.seconds_to_first_step = self.seconds_to_first_step or time.time() - self.started
+                return int(step), phase
+        return -1, ""
+
+    def events(self) -> list[dict]:
+        """All that befell the run so far, over all its starts."""
+        return self._events.read()
+
+    def learn_marks(self) -> None:
+        """By which scorers are found; for before a controller's death, while there is somebody to learn them from."""
+        self.members.pids()
+
+    def await_orphans_gone(self, since: float) -> float | None:
+        """Seconds since then until no process of the run was left; None if some had to be killed from here."""
+        self.process.wait()
+        end = time.monotonic() + _ORPHANS_SECONDS
+        while self.members.pids():
+            if time.monotonic() > end or time.monotonic() > self.deadline:
+                self._end_members()
+                return None
+            time.sleep(_POLL_SECONDS)
+        return time.time() - since
+
+    def await_end(self, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """The exit code."""
+        while not self.has_ended:
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
+        return self.process.returncode
+
+    def left_behind(self) -> list[int]:
+        """Processes that are still there a while after the run's end; they are gone then."""
+        end = time.monotonic() + _LEFT_SECONDS
+        while (left := self.members.pids()) and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        self._end_members()
+        return sorted(left)
+
+    def end(self) -> None:
+        """Whatever happened: nobody is left, and no order either."""
+        if self.process is not None and self.process.poll() is None:
+            self.learn_marks()
+            self.process.kill()
+            self.process.wait()
+        self._end_members()
+        shutil.rmtree(self.orders, ignore_errors=True)
+
+    def _end_members(self) -> None:
+        end = time.monotonic() + _LEFT_SECONDS
+        while self.members.pids() and time.monotonic() < end:
+            self.members.kill()
+            time.sleep(_POLL_SECONDS)
+
+    def last_words(self) -> str:
+        lines = self.output.read_text(errors="replace").strip().splitlines() if self.output.exists() else []
+        return lines[-1] if lines else ""
+
+
+class _EventTail:
+    """The events of a run that goes on: only what is new is read."""
+
+    def __init__(self, root: Path):
+        self._path = root / EVENTS
+        self._events: list[dict] = []
+        self._offset = 0
+
+    def read(self) -> list[dict]:
+        with suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._offset)
+            whole, end, _ = file.read().rpartition(b"\n")  # the last line may be half written
+            self._offset += len(whole + end)
+            for line in whole.splitlines():
+                with suppress(ValueError):  # a line that a killed controller died in
+                    self._events.append(json.loads(line))
+        return self._events
+
+
+def override_arguments(overrides: dict[str, dict[str, Any]]) -> list[str]:
+    """``{"training": {"steps": 3}}`` as it is written on a command line: ``--training.steps 3``. Pure."""
+    return [part for name, value in _flat("", overrides) for part in (f"--{name}", _as_toml(value))]
+
+
+def _flat(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, value
+
+
+def _as_toml(value: Any) -> str:
+    """Numbers, texts, truth values and lists of them are written alike in JSON and TOML."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,107 @@
+"""Whom a fault may meet: a run's processes, found by its ``pids.json``, in /proc, and by marks in their environment."""
+
+import json
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
+from titan_rl.mesh.supervision.processes import MARK
+
+_SCORER = b"titan_rl.environments.scorer"
+GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Victim:
+    name: str
+    """As the run calls it, such as ``trainer rank 0``."""
+    pid: int
+
+
+def process_state(pid: int) -> str:
+    """As in /proc: R, S, D run, T is stopped, by a signal or a debugger; ``gone`` for what is dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return GONE
+    return GONE if state in "ZX" else state.upper()
+
+
+def is_well(pid: int) -> bool:
+    return process_state(pid) not in (GONE, "T")
+
+
+def is_running(pid: int | None) -> bool:
+    """Whether it is on a core, or waits for one."""
+    return pid is not None and process_state(pid) == "R"
+
+
+def scorer_of(verifier: int) -> int | None:
+    """The living scorer process below a verifier. The run's own record of it is stale once a scorer was replaced."""
+    for task in Path(f"/proc/{verifier}/task").glob("*/children"):
+        with suppress(OSError):  # gone meanwhile
+            for child in map(int, task.read_text().split()):
+                if _SCORER in Path(f"/proc/{child}/cmdline").read_bytes() and process_state(child) != GONE:
+                    return child
+    return None
+
+
+def named_processes(root: Path) -> dict[str, int]:
+    """The run's cells by name, as it knows them; without scorers."""
+    with suppress(OSError, ValueError):
+        names = json.loads((root / "pids.json").read_text())
+        return {name: int(pid) for pid, name in names.items() if not name.startswith("scorer")}
+    return {}
+
+
+def victims_of(root: Path, kind: str) -> list[Victim]:
+    """Those of a kind (all but the controller) that live and are not stopped."""
+    cells = named_processes(root)
+    if kind == "scorer":
+        pairs = [(f"scorer {_number(name)}", scorer_of(pid)) for name, pid in cells.items() if _is_of("verifier", name)]
+    else:
+        pairs = [(name, pid) for name, pid in cells.items() if _is_of(kind, name)]
+    return [Victim(name, pid) for name, pid in sorted(pairs) if pid is not None and is_well(pid)]
+
+
+def _is_of(kind: str, name: str) -> bool:
+    return name.split()[0] == kind
+
+
+def _number(name: str) -> str:
+    return name.split()[1]
+
+
+def scorer_below(root: Path, name: str) -> int | None:
+    """The scorer that ``scorer N`` or ``verifier N`` has now."""
+    pid = named_processes(root).get(f"verifier {_number(name)}")
+    return None if pid is None else scorer_of(pid)
+
+
+class Members:
+    """All processes that a run ever started, whoever lost track of them."""
+
+    def __init__(self, orders: Path):
+        """``orders``: the folder that the run was given by TITAN_RL_CHAOS; it is the run's alone."""
+        self._given = f"{CHAOS_FOLDER}={orders}".encode()
+        self._marks: set[bytes] = set()
+
+    def pids(self) -> list[int]:
+        """Those that are alive now. Scorers carry the mark of their mesh only, which is learnt from the others."""
+        found: dict[int, set[bytes]] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # gone meanwhile, or somebody else's
+                variables = set((process / "environ").read_bytes().split(b"\0"))
+                found[int(process.name)] = variables
+                if self._given in variables:
+                    self._marks |= {variable for variable in variables if variable.startswith(f"{MARK}=".encode())}
+        ours = {self._given} | self._marks
+        return [pid for pid, variables in found.items() if variables & ours and process_state(pid) != GONE]
+
+    def kill(self) -> None:
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

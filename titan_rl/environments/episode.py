@@ -1,0 +1,127 @@
+"""A prompt becomes a group of rollouts: ask for tokens, hear the environment's reply, ask again, be scored.
+
+Token in, token out: what the model wrote is kept as the tokens that it sampled, and is turned into text only to be
+read by the environment and the scorer.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from titan_rl.data.seeds import named_seed
+from titan_rl.data.types import Completion, Group, Prompt, Provenance, Request, Rollout, Sampling, Turn
+from titan_rl.environments.base import Task
+from titan_rl.environments.scorer import Score
+
+Ask = Callable[[Request], Awaitable[list[Completion]]]
+ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
+"""Scores of a prompt's rollouts, and the seconds that scoring took."""
+
+
+def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
+    """The prompt's tokens, the only text that is ever tokenized besides an environment's replies."""
+    messages = task.messages(prompt)
+    if isinstance(messages, str):
+        tokens = tokenizer.encode(messages, add_special_tokens=False)
+    else:
+        tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return np.asarray(tokens, np.int32)
+
+
+class Episode:
+    """One rollout as it grows."""
+
+    def __init__(self, prompt_tokens: np.ndarray):
+        self.tokens, self.provenance = prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8)
+        self.logprobs = np.zeros(len(prompt_tokens), np.float32)
+        self.versions = np.full(len(prompt_tokens), -1, np.int32)
+        self.turns: list[Turn] = []
+        self.answers: list[str] = []
+        self.cut_short = False
+        """Whether the conversation would have gone on, but for want of room."""
+
+    def _append(self, tokens, provenance: Provenance, logprobs, versions) -> None:
+        self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
+        self.provenance = np.concatenate([self.provenance, np.full(len(tokens), provenance, np.int8)])
+        self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
+        self.versions = np.concatenate([self.versions, versions]).astype(np.int32)
+
+    def add_completion(self, completion: Completion, text: str) -> None:
+        start = len(self.tokens)
+        self._append(completion.tokens, Provenance.MODEL, completion.logprobs, completion.versions)
+        self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
+        self.answers.append(text)
+
+    def add_reply(self, tokens: np.ndarray) -> None:
+        self._append(tokens, Provenance.TOOL, np.zeros(len(tokens)), np.full(len(tokens), -1))
+
+    def finish(self, prompt: Prompt, sample: int, score: Score) -> Rollout:
+        truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
+        return Rollout(
+            prompt_id=prompt.id,
+            sample=sample,
+            tokens=self.tokens,
+            provenance=self.provenance,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            turns=self.turns,
+            status="truncated" if truncated else score.status,
+            reward=score.reward,
+            reward_parts=score.parts,
+            text="\n".join(self.answers),
+        )
+
+
+async def run_group(
+    prompt: Prompt, *, task: Task, tokenizer, ask: Ask, score: ScoreAll, sampling: Sampling, seed: int
+) -> Group:
+    """All samples of one prompt. The first turn is one request; later turns, if the task replies, one a sample."""
+    start = time.perf_counter()
+    prompt_tokens = encode_prompt(task, tokenizer, prompt)
+    if len(prompt_tokens) >= sampling.max_tokens:
+        return Group(prompt.id, [], refused="prompt_too_long")
+
+    def request(tokens: np.ndarray, samples: range | list[int], turn: int) -> Request:
+        seeds = [named_seed(seed, prompt.id, sample, turn) for sample in samples]
+        room = sampling.max_tokens - len(tokens)
+        return Request(tokens, seeds, min(sampling.max_new_tokens, room), sampling.temperature)
+
+    def read(completion: Completion) -> str:
+        return tokenizer.decode(completion.tokens, skip_special_tokens=True)
+
+    async def converse(episode: Episode, sample: int) -> None:
+        while (reply := task.reply(prompt, episode.answers)) is not None:
+            reply_tokens = np.asarray(tokenizer.encode(reply, add_special_tokens=False), np.int32)
+            no_room = len(episode.tokens) + len(reply_tokens) >= sampling.max_tokens
+            if no_room or episode.turns[-1].stop_reason == "length":
+                episode.cut_short = True
+                return
+            episode.add_reply(reply_tokens)
+            [completion] = await ask(request(episode.tokens, [sample], len(episode.turns)))
+            episode.add_completion(completion, read(completion))
+
+    episodes = [Episode(prompt_tokens) for _ in range(sampling.num_samples)]
+    completions = await ask(request(prompt_tokens, range(sampling.num_samples), 0))
+    for episode, completion in zip(episodes, completions, strict=True):
+        episode.add_completion(completion, read(completion))
+    await asyncio.gather(*(converse(episode, sample) for sample, episode in enumerate(episodes)))
+    seconds_generate = time.perf_counter() - start
+    scores, seconds_score = await score(prompt, [episode.answers for episode in episodes])
+    return Group(
+        prompt_id=prompt.id,
+        rollouts=[e.finish(prompt, i, s) for i, (e, s) in enumerate(zip(episodes, scores, strict=True))],
+        seconds_generate=seconds_generate,
+        seconds_score=seconds_score,
+    )
+
+
+def demonstrate(prompt: Prompt, task: Task, tokenizer) -> Rollout:
+    """A rollout that answers as the task would, for the supervised warm-up."""
+    episode = Episode(encode_prompt(task, tokenizer, prompt))
+    answer = task.demonstration(prompt)
+    tokens = np.asarray([*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id], np.int32)
+    empty = np.zeros(len(tokens))
+    episode.add_completion(Completion(tokens, empty, empty - 1, "stop"), answer)
+    return episode.finish(prompt, 0, Score("ok", {"demonstration": 1.0}))

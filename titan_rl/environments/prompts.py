@@ -1,0 +1,77 @@
+"""Two streams of prompts that never meet: what is trained on, and what is held out.
+
+A prompt is held out if a hash of its text says so, whatever seed it came from. So no prompt of any run's training
+stream is ever in a held-out set, and all runs of a task are measured on the same held-out prompts.
+"""
+
+from collections.abc import Iterator
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.seeds import is_held_out, named_seed
+from titan_rl.data.types import Prompt
+from titan_rl.environments.base import Task
+
+_MAX_HELD_OUT_RUN = 10_000
+_MAX_WITHOUT_NEW = 5_000
+"""Prompts in a row without a new held-out one, after which a task is taken to have no more."""
+_DATASET_SEEDS = 2**30
+"""reasoning-gym adds the index to the seed, so seeds stay small; each stream has its own."""
+
+
+class PromptStream:
+    """An endless, seeded stream of training prompts; ``position`` is all its state."""
+
+    def __init__(self, task: Task, seed: int, name: str = "train", position: int = 0):
+        self.task, self.name, self.position = task, name, position
+        self.dataset_seed = named_seed(seed, name) % _DATASET_SEEDS
+
+    def __next__(self) -> Prompt:
+        for _ in range(_MAX_HELD_OUT_RUN):
+            prompt = self.at(self.position)
+            self.position += 1
+            if not is_held_out(prompt.text):
+                return prompt
+        raise ConfigError(f"the task's last {_MAX_HELD_OUT_RUN} prompts were all held out: widen task.options")
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self
+
+    def at(self, index: int) -> Prompt:
+        return self.task.prompt(self.name, self.dataset_seed, index)
+
+    def go_beyond(self, prompt_id: str | None) -> None:
+        """Go on behind a prompt that this stream once gave."""
+        if prompt_id is not None:
+            self.position = max(self.position, self._index(prompt_id) + 1)
+
+    def by_id(self, prompt_id: str) -> Prompt:
+        """The prompt that this stream once gave under that id."""
+        return self.at(self._index(prompt_id))
+
+    def _index(self, prompt_id: str) -> int:
+        name, _, index = prompt_id.rpartition("/")
+        assert name == self.name, f"{prompt_id} is of another stream than {self.name}"
+        return int(index)
+
+
+def warm_up_stream(task: Task, seed: int) -> PromptStream:
+    """The prompts of the supervised warm-up, which no step of the run meets."""
+    return PromptStream(task, seed, "warmup")
+
+
+def held_out_prompts(task: Task, count: int) -> list[Prompt]:
+    """``count`` different held-out prompts. Errors: ConfigError if the task has fewer."""
+    dataset_seed = named_seed("held out") % _DATASET_SEEDS
+    prompts: dict[str, Prompt] = {}
+    index = last_new = 0
+    while len(prompts) < count and index - last_new < _MAX_WITHOUT_NEW:
+        prompt = task.prompt("held_out", dataset_seed, index)
+        if is_held_out(prompt.text) and prompt.text not in prompts:
+            prompts[prompt.text], last_new = prompt, index
+        index += 1
+    if len(prompts) == count:
+        return list(prompts.values())
+    raise ConfigError(
+        f"eval.prompts = {count}, but the task has only about {len(prompts)} different held-out prompts: "
+        f"ask for fewer, or widen task.options"
+    )

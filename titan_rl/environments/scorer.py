@@ -1,0 +1,181 @@
+"""Scoring in a process of its own, which a bad answer can hang or kill without hurting the run.
+
+The other end is ``python -m titan_rl.environments.scorer``: one JSON line in for each rollout, one out. JSON, and not
+pickle, because what comes back from a process that a hostile answer went through must not be able to run anything.
+"""
+
+import asyncio
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from titan_rl.data.types import Prompt, Status
+from titan_rl.environments.base import make_task
+from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.supervision.processes import MARK, is_stopped
+
+_MEMORY_BYTES = 4 << 30
+_START_SECONDS = 60.0
+_PATROL_SECONDS = 0.4
+_LINE_BYTES = 1 << 20
+_MESSAGE_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Score:
+    """Parts of a reward, or why there is none."""
+
+    status: Status
+    parts: dict[str, float]
+    message: str = ""
+
+    @property
+    def reward(self) -> float:
+        return sum(self.parts.values())
+
+
+class Scorer:
+    """One scorer process, started anew whenever it dies or an answer hangs it. One user at a time, by ``lock``."""
+
+    def __init__(self, task: dict[str, Any], timeout: float):
+        self.task, self.timeout = task, timeout
+        self.lock = asyncio.Lock()
+        self.process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Errors: DeadlineError or RuntimeError if the process does not come up."""
+        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME", MARK) if key in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "titan_rl.environments.scorer", json.dumps(self.task), str(self.timeout)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            limit=_LINE_BYTES,
+        )
+        self.process = process
+        try:
+            ready = await within(_START_SECONDS, "starting a scorer", _line_of(process))
+            if ready != b'"ready"\n':
+                raise RuntimeError(f"the scorer of task {self.task['name']} did not start")
+        except BaseException:  # cancelled included: a process that is not ready must not be taken for one
+            await self.stop()
+            raise
+        self._watch = asyncio.create_task(self._replace_when_gone(process))
+
+    async def _replace_when_gone(self, process: asyncio.subprocess.Process) -> None:
+        """Whoever uses it when it dies hears of it by that; if nobody does, another is started at once."""
+        await process.wait()
+        async with self.lock:
+            await self._start_if_gone()
+
+    async def _start_if_gone(self) -> None:
+        if self.process is not None and self.process.returncode is not None:
+            await self.stop()
+            await self.start()
+
+    async def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
+        """A score for each rollout's answers, each within the deadline, and the seconds that they took together."""
+        async with self.lock:
+            start, scores = time.perf_counter(), []
+            try:
+                while len(scores) < len(rollouts):
+                    async for score in self._score_until_failure(prompt, rollouts[len(scores) :]):
+                        scores.append(score)
+            except BaseException:  # answers still under way must not be taken for the next prompt's
+                await self.stop()
+                raise
+            return scores, time.perf_counter() - start
+
+    async def _score_until_failure(self, prompt: Prompt, rollouts: list[list[str]]) -> AsyncIterator[Score]:
+        """All are asked at once; the first that fails takes the process with it, and the rest is asked again."""
+        await self._start_if_gone()
+        if self.process is None:
+            await self.start()
+        lines = [json.dumps({"prompt": asdict(prompt), "answers": answers}) for answers in rollouts]
+        self.process.stdin.write(("\n".join(lines) + "\n").encode())
+        for _ in rollouts:
+            try:
+                score = _read_score(await asyncio.wait_for(_line_of(self.process), self.timeout))
+            except TimeoutError:
+                score = Score("timeout", {}, f"scoring took longer than {self.timeout} s")
+            except StoppedError as error:  # which no answer can do
+                score = Score("infra_error", {}, str(error))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                score = Score("infra_error", {}, "the scorer process died or answered nonsense")
+            else:
+                yield score
+                continue
+            await self.stop()
+            yield score
+            return
+
+
+class StoppedError(RuntimeError):
+    """A signal stopped the scorer process."""
+
+
+async def _line_of(process: asyncio.subprocess.Process) -> bytes:
+    """The next that it prints; without one, nothing. Errors: StoppedError if it stays stopped."""
+    reading = asyncio.ensure_future(process.stdout.readline())
+    try:
+        was_stopped = False
+        while not (await asyncio.wait({reading}, timeout=_PATROL_SECONDS))[0]:
+            if was_stopped and is_stopped(process.pid):
+                raise StoppedError("the scorer process was stopped by a signal")
+            was_stopped = is_stopped(process.pid)
+        return reading.result()
+    finally:
+        reading.cancel()
+
+
+def _read_score(line: bytes) -> Score:
+    """Errors: ValueError, KeyError, TypeError or AttributeError for anything but a score."""
+    result = json.loads(line)
+    score = Score(result["status"], {name: float(part) for name, part in result["parts"].items()}, result["message"])
+    if not math.isfinite(score.reward):
+        return Score("infra_error", {}, f"the scorer gave {score.reward}")
+    return score
+
+
+def _serve(task_arguments: dict[str, Any], timeout: float) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a scorer prints must not look like a score
+    task = make_task(**task_arguments)
+    print('"ready"', file=output)
+    for line in sys.stdin:
+        request = json.loads(line)
+        # the parent kills sooner; this is for a parent that is dead itself
+        signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
+        try:
+            parts = task.score(Prompt(**request["prompt"]), request["answers"])
+            result = dict(status="ok", parts=parts, message="")
+        except Exception as error:  # whatever a scorer trips over is reported by name, never a reward
+            result = dict(
+                status="infra_error", parts={}, message=f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS]
+            )
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(result), file=output)
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]), float(sys.argv[2]))

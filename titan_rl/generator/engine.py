@@ -1,0 +1,345 @@
+"""A vLLM engine and the one thread that owns it.
+
+Requests, weight updates and whatever else touches the engine are put into one queue and are done by that thread
+between two engine steps: never while one runs.
+"""
+
+import os
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from vllm import SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from titan_rl.config.schema import GeneratorConfig
+from titan_rl.data.types import Completion, EngineStatistics, Request
+from titan_rl.generator import vllm_backend
+from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
+from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
+from titan_rl.generator.vllm_backend import transfer_engine
+from titan_rl.generator.vllm_recording import Recorded
+from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
+from titan_rl.mesh.supervision.fault_injection import fail_if_told
+from titan_rl.models.safetensors_files import tensor_shapes
+from titan_rl.models.tokenizer import stop_token_ids
+
+_CPU_BLOCK_TOKENS = 32
+"""The smallest that vLLM's CPU attention takes: only whole blocks of a prompt are shared, and its default is 128."""
+_PREFILL_TOKENS = 4096
+"""Tokens of one engine step, unless a single prompt needs more."""
+
+
+@dataclass(frozen=True)
+class _Action:
+    """A command and who waits for it."""
+
+    command: Command
+    future: Future
+
+
+@dataclass
+class _Pending:
+    """One request of several samples, until the last of them is done."""
+
+    future: Future
+    completions: list[Completion | None]
+    left: int
+
+
+@dataclass
+class _Sample:
+    pending: _Pending
+    place: int
+    engine_id: str
+    """vLLM's own name for it."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens made so far, policy version that makes the next ones), in order."""
+
+
+def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_len: int) -> EngineArgs:
+    """vLLM's settings; log-probabilities are those of the distribution that was sampled from."""
+    on_cpu = current_platform.is_cpu()
+    memory: dict[str, Any] = (
+        dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
+        if on_cpu
+        else dict(gpu_memory_utilization=config.gpu_memory_utilization)
+    )
+    parallel: dict[str, Any] = (
+        dict(tensor_parallel_size=config.tensor_parallel, distributed_executor_backend="external_launcher")
+        if config.tensor_parallel > 1
+        else {}
+    )
+    return EngineArgs(
+        model=str(model_path),
+        dtype=config.dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        enforce_eager=on_cpu,
+        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
+        async_scheduling=False,  # an update must know how many tokens each request has
+        disable_log_stats=True,
+        skip_tokenizer_init=True,
+        logprobs_mode="processed_logprobs",
+        # bf16 logits are off by up to 1/16, a third of what trainer and sampler disagreed on
+        hf_overrides={"head_dtype": "float32"},
+        generation_config="vllm",
+        weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
+        **memory,
+        **parallel,
+    )
+
+
+class GenerationEngine:
+    """Many callers, one engine. All methods may be called from any thread.
+
+    With tensor parallelism every rank has one, whose thread owns its part of the model and a scheduler of its own;
+    rank 0 is the one to call, and the others run what it runs (lockstep.py).
+    """
+
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        model_path: str | Path,
+        max_model_len: int,
+        rank: int = 0,
+        meeting_file: Path | None = None,
+    ):
+        """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
+        vllm_backend.register()
+        self.version, self._rank, self._meeting_file = -1, rank, meeting_file
+        self._num_updates = 0
+        self.reader: WeightReader | None = None
+        self.statistics = EngineStatistics()
+        self._config, self._model_path = config, Path(model_path)
+        self._arguments = engine_arguments(config, model_path, max_model_len)
+        self._stop_token_ids = stop_token_ids(self._model_path)
+        self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
+        self._held_back: deque[_Action] = deque()
+        self._samples: dict[str, _Sample] = {}
+        self._num_requests = 0
+        self._posting = threading.Lock()
+        self._broken: BaseException | None = None
+        started: Future = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="vllm engine", daemon=True)
+        self._thread.start()
+        self.recorded: list[Recorded] = started.result()
+
+    # what callers may do
+
+    def generate(self, request: Request) -> Future:
+        """A future of list[Completion], one for each of the request's seeds."""
+        return self._post(Command("add", (request,)))
+
+    def connect(self, setup: ReaderSetup) -> WeightReader:
+        """This rank's end of the channel: before the first update, and again when the trainer has begun anew."""
+        if self.reader is not None:
+            self.reader.close()
+        self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
+        self.reader = self._on_worker(transfer_engine).reader
+        return self.reader
+
+    @property
+    def bytes_stored(self) -> int:
+        return self._on_worker(transfer_engine).bytes_stored
+
+    def update(self, version: int) -> Future:
+        """Apply a version that all ranks have fetched, between two steps.
+
+        Running requests are waited for if the config says ``drain``; else they go on under it, with the KV that they
+        have or with new. A future of the EngineStatistics of the version that it ends.
+        """
+        return self._post(Command("apply", (version,)))
+
+    def take_statistics(self) -> Future:
+        """A future of the EngineStatistics since they were last taken, or the weights last updated."""
+        return self._post(Command("take_statistics"))
+
+    # what the engine's thread does
+
+    def _post(self, command: Command) -> Future:
+        action = _Action(command, Future())
+        with self._posting:  # so that nothing is put into the inbox of a thread that has just given up
+            if self._broken is not None:
+                raise RuntimeError(f"the vLLM engine failed: {self._broken!r}") from self._broken
+            action.future.set_running_or_notify_cancel()  # from now on only the engine's thread ends it
+            self._inbox.put(action)
+        return action.future
+
+    def _run(self, started: Future) -> None:
+        try:
+            self._engine = self._start_engine()
+            self._lockstep = Lockstep(self._config.tensor_parallel)
+            checkpoint = list(tensor_shapes(self._model_path).items())
+            started.set_result(self._on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
+        except BaseException as error:  # whoever constructs us must hear of it
+            started.set_exception(error)
+            return
+        try:
+            self._lead() if self._lockstep.is_leader else self._follow()
+        except BaseException as error:  # the engine is beyond use: every caller, now and later, must hear of it
+            traceback.print_exc()
+            if not self._lockstep.is_leader:
+                os._exit(1)  # nobody calls a follower: its death is how the others hear of it
+            self._break(error)
+
+    def _start_engine(self) -> LLMEngine:
+        size = self._config.tensor_parallel
+        if size == 1:
+            return LLMEngine.from_engine_args(self._arguments)
+        join_ranks(self._rank, size, self._meeting_file)
+        engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
+        dist.barrier()
+        forget_shared_memory()
+        return engine
+
+    def _break(self, error: BaseException) -> None:
+        with self._posting:
+            self._broken = error
+        waiting = [sample.pending.future for sample in self._samples.values()]
+        waiting += [action.future for action in self._held_back]
+        while not self._inbox.empty():
+            waiting.append(self._inbox.get().future)
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    def _lead(self) -> None:
+        while True:
+            actions = self._next_actions()
+            self._lockstep.share([action.command for action in actions])
+            for action in actions:
+                self._answer(action)
+            self._step()
+
+    def _follow(self) -> None:
+        while True:
+            for command in self._lockstep.receive():
+                self._answer(_Action(command, Future()))
+            self._step()
+
+    def _next_actions(self) -> list[_Action]:
+        """What to do before the next step; waits if there is nothing to step, but not for ever."""
+        busy = self._engine.has_unfinished_requests()
+        try:
+            if not busy and not self._held_back:
+                self._held_back.append(self._inbox.get(timeout=HEARTBEAT_SECONDS))
+            while True:
+                self._held_back.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        actions: list[_Action] = []
+        while self._held_back:
+            kind = self._held_back[0].command.name
+            if kind == "apply" and busy and self._config.update == "drain":
+                break  # it waits for what runs, and what came after it waits for it
+            busy |= kind == "add"
+            actions.append(self._held_back.popleft())
+        return actions
+
+    def _answer(self, action: _Action) -> None:
+        command, future = action.command, action.future
+        if command.name == "add":
+            self._add(*command.arguments, future)
+            return
+        try:
+            future.set_result(getattr(self, f"_{command.name}")(*command.arguments))
+        except BaseException as error:
+            future.set_exception(error)
+            raise
+
+    def _add(self, request: Request, future: Future) -> None:
+        pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
+        # blocks of the prefix cache are found under the weights that made them, and under no others; a version's
+        # number alone does not tell, since a run that goes back to a checkpoint makes the later ones anew
+        prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=f"{self.version}.{self._num_updates}")
+        for place, seed in enumerate(request.seeds):
+            request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
+            parameters = SamplingParams(
+                max_tokens=request.max_new_tokens,
+                temperature=request.temperature,
+                seed=seed,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                stop_token_ids=self._stop_token_ids,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            try:
+                engine_id = self._engine.add_request(request_id, prompt, parameters)
+            except Exception as error:  # a caller's mistake is the caller's; the engine goes on
+                if not future.done():
+                    future.set_exception(error)
+                return
+            self._samples[request_id] = _Sample(pending, place, engine_id, [(0, self.version)])
+
+    def _step(self) -> None:
+        if not self._engine.has_unfinished_requests():
+            return
+        fail_if_told()
+        start = time.perf_counter()
+        for output in self._engine.step():
+            if output.finished:
+                self._finish(output)
+        self.statistics.seconds_busy += time.perf_counter() - start
+        self.statistics.num_steps += 1
+
+    def _finish(self, output) -> None:
+        sample = self._samples.pop(output.request_id)
+        [result] = output.outputs
+        count = len(result.token_ids)
+        versions = np.empty(count, np.int32)
+        for begin, version in sample.versions:
+            versions[begin:] = version
+        self.statistics.num_tokens += count
+        pending = sample.pending
+        pending.completions[sample.place] = Completion(
+            tokens=np.asarray(result.token_ids, np.int32),
+            logprobs=np.asarray(result.logprobs.logprobs, np.float32),
+            versions=versions,
+            stop_reason=result.finish_reason,
+        )
+        pending.left -= 1
+        if not pending.left and not pending.future.done():
+            pending.future.set_result(pending.completions)
+
+    def _on_worker(self, method, **kwargs):
+        """A method of this rank's vLLM worker, or a function of it."""
+        return self._engine.engine_core.collective_rpc(method, None, (), kwargs)[0]
+
+    def _apply(self, version: int) -> EngineStatistics:
+        start = time.perf_counter()
+        self._lockstep.together(lambda: self._load(version))
+        if self._config.kv == "recompute":
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+        running = self._engine.engine_core.engine_core.scheduler.requests
+        for sample in self._samples.values():
+            sample.versions.append((running[sample.engine_id].num_output_tokens, version))
+        self.version, self._num_updates = version, self._num_updates + 1
+        taken = self._take_statistics()
+        taken.seconds_update = time.perf_counter() - start
+        return taken
+
+    def _load(self, version: int) -> None:
+        self._on_worker("start_weight_update")
+        self._on_worker("update_weights", update_info=dict(version=version))
+        self._on_worker("finish_weight_update")
+
+    def _take_statistics(self) -> EngineStatistics:
+        taken, self.statistics = self.statistics, EngineStatistics()
+        return taken

@@ -1,0 +1,169 @@
+"""The channel as a vLLM weight-transfer backend, registered under its own name.
+
+``record_needs`` asks a worker what it stores; the plan is made from that; ``init_weight_transfer_engine`` gives each
+worker its part of the plan; and from then on an update is a version number. A worker that has not fetched the version
+yet does so itself; titan_rl's generators fetch while the engine goes on, so that only the apply stops it.
+
+vLLM repacks weights after loading (on a CPU it leaves empty parameters behind), so each module is filled anew and
+goes through vLLM's own processing, one after the other.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
+from vllm.platforms import current_platform
+
+from titan_rl.generator.vllm_recording import Recorded, Target, record
+from titan_rl.mesh.channel.plan import Box
+from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
+
+BACKEND = "titan_rl"
+_FETCH_SECONDS = 600.0
+
+
+@dataclass(kw_only=True)
+class ChannelInit(WeightTransferInitInfo):
+    setups: dict[int, ReaderSetup]
+    """By tensor-parallel rank; a worker's own is enough."""
+
+
+@dataclass(kw_only=True)
+class ChannelUpdate(WeightTransferUpdateInfo):
+    version: int
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """Values of the reader's buffer, and the part of a parameter that they fill."""
+
+    target: Target
+    need: Box
+    box: Box
+    values: torch.Tensor
+
+    def run(self, module: torch.nn.Module) -> None:
+        parameter = getattr(module, self.target.parameter).data
+        view = parameter.as_strided(self.need.size, self.target.stride, self.target.offset)
+        view[self.box.within(self.need)].copy_(self.values)
+
+
+class ChannelEngine(WeightTransferEngine):
+    init_info_cls, update_info_cls = ChannelInit, ChannelUpdate
+    supports_draft_weight_update = False
+    recorded: list[Recorded]
+
+    def record_needs(self, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
+        """What this worker stores of the checkpoint's tensors (name, shape)."""
+        self.recorded = record(self.model, checkpoint)
+        return self.recorded
+
+    def init_transfer_engine(self, init_info: ChannelInit) -> None:
+        setup = init_info.setups[get_tensor_model_parallel_rank()]
+        # as many threads as this process was given cores: the trainer may need the others
+        reader = WeightReader(setup, self.device, threads=torch.get_num_threads())
+        targets: dict[tuple[str, Box], list[Target]] = defaultdict(list)
+        for copy in self.recorded:
+            targets[copy.name, copy.box].append(copy.target)
+        fills: dict[str, list[_Fill]] = defaultdict(list)
+        for name, need, box, values in reader.pieces():
+            for target in targets[name, need]:
+                fills[target.module].append(_Fill(target, need, box, values))
+        # at one stroke: an update that is being applied goes on with the connection that it began with
+        self._connection = reader, fills
+
+    @property
+    def reader(self) -> WeightReader:
+        return self._connection[0]
+
+    @property
+    def bytes_stored(self) -> int:
+        """Of the parameters that the channel fills, each once."""
+        boxes = {(copy.target.module, copy.target.parameter, copy.target.offset): copy for copy in self.recorded}
+        return sum(copy.box.numel * getattr(torch, copy.dtype).itemsize for copy in boxes.values())
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: ChannelUpdate) -> None:
+        """Errors: TornRead if the version cannot be had whole; the model is then beyond use."""
+        reader, fills = self._connection
+        if reader.held != update_info.version:
+            asyncio.run(reader.fetch(update_info.version, _FETCH_SECONDS))
+        for path, module in self.model.named_modules():
+            if path in fills:
+                self._fill(module, fills[path])
+
+    def _fill(self, module: torch.nn.Module, fills: list[_Fill]) -> None:
+        info = get_layerwise_info(module)
+        materialize_layer(module, info)
+        filled: dict[str, int] = defaultdict(int)
+        for fill in fills:
+            filled[fill.target.parameter] += fill.values.numel()
+        for name, count in filled.items():
+            if count < (parameter := getattr(module, name)).numel():
+                parameter.data.zero_()  # a padded vocabulary
+        for fill in fills:
+            fill.run(module)
+        _forget_packed_experts(module)
+        _layerwise_process(module, info)
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied(self.model)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def _forget_packed_experts(module: torch.nn.Module) -> None:
+    """Have a mixture of experts packed again.
+
+    vLLM packs experts for a CPU when it sets their kernel up, and at a later reload takes the kernel as it is: it would
+    read weights as packed that are not.
+    """
+    method = getattr(module, "quant_method", None)
+    if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+        method.moe_kernel = None
+
+
+def _repack_tied(model: torch.nn.Module) -> None:
+    """Repack modules that share another one's weight.
+
+    Layerwise reload repacks a layer when its own weights arrive. A tied output head gets none: on a CPU it would
+    go on with the packed copy of the old version, in silence.
+    """
+    owners: set[int] = set()
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, torch.Tensor) or not weight.numel():
+            continue
+        if weight.data_ptr() in owners and (method := getattr(module, "quant_method", None)) is not None:
+            method.process_weights_after_loading(module)
+        owners.add(weight.data_ptr())
+
+
+def register() -> None:
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
+
+
+def transfer_engine(worker) -> ChannelEngine:
+    """For ``collective_rpc``: a worker's end of the channel."""
+    return worker.weight_transfer_engine

@@ -1,0 +1,134 @@
+"""What a vLLM rank needs of a checkpoint, found out by watching its own loader.
+
+The model's ``load_weights`` is driven once with stand-ins: meta tensors without a byte behind them, into parameters
+that are on meta too. Each ``copy_`` that a loader ends in says which view of which stand-in goes to which view of which
+parameter. So name mapping, fusing, tensor parallelism and expert placement are vLLM's, whatever the model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
+from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
+
+from titan_rl.mesh.channel.plan import Box, Interner, Need, PlanError, Units, split_name
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a needed box is stored: a strided view of a parameter, with the box's own dimensions."""
+
+    module: str
+    parameter: str
+    offset: int
+    """In elements, as the stride."""
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One copy of a loader: a box of a checkpoint tensor, the dtype that it is stored in, and where."""
+
+    name: str
+    box: Box
+    dtype: str
+    target: Target
+
+
+def needs(recorded: list[Recorded], interner: Interner) -> Units:
+    """What the plan wants to know of a recording."""
+    return interner.units(
+        (unit, Need(name, copy.box, copy.dtype)) for copy in recorded for unit, name in [split_name(copy.name)]
+    )
+
+
+class _CopyRecorder(TorchDispatchMode):
+    """Notes every ``copy_`` from a stand-in into a parameter."""
+
+    def __init__(self, sources: dict[int, tuple[str, torch.Tensor]], targets: dict[int, tuple[str, str]]):
+        super().__init__()
+        self.sources, self.targets = sources, targets
+        self.recorded: list[Recorded] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            self._note(*args[:2])
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, into: torch.Tensor, view: torch.Tensor) -> None:
+        source, target = self.sources.get(_storage(view)), self.targets.get(_storage(into))
+        if target is None:
+            return
+        if source is None:
+            raise PlanError(f"vLLM computes {'.'.join(target)} from the checkpoint instead of copying it")
+        name, whole = source
+        if view.shape != into.shape:
+            raise PlanError(f"{name}: vLLM's loader broadcasts {tuple(view.shape)} to {tuple(into.shape)}")
+        box, places = box_of_view(name, whole, view)
+        stride = tuple(0 if place is None else into.stride(place) for place in places)
+        dtype = str(into.dtype).removeprefix("torch.")
+        self.recorded.append(Recorded(name, box, dtype, Target(*target, into.storage_offset(), stride)))
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box, list[int | None]]:
+    """The box of a contiguous tensor that a view shows, and which dimension of the view is which of the tensor.
+
+    None stands for a dimension that the view has lost, since only one index of it is seen. Errors: PlanError if the
+    view is no box.
+    """
+    offset, start = view.storage_offset(), []
+    for stride in whole.stride():
+        start.append(offset // stride)
+        offset %= stride
+    places: list[int | None] = []
+    free = [d for d in range(view.dim()) if view.shape[d] > 1]
+    for stride in whole.stride():
+        places.append(next((d for d in free if view.stride(d) == stride), None))
+        if places[-1] is not None:
+            free.remove(places[-1])
+    size = [1 if place is None else view.shape[place] for place in places]
+    inside = all(s + n <= full for s, n, full in zip(start, size, whole.shape, strict=True))
+    if free or not inside:
+        raise PlanError(f"{name}: vLLM's loader takes a view of it that is not a box")
+    return Box(tuple(start), tuple(size)), places
+
+
+def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
+    """Every copy that loading these tensors (Hugging Face name, shape) makes into a model whose parameters are on meta.
+
+    Errors: PlanError if a loader does anything but copy boxes.
+    """
+    stand_ins = {name: torch.empty(shape, dtype=torch.float32, device="meta") for name, shape in checkpoint}
+    sources = {_storage(tensor): (name, tensor) for name, tensor in stand_ins.items()}
+    targets = {
+        _storage(parameter): (path, name)
+        for path, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    with torch.no_grad(), _CopyRecorder(sources, targets) as recorder:
+        model.load_weights(iter(stand_ins.items()))
+    return recorder.recorded
+
+
+def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
+    """The same of a model that is in use: its parameters are put aside meanwhile. Between two engine steps only."""
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        info.kernel_tensors = get_layer_params_buffers(layer)
+        info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
+        restore_layer_on_meta(layer, info)
+    try:
+        return record_on_meta(model, checkpoint)
+    finally:
+        for layer in model.modules():
+            info = get_layerwise_info(layer)
+            _place_kernel_tensors(layer, info)
+            info.reset()

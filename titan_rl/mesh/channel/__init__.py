@@ -1,0 +1,1 @@
+"""Tensors from actor to actor: weights, batches, snapshots."""

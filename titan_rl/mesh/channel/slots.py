@@ -1,0 +1,65 @@
+"""Filling a slot of a region beside other work: copies, then checksums, then the stamp."""
+
+import os
+import threading
+from collections.abc import Callable
+
+import torch
+
+from titan_rl.mesh.channel.region import FAILED, WRITING, Region, checksum
+
+Copies = list[tuple[torch.Tensor, torch.Tensor]]
+"""(place in the slot, where its values come from)."""
+
+
+def give_way(nice: int) -> None:
+    """This thread runs when others of the machine leave it a core."""
+    if nice:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
+class SlotWriter:
+    """The only writer of its region; at most one slot is being filled."""
+
+    def __init__(self, region: Region, copies: list[Copies], nice: int = 0):
+        """``copies[slot]``, the same for every version. ``nice``: how far this gives way to other work."""
+        self.region, self.copies, self.nice = region, copies, nice
+        self._work: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+
+    def begin(self, version: int, slot: int, before_stamp: Callable[[], None] = lambda: None) -> None:
+        """Fill a slot with what the sources hold now; they must not change until ``wait_until_copied`` returns."""
+        self.wait()
+        self._copied.clear()
+        self.region.header.stamps[slot] = WRITING
+        arguments = (version, slot, before_stamp)
+        self._work = threading.Thread(target=self._fill, args=arguments, name=f"version {version}", daemon=True)
+        self._work.start()
+
+    @torch.no_grad()
+    def _fill(self, version: int, slot: int, before_stamp: Callable[[], None]) -> None:
+        header = self.region.header
+        try:
+            give_way(self.nice)
+            if self.copies[slot]:
+                torch._foreach_copy_(*map(list, zip(*self.copies[slot], strict=True)))
+            self._copied.set()
+            before_stamp()
+            for block, (start, stop) in enumerate(self.region.blocks):
+                header.checksums[slot, block] = checksum(self.region.slots[slot][start:stop])
+            header.stamps[slot] = version
+        except BaseException:  # whatever it is: readers need not wait for this version
+            header.stamps[slot] = FAILED
+            raise
+        finally:
+            self._copied.set()
+
+    def wait_until_copied(self) -> None:
+        """Until the sources may change again."""
+        self._copied.wait()
+
+    def wait(self) -> None:
+        """Until the last version is stamped."""
+        if self._work is not None:
+            self._work.join()

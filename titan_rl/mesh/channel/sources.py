@@ -1,0 +1,124 @@
+"""A reader's ways to one holder's region. Each brings blocks into the reader's own memory and checks what it brought.
+
+Every source has ``header`` (as it was when last refreshed), ``refresh`` and ``fetch``.
+"""
+
+import math
+import mmap
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import xxhash
+
+from titan_rl.mesh.channel.plan import Read
+from titan_rl.mesh.channel.region import NUM_SLOTS, Header, RegionHandle, checksum, header_pages
+from titan_rl.mesh.channel.transports import RDMA, Transport
+
+_CHUNK_BYTES = 256 << 10
+"""Copied and then hashed while it is still in the core's cache."""
+
+
+class TornRead(RuntimeError):
+    """What was read is not the version that was asked for, whole."""
+
+
+class SharedMemory:
+    """A mapping of the holder's memory, on one host."""
+
+    def __init__(self, handle: RegionHandle):
+        self.handle = handle
+        begin = header_pages(len(handle.blocks))
+        size = begin + (0 if handle.cuda else NUM_SLOTS * handle.slot_bytes)
+        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        self.header = Header(memory, len(handle.blocks))
+        self._slots = np.frombuffer(memory, np.uint8, offset=begin).reshape(-1, handle.slot_bytes)
+
+    async def refresh(self, timeout: float) -> None:
+        """The header is the holder's own."""
+
+    def is_gone(self) -> bool:
+        """Whether the holder's process has ended."""
+        return not os.path.exists(f"/proc/{self.handle.pid}")
+
+    def copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
+        """One block. Errors: TornRead if its checksum is not the header's."""
+        source = self._slots[slot, read.offset : read.offset + read.nbytes]
+        into = buffer.numpy()[read.into : read.into + read.nbytes]
+        digest = xxhash.xxh3_64()
+        for start in range(0, read.nbytes, _CHUNK_BYTES):
+            chunk = into[start : start + _CHUNK_BYTES]
+            np.copyto(chunk, source[start : start + _CHUNK_BYTES])
+            digest.update(chunk)
+        _compare(digest.intdigest(), self, slot, read)
+
+
+class CudaIpc(SharedMemory):
+    """The header is mapped; the slots are another process's GPU memory, mapped by CUDA IPC."""
+
+    def __init__(self, handle: RegionHandle):
+        super().__init__(handle)
+        self._tensors = [rebuild(*arguments) for rebuild, arguments in handle.cuda]
+
+    def copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
+        into = buffer[read.into : read.into + read.nbytes]
+        into.copy_(self._tensors[slot][read.offset : read.offset + read.nbytes])
+        _compare(checksum(into), self, slot, read)
+
+
+class Rdma:
+    """RDMABuffers of the holder; ibverbs or TCP is Monarch's setting. Inside an actor only."""
+
+    def __init__(self, handle: RegionHandle):
+        self.handle = handle
+        self._header_bytes = torch.zeros(Header.nbytes(len(handle.blocks)), dtype=torch.uint8)
+        self.header = Header(self._header_bytes.numpy(), len(handle.blocks))
+
+    def is_gone(self) -> bool:
+        """A read tells, by its time-out."""
+        return False
+
+    async def refresh(self, timeout: float) -> None:
+        await self.handle.rdma_header.read_into(self._header_bytes, timeout=math.ceil(timeout))
+
+    async def fetch(self, slot: int, reads: list[Read], buffer: torch.Tensor, timeout: float) -> None:
+        """All blocks in one request."""
+        from monarch.rdma import RDMAAction
+
+        action = RDMAAction()
+        for read in reads:
+            action.read_remote(buffer[read.into : read.into + read.nbytes], self.handle.rdma_blocks[slot][read.block])
+        await action.submit(timeout=math.ceil(timeout))
+
+    def check(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
+        """Errors: TornRead if the block's checksum is not the header's."""
+        _compare(checksum(buffer[read.into : read.into + read.nbytes]), self, slot, read)
+
+
+Source = SharedMemory | CudaIpc | Rdma
+
+
+def open_source(handle: RegionHandle, transport: Transport) -> Source:
+    if transport in RDMA:
+        return Rdma(handle)
+    return CudaIpc(handle) if transport == "cuda_ipc" else SharedMemory(handle)
+
+
+def _compare(digest: int, source: Source, slot: int, read: Read) -> None:
+    if digest != int(source.header.checksums[slot, read.block]):
+        raise TornRead(f"block {read.block} of trainer rank {source.handle.rank} fails its checksum")
+
+
+def share_out(reads: list[tuple[Source, Read]], workers: int) -> Iterator[list[tuple[Source, Read]]]:
+    """About as many bytes for each worker."""
+    share, size, total = [], 0, sum(read.nbytes for _, read in reads)
+    for item in reads:
+        share.append(item)
+        size += item[1].nbytes
+        if size * workers >= total:
+            yield share
+            share, size = [], 0
+    if share:
+        yield share

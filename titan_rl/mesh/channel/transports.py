@@ -1,0 +1,50 @@
+"""How bytes get from one process to another, chosen for each pair of ranks by where the two are."""
+
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"]
+TRANSPORTS: tuple[str, ...] = get_args(Transport)
+RDMA = frozenset({"rdma_ibverbs", "rdma_tcp"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank keeps its tensors."""
+
+    host: str
+    device: str
+    """``cpu`` or ``cuda``."""
+    has_ibverbs: bool = False
+
+
+def here() -> Place:
+    """This process's place."""
+    import torch
+    from monarch.rdma import is_ibverbs_available
+
+    return Place(socket.gethostname(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
+
+
+def choose_transport(setting: str, source: Place, destination: Place) -> Transport:
+    """``auto`` takes the fastest that both ends have; anything else is what was asked for."""
+    if setting != "auto":
+        return setting
+    if source.host == destination.host:
+        return "cuda_ipc" if source.device == destination.device == "cuda" else "shared_memory"
+    return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "rdma_tcp"
+
+
+def describe(chosen: list[Transport]) -> str:
+    """For the log: ``shared_memory (4 pairs)``."""
+    counts = Counter(chosen)
+    return ", ".join(f"{name} ({counts[name]} pair{'s' * (counts[name] > 1)})" for name in TRANSPORTS if counts[name])
+
+
+def has_ibverbs() -> bool:
+    """Whether this machine has RDMA hardware that Monarch can use."""
+    from monarch.rdma import is_ibverbs_available
+
+    return is_ibverbs_available()

@@ -1,0 +1,172 @@
+"""The weight channel: trainer ranks lay a version down, generator ranks pick up the bytes that they store.
+
+What goes where is the plan's business (plan.py), where it lies the region's (region.py), how it travels the sources'
+(sources.py). Here is the order of things: beside the trainer's next forward and backward a version is cast and copied
+into the slot that is not in use, then its checksums and last its stamp are written, and a reader takes nothing that
+stamp and checksum do not vouch for.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from titan_rl.mesh.channel.plan import Box, Holding, Interner, Placed, Read, ReadPlan, SlotLayout, Units, split_name
+from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region, RegionHandle
+from titan_rl.mesh.channel.slots import Copies, SlotWriter
+from titan_rl.mesh.channel.sources import Rdma, Source, TornRead, open_source, share_out
+from titan_rl.mesh.channel.transports import Transport
+
+if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
+    from titan_rl.models.shards import Shard
+
+_FIRST_POLL, _LAST_POLL = 0.0005, 0.02
+"""Seconds between two looks at a version that is not there yet."""
+
+
+def holdings(shards: "list[Shard]", interner: Interner) -> Units:
+    """What a trainer rank can give, as the plan wants to know it."""
+    return interner.units(
+        (unit, Holding(name, Box(shard.start, tuple(shard.tensor.shape))))
+        for shard in shards
+        for unit, name in [split_name(shard.name)]
+    )
+
+
+def dtype_of(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+def piece_view(memory: torch.Tensor, base: int, placed: Placed) -> torch.Tensor:
+    """A piece as a tensor of its own shape and dtype, in ``memory`` (uint8)."""
+    start = base + placed.offset
+    flat = memory[start : start + placed.piece.nbytes].view(dtype_of(placed.piece.dtype))
+    return flat.view(placed.piece.box.size)
+
+
+class WeightWriter(SlotWriter):
+    """One trainer rank's side."""
+
+    def __init__(self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device):
+        region = Region(rank, layout.nbytes, layout.blocks, device)
+        super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots])
+
+    def publish(self, version: int) -> None:
+        """Begin to lay a version down: the next forward and backward may run meanwhile, the next update may not."""
+        self.begin(version, version % NUM_SLOTS)
+
+    def withdraw(self) -> None:
+        """Nothing will come here any more: whoever waits is told so."""
+        self.wait()
+        self.region.header.stamps[:] = FAILED
+
+
+def _plan_copies(shards: "list[Shard]", layout: SlotLayout, slot: torch.Tensor) -> Copies:
+    by_name: dict[str, list[tuple[Box, torch.Tensor]]] = {}
+    for shard in shards:
+        by_name.setdefault(shard.name, []).append((Box(shard.start, tuple(shard.tensor.shape)), shard.tensor))
+    copies = []
+    for base, segment in layout.segments:
+        for placed in segment.placed():
+            box = placed.piece.box
+            outer, values = next((o, v) for o, v in by_name[placed.name] if o.intersect(box) == box)
+            copies.append((piece_view(slot, base, placed), values[box.within(outer)]))
+    return copies
+
+
+@dataclass(frozen=True)
+class ReaderSetup:
+    """All that a generator rank is told, once."""
+
+    plan: ReadPlan
+    regions: list[RegionHandle]
+    """Of the holders that it reads from."""
+    transports: list[Transport]
+    """One for each region."""
+
+
+class WeightReader:
+    """One generator rank's side: its own copy of its bytes of one version, fetched while the engine goes on."""
+
+    def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 1):
+        self.plan, self._threads = setup.plan, threads
+        self._sources = {
+            handle.rank: open_source(handle, transport)
+            for handle, transport in zip(setup.regions, setup.transports, strict=True)
+        }
+        on_gpu = all(transport in ("cuda_ipc", "rdma_ibverbs") for transport in setup.transports)
+        self.buffer = torch.zeros(self.plan.nbytes, dtype=torch.uint8, device=device if on_gpu else "cpu")
+        self.held: int | None = None
+        """The version in ``buffer``, if it is a whole one."""
+        self._is_closed = False
+        self.bytes_read = 0
+        """In all fetches so far."""
+
+    async def fetch(self, version: int, timeout: float) -> None:
+        """Bring a version here, whole. A half-written one is waited for; what is torn is read again.
+
+        Errors: TornRead if it was superseded, or still not whole after ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            await self._await_stamps(version, deadline)
+            self.held = None
+            try:
+                await self._read_all(version % NUM_SLOTS, deadline - time.monotonic())
+                await self._await_stamps(version, time.monotonic())
+                break
+            except TornRead:
+                if time.monotonic() > deadline:
+                    raise
+        self.bytes_read += sum(read.nbytes for read in self.plan.reads)
+        self.held = version
+
+    async def _await_stamps(self, version: int, deadline: float) -> None:
+        pause = _FIRST_POLL
+        for rank, source in self._sources.items():
+            while True:
+                await source.refresh(max(deadline - time.monotonic(), 1.0))
+                stamp = int(source.header.stamps[version % NUM_SLOTS])
+                if stamp == version:
+                    break
+                if self._is_closed:
+                    raise Gone("the trainer has begun anew")
+                if stamp == FAILED:
+                    raise Gone(f"trainer rank {rank} failed to lay version {version} down, or began anew")
+                if source.is_gone():
+                    raise Gone(f"trainer rank {rank} is gone")
+                if stamp > version:
+                    raise Gone(f"trainer rank {rank} has version {stamp} where {version} was asked for")
+                if time.monotonic() >= deadline:
+                    raise TornRead(f"trainer rank {rank} has not finished version {version}")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_POLL)
+
+    def close(self) -> None:
+        """Whoever still waits for a version here need not."""
+        self._is_closed = True
+
+    async def _read_all(self, slot: int, timeout: float) -> None:
+        reads = [(self._sources[read.holder], read) for read in self.plan.reads]
+        remote = [(source, read) for source, read in reads if isinstance(source, Rdma)]
+        for source in dict.fromkeys(source for source, _ in remote):
+            await source.fetch(slot, [read for s, read in remote if s is source], self.buffer, max(timeout, 1.0))
+
+        def work(share: list[tuple[Source, Read]]) -> None:
+            for source, read in share:
+                (source.check if isinstance(source, Rdma) else source.copy)(slot, read, self.buffer)
+
+        await asyncio.gather(*(asyncio.to_thread(work, share) for share in share_out(reads, self._threads)))
+
+    def pieces(self) -> Iterator[tuple[str, Box, Box, torch.Tensor]]:
+        """(tensor name, the need that it belongs to, its box, values) of all that was fetched."""
+        for base, segment in self.plan.segments:
+            for placed in segment.placed():
+                yield placed.name, placed.piece.need, placed.piece.box, piece_view(self.buffer, base, placed)
+
+
+class Gone(TornRead):
+    """The version that was asked for will not come, or come back."""

@@ -1,0 +1,1 @@
+"""Where processes start, and what each of them gets."""

@@ -1,0 +1,1 @@
+"""Processes that are watched: deaths, hangs and deadlines by name."""

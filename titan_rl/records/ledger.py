@@ -1,0 +1,180 @@
+"""Every sample's fate, on disk: pending, trained at a step, or discarded for a named reason.
+
+A prompt is issued with all its samples and settled with all of them, in one transaction, so the account
+
+    issued = trained + discarded + pending
+
+holds at every moment, whatever happens to the process. A trigger of the database refuses to settle a sample twice.
+
+What a power cut may take are the last commits since ``sync``, which every checkpoint calls before it becomes visible:
+so the ledger on disk is never behind the newest checkpoint, to which a resumed run rewinds it anyway.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from titan_rl.records.rundir import sync_path
+
+_SCHEMA = """
+create table if not exists prompts (
+    id text primary key,
+    retries integer not null default 0
+) without rowid;
+create table if not exists samples (
+    prompt_id text not null references prompts,
+    sample integer not null,
+    state text not null default 'pending' check (state in ('pending', 'trained', 'discarded')),
+    step integer,
+    reason text,
+    primary key (prompt_id, sample),
+    check (state != 'pending' or (step is null and reason is null)),
+    check (state != 'trained' or (step is not null and reason is null)),
+    check (state != 'discarded' or reason is not null)
+) without rowid;
+create index if not exists samples_by_step on samples (step) where step is not null;
+create index if not exists samples_pending on samples (prompt_id) where state = 'pending';
+create trigger if not exists settled_once before update of state on samples
+when old.state != 'pending' and new.state != 'pending'
+begin select raise(abort, 'a sample that is settled cannot be settled again'); end;
+"""
+_STATES = ("trained", "discarded", "pending")
+
+Fates = dict[str, list[str | None]]
+"""Of each prompt's samples in order: None for one that was trained, or why it was discarded."""
+
+
+class LedgerError(RuntimeError):
+    """The account does not add up: a fault of the program, never of the run's data."""
+
+
+class Ledger:
+    """One writer: the controller. It survives its process."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._connection.execute("pragma journal_mode = wal")
+        self._connection.execute("pragma synchronous = normal")
+        self._connection.executescript(_SCHEMA)
+        self._counts = self._count()
+
+    def _count(self) -> Counter[str]:
+        return Counter(dict(self._connection.execute("select state, count(*) from samples group by state")))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, and no transaction left open, whatever it was that went wrong."""
+        self._connection.execute("begin immediate")
+        try:
+            yield
+        except BaseException:  # a cancellation too must not leave half a transaction
+            self._connection.execute("rollback")
+            raise
+        self._connection.execute("commit")
+
+    def issue(self, prompt_ids: list[str], num_samples: int) -> None:
+        """All samples of new prompts are pending. Errors: sqlite3.IntegrityError if one was issued before."""
+        with self._transaction():
+            self._connection.executemany("insert into prompts (id) values (?)", ((name,) for name in prompt_ids))
+            rows = ((name, sample) for name in prompt_ids for sample in range(num_samples))
+            self._connection.executemany("insert into samples (prompt_id, sample) values (?, ?)", rows)
+        self._counts["pending"] += len(prompt_ids) * num_samples
+
+    def settle(self, fates: Fates, step: int | None = None) -> None:
+        """Prompts, each with all its samples. ``step`` is that of the batch they were in, if they were trained.
+
+        Errors: LedgerError, and nothing is written, if a sample is not pending or a prompt's list is not whole.
+        """
+        rows = [
+            ("trained" if reason is None else "discarded", step, reason, prompt_id, sample)
+            for prompt_id, reasons in fates.items()
+            for sample, reason in enumerate(reasons)
+        ]
+        statement = "update samples set state = ?, step = ?, reason = ? where prompt_id = ? and sample = ?"
+        with self._transaction():
+            for prompt_id, reasons in fates.items():
+                if (pending := self._num_pending(prompt_id)) != len(reasons):
+                    raise LedgerError(f"{prompt_id} has {pending} pending samples, so {len(reasons)} cannot be settled")
+            changed = self._connection.executemany(statement, rows).rowcount if rows else 0
+            if changed != len(rows):
+                raise LedgerError(f"{changed} samples were settled instead of {len(rows)}")
+        settled = Counter(row[0] for row in rows)
+        self._counts += settled
+        self._counts["pending"] -= settled.total()
+
+    def _num_pending(self, prompt_id: str) -> int:
+        statement = "select count(*) from samples where state = 'pending' and prompt_id = ?"
+        return self._connection.execute(statement, (prompt_id,)).fetchone()[0]
+
+    def count_retry(self, prompt_id: str) -> None:
+        """A failure of the machinery has the prompt sampled again."""
+        self._connection.execute("update prompts set retries = retries + 1 where id = ?", (prompt_id,))
+
+    def rewind(self, step: int, num_samples: int) -> list[str]:
+        """Back to a checkpoint's mark: whoever was in a later step's batch is pending again.
+
+        Gives all prompts that are pending, in order; each has ``num_samples`` samples from now on.
+        """
+        change = self._connection.execute
+        with self._transaction():
+            change("update samples set state = 'pending', step = null, reason = null where step > ?", (step,))
+            rows = change(
+                "select distinct prompt_id from samples where state = 'pending' order by prompt_id"
+            ).fetchall()
+            # the group's size may have been changed for the resumed run
+            change("delete from samples where state = 'pending' and sample >= ?", (num_samples,))
+            wanted = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
+            self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", wanted)
+        self._counts = self._count()
+        return [prompt_id for (prompt_id,) in rows]
+
+    def last_trained_step(self) -> int:
+        """0 if nothing was trained yet."""
+        [(step,)] = self._connection.execute("select max(step) from samples where state = 'trained'")
+        return step or 0
+
+    def last_issued(self) -> str | None:
+        """The id that comes last in the stream's order."""
+        [(prompt_id,)] = self._connection.execute("select max(id) from prompts")
+        return prompt_id
+
+    def sync(self) -> None:
+        """All that was committed is on disk, beyond a power cut. Any thread may call it."""
+        for path in (self.path, Path(f"{self.path}-wal"), self.path.parent):
+            if path.exists():
+                sync_path(path)
+
+    def check(self, num_pending: int) -> None:
+        """After each step. Errors: LedgerError unless as many samples are pending as the caller still owes a fate.
+
+        The other two states only ever grow by what left ``pending``, so that is the side on which a loss would show.
+        """
+        [(pending,)] = self._connection.execute("select count(*) from samples where state = 'pending'")
+        if not pending == num_pending == self._counts["pending"]:
+            raise LedgerError(
+                f"the ledger holds {pending} pending samples and counted {self._counts['pending']}, "
+                f"but {num_pending} are under way"
+            )
+
+    def verify(self) -> None:
+        """Every row counted again. Errors: LedgerError if that is not what was counted as it happened."""
+        if any(self._count()[state] != self._counts[state] for state in _STATES):
+            raise LedgerError(f"the ledger holds {dict(self._count())} samples, but {dict(self._counts)} were counted")
+
+    def account(self) -> dict[str, int]:
+        """Samples: ``issued``, ``trained`` and ``pending``, and ``discarded (reason)`` for each reason."""
+        return read_account(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def read_account(connection: sqlite3.Connection) -> dict[str, int]:
+    rows = connection.execute("select state, reason, count(*) from samples group by state, reason").fetchall()
+    account = {"issued": sum(count for *_, count in rows), "trained": 0, "pending": 0}
+    for state, reason, count in rows:
+        account[f"discarded ({reason})" if state == "discarded" else state] = count
+    return account

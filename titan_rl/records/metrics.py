@@ -1,0 +1,102 @@
+"""What each step measured: one flat record, to JSON lines, TensorBoard and the terminal."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics
+from titan_rl.environments.base import correct
+
+
+def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
+    """What the groups of a step look like, whatever was trained of them."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    scored = [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
+    lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
+    return {
+        "reward": float(np.mean([r.reward for r in scored])),
+        "accuracy": float(np.mean([correct(r.reward) for r in scored])),
+        "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
+        "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
+        "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
+        "staleness_mean": float(np.mean(lags)),
+        "staleness_max": max(lags),
+    }
+
+
+def _has_signal(rollouts: list[Rollout]) -> bool:
+    return len({rollout.reward for rollout in rollouts if rollout.status in ("ok", "truncated")}) > 1
+
+
+def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
+    """Of a batch's several optimizer steps: sums of counts and seconds, the maximum of a maximum, else means."""
+    columns = {name: [asdict(m)[name] for m in metrics] for name in asdict(metrics[0])}
+    merged = {}
+    for name, values in columns.items():
+        if name.startswith(("num_", "seconds_")):
+            merged[name] = sum(values)
+        else:
+            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return StepMetrics(**merged)
+
+
+def trained_metrics(step: StepMetrics) -> dict[str, float]:
+    return {name: value for name, value in asdict(step).items() if not name.startswith("seconds_")}
+
+
+def agreement_limit(generator_dtype: str, trainer_dtype: str) -> float:
+    """Mean of exp|trainer logprob - sampling logprob| above which something is wrong, if samples are on-policy.
+
+    Rounding alone makes the two differ: seen were 1.000001 in fp32 and up to 1.03 in bf16.
+    """
+    return 1.001 if generator_dtype == trainer_dtype == "float32" else 1.15
+
+
+def speeds(seconds: dict[str, float], generated: int, trained: int) -> dict[str, float]:
+    """Tokens a second of each phase: generated ones, or those that went through the trainer."""
+    tokens = {"generate": generated, "score": generated, "forward_backward": trained, "step": generated}
+    return {f"tokens_per_second_{phase}": count / max(seconds[phase], 1e-9) for phase, count in tokens.items()}
+
+
+class MetricsLog:
+    """``metrics.jsonl`` of a run directory, and TensorBoard beside it."""
+
+    def __init__(self, root: Path, tensorboard: bool):
+        path = root / "metrics.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115  (closed by close)
+        self._file.write("\n" if torn else "")
+        self._writer = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(root / "tensorboard"))
+
+    def write(self, record: dict[str, float]) -> None:
+        """One step; ``step`` is its number."""
+        self._file.write(json.dumps(record) + "\n")
+        if self._writer is not None:
+            for name, value in record.items():
+                if name != "step":
+                    self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def read_metrics(root: Path) -> Iterator[dict[str, float]]:
+    """Records of a run directory in order; a step that was done again after a resume counts once, the last time."""
+    records: dict[int, dict[str, float]] = {}
+    path = root / "metrics.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:  # a line that the process died in
+            continue
+        records[record["step"]] = records.get(record["step"], {}) | record
+    return iter([records[step] for step in sorted(records)])

@@ -1,0 +1,64 @@
+"""summary.json: what a run came to, written whatever ended it."""
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rundir import RunDir, package_versions
+from titan_rl.records.statistics import Proportion
+
+
+@dataclass
+class Progress:
+    """What the controller alone knows of a run, kept up as it goes."""
+
+    step: int = 0
+    held_out_before: Proportion | None = None
+    held_out_after: Proportion | None = None
+    seconds_to_first_step: float | None = None
+    seconds_warm_up: float = 0.0
+    seconds_training: float = 0.0
+
+
+def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
+    names = sorted({name for record in records for name in record if name.startswith(prefix)})
+    return {
+        name.removeprefix(prefix): statistics.median(record[name] for record in records if name in record)
+        for name in names
+    }
+
+
+def write_summary(
+    run_dir: RunDir, progress: Progress, steps_asked: int, why_ended: str, account: dict[str, int]
+) -> dict:
+    """Also gives it back."""
+    records = [record for record in read_metrics(run_dir.root) if "reward" in record]
+    before, after = progress.held_out_before, progress.held_out_after
+    summary = {
+        "why_ended": why_ended,
+        "steps_done": progress.step,
+        "steps_asked": steps_asked,
+        "held_out_before": before.as_dict() if before else None,
+        "held_out_after": after.as_dict() if after else None,
+        "reward_by_step": [record["reward"] for record in records],
+        "seconds_to_first_step": progress.seconds_to_first_step,
+        "seconds_warm_up": progress.seconds_warm_up,
+        "seconds_training": progress.seconds_training,
+        "seconds_by_phase_median": _median_by_prefix(records, "seconds_"),
+        "tokens_per_second_median": _median_by_prefix(records, "tokens_per_second_"),
+        "agreement_mean_max": max((record["agreement_mean"] for record in records), default=None),
+        "agreement_max": max((record["agreement_max"] for record in records), default=None),
+        "staleness_max": max((record["staleness_max"] for record in records), default=None),
+        "samples": account,
+        "versions": package_versions(),
+    }
+    _write(run_dir.summary, summary)
+    return summary
+
+
+def _write(path: Path, summary: dict) -> None:
+    writing = path.with_suffix(".writing")
+    writing.write_text(json.dumps(summary, indent=2) + "\n")
+    writing.rename(path)

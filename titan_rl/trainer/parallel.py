@@ -1,0 +1,72 @@
+"""A model spec becomes this rank's part of a sharded model, by TorchTitan's own functions."""
+
+from dataclasses import replace
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.protocols.model_spec import ModelSpec
+
+from titan_rl.models.spec import apply_parallelism
+from titan_rl.trainer.layout import stage_modules
+from titan_rl.trainer.pipeline import Pipeline
+from titan_rl.trainer.titan_config import TitanConfig
+
+
+def parallel_model(
+    spec: ModelSpec, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device
+) -> tuple[list[torch.nn.Module], Pipeline | None]:
+    """Model parts: one, or with a pipeline this rank's stages.
+
+    Built on the meta device, sharded, then given memory; the weights are still to come.
+    """
+    apply_parallelism(spec, titan.parallelism, titan.training)
+    with torch.device("meta"):
+        model = spec.model.build()
+    common = dict(
+        parallel_dims=parallel_dims,
+        training=titan.training,
+        parallelism=titan.parallelism,
+        compile_config=titan.compile,
+        ac_config=titan.activation_checkpoint,
+        dump_folder=".",
+    )
+    pipeline = None
+    if parallel_dims.pp_enabled:
+        parts, pipeline = _pipeline(spec, model, titan, parallel_dims, device, common)
+    else:
+        parts = [spec.parallelize_fn(model, **common)]
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule) and device.type == "cpu":
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+        part.to_empty(device=device)
+        with torch.no_grad():
+            part.init_states(buffer_device=None)
+        part.train()
+    return parts, pipeline
+
+
+def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device, common: dict):
+    """TorchTitan cuts and shards the stages; the schedule that it makes is for one shape of batch, so not ours."""
+    parallelism, training = titan.parallelism, titan.training
+    num_stages = len(stage_modules(parallelism, len(spec.model.layers)))
+    schedule, parts, _, _ = spec.pipelining_fn(
+        model,
+        device=device,
+        model_config=spec.model,
+        parallelize_fn=spec.parallelize_fn,
+        loss_fn=None,
+        **common | {"training": replace(training, local_batch_size=num_stages)},
+    )
+    stages = schedule._stages if isinstance(schedule, PipelineScheduleMulti) else [schedule._stage]
+    return parts, Pipeline(
+        {stage.stage_index: stage.submod for stage in stages},
+        num_stages,
+        schedule=parallelism.pipeline_parallel_schedule,
+        group=parallel_dims.get_mesh("pp").get_group(),
+        device=device,
+        hidden_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
+    )

@@ -1,0 +1,133 @@
+"""A trainer rank's state in memory, and the copy of it that another process keeps.
+
+After a step a rank copies its shard of weights and moments, beside the next forward, into a region of its own; a keeper
+in another process copies that as soon as it is stamped. Whoever takes a dead rank's place loads the keeper's copy, the
+survivors their own, so all go on from one step. Two steps are kept, lest a rank that died while copying
+leave its peers with a step that it has not.
+"""
+
+import pickle
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from titan_rl.mesh.channel.plan import BLOCK_BYTES
+from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region
+from titan_rl.mesh.channel.slots import SlotWriter
+from titan_rl.trainer.state import random_state, set_random_state
+
+_SMALL_BYTES = 256 << 10
+"""Room for what is no tensor of the model's size: random states, schedule, counts."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_NICE = 10
+"""Snapshots are copied beside weights that generators wait for, and beside what they generate."""
+_CPU = torch.device("cpu")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _parameters(learner) -> list[tuple[torch.Tensor, dict]]:
+    """(parameter, its optimizer's state), in an order that all processes of a rank agree on."""
+    return [
+        (parameter, optimizer.state)
+        for optimizer in learner.optimizer.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def _layout(learner) -> tuple[list[tuple[int, int]], int]:
+    """(offset, bytes) of each parameter's and moment's place behind the small things, and the size of a slot."""
+    places, offset = [], _SMALL_BYTES
+    for parameter, _ in _parameters(learner):
+        for _ in range(1 + len(_MOMENTS)):
+            nbytes = _local(parameter.detach()).nbytes
+            places.append((offset, nbytes))
+            offset += -(-nbytes // 64) * 64
+    return places, offset
+
+
+def _blocks(nbytes: int) -> list[tuple[int, int]]:
+    return [(start, min(start + BLOCK_BYTES, nbytes)) for start in range(0, nbytes, BLOCK_BYTES)]
+
+
+class Snapshots:
+    """A rank's own: takes them, and gives them back."""
+
+    def __init__(self, rank: int, learner):
+        self.learner = learner
+        self._places, nbytes = _layout(learner)
+        self.region = Region(rank, nbytes, _blocks(nbytes), _CPU)
+        self._writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], nice=_NICE)
+
+    def take(self, step: int) -> None:
+        """Begin to copy the state after ``step``; the next update must wait for it (``wait_until_copied``)."""
+        self._writer.wait()
+        stamps = self.region.header.stamps
+        stamps[stamps > step] = FAILED  # the run went back: those steps never were
+        slot = next((s for s in range(NUM_SLOTS) if stamps[s] == step), int(stamps.argmin()))
+        into = self.region.slots[slot]
+        small = pickle.dumps(self._small())
+        if len(small) + 8 > _SMALL_BYTES:
+            raise ValueError(f"a rank's random and schedule states take {len(small)} bytes, more than {_SMALL_BYTES}")
+
+        def write_small() -> None:
+            into[:8] = torch.tensor([len(small)]).view(torch.uint8)
+            into[8 : 8 + len(small)] = torch.frombuffer(bytearray(small), dtype=torch.uint8)
+
+        # anew each time: loading a checkpoint puts other tensors in the place of moments
+        self._writer.copies[slot] = [(_view(into, place, values), values) for place, values in self._tensors()]
+        self._writer.begin(step, slot, write_small)
+
+    def _tensors(self) -> list[tuple[tuple[int, int], torch.Tensor]]:
+        """(place in a slot, this rank's values) of all parameters and their moments."""
+        tensors = [
+            tensor
+            for parameter, states in _parameters(self.learner)
+            for tensor in (parameter.detach(), *(states[parameter][name] for name in _MOMENTS))
+        ]
+        return [(place, _local(tensor)) for place, tensor in zip(self._places, tensors, strict=True) if place[1]]
+
+    def _small(self) -> dict:
+        optimizers = self.learner.optimizer.optimizers
+        return {
+            "rank": dist.get_rank(),
+            "random": random_state(),
+            "scheduler": self.learner.scheduler.state_dict(),
+            "learning_rates": [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
+            "counts": [float(states[parameter]["step"]) for parameter, states in _parameters(self.learner)],
+        }
+
+    def wait_until_copied(self) -> None:
+        self._writer.wait_until_copied()
+
+    def steps(self) -> list[int]:
+        """Steps of which the whole state is here."""
+        self._writer.wait()
+        return sorted(int(stamp) for stamp in self.region.header.stamps if stamp >= 0)
+
+    def slot_of(self, step: int) -> torch.Tensor:
+        return self.region.slots[[int(stamp) for stamp in self.region.header.stamps].index(step)]
+
+    @torch.no_grad()
+    def load(self, slot: torch.Tensor) -> None:
+        """Put the learner into the state that a slot holds, of a rank of the same number and layout."""
+        small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
+        assert small["rank"] == dist.get_rank(), "a snapshot of another rank"
+        for (parameter, states), count in zip(_parameters(self.learner), small["counts"], strict=True):
+            states[parameter]["step"].fill_(count)
+        for place, values in self._tensors():
+            values.copy_(_view(slot, place, values))
+        self.learner.scheduler.load_state_dict(small["scheduler"])
+        for optimizer, rates in zip(self.learner.optimizer.optimizers, small["learning_rates"], strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        set_random_state(small["random"])
+
+
+def _view(slot: torch.Tensor, place: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+    offset, nbytes = place
+    return slot[offset : offset + nbytes].view(like.dtype).view(like.shape)

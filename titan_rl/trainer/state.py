@@ -1,0 +1,106 @@
+"""A rank's whole state, through torch.distributed.checkpoint: written while training goes on, and read again.
+
+It is each rank's shard of weights and optimizer, the schedule, and every rank's random state.
+"""
+
+import json
+import random
+from concurrent.futures import Future, wait
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
+        "numpy_rest": torch.tensor([float(value) for value in rest], dtype=torch.float64),
+        "python": python,
+    }
+
+
+def set_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, cached = state["numpy_rest"].tolist()
+    np.random.set_state(
+        ("MT19937", state["numpy_keys"].numpy().astype(np.uint32), int(position), int(has_gauss), cached)
+    )
+    version, internal, gauss = json.loads(bytes(state["python"].numpy()).decode())
+    random.setstate((version, tuple(internal), gauss))
+
+
+def _learner_state(learner) -> dict:
+    return {
+        "model": {name: tensor for part in learner.model_parts for name, tensor in part.state_dict().items()},
+        "optimizer": learner.optimizer.state_dict(),
+        "scheduler": learner.scheduler.state_dict(),
+        f"random_rank{dist.get_rank()}": random_state(),
+    }
+
+
+class BackgroundSave:
+    """A rank's own: copies its state, then has a thread write it while training goes on. One at a time."""
+
+    def __init__(self, learner):
+        self.learner = learner
+        # the thread's collectives must not meet those of training; and none waits for a dead rank for ever
+        timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._writing: Future | None = None
+
+    def begin(self, folder: Path) -> None:
+        """All ranks together; the state as it is now goes into a folder that is not the checkpoint's own yet.
+
+        Errors: RuntimeError if the one before is still being written.
+        """
+        if self._writing is not None and not self._writing.done():
+            raise RuntimeError("a checkpoint is begun while the one before is being written")
+        self._writing = dcp.async_save(
+            _learner_state(self.learner),
+            storage_writer=dcp.FileSystemWriter(folder, sync_files=False),  # CheckpointFolder.commit does
+            process_group=self._group,
+            async_stager=self._stager,
+        )
+
+    def outcome(self) -> str | None:
+        """None while it is being written, then why it failed, or "" if it did not."""
+        if self._writing is None:
+            return "the rank that began it was replaced, or its world rebuilt"
+        if not self._writing.done():
+            return None
+        error = self._writing.exception()
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+    def wait(self) -> None:
+        """Errors: RuntimeError if it failed."""
+        if self._writing is not None:
+            wait([self._writing])
+        if failure := self.outcome():
+            raise RuntimeError(failure)
+
+
+def load_learner(learner, folder: Path) -> None:
+    """All ranks together. Errors: whatever DCP raises for a folder that is not whole."""
+    state = _learner_state(learner)
+    # the length of Python's state, as text, varies: ask the checkpoint
+    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    mine = f"random_rank{dist.get_rank()}"
+    if saved := metadata.get(f"{mine}.python"):
+        state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
+    else:  # there were fewer ranks then
+        del state[mine]
+    learner.before_update()
+    dcp.load(state, checkpoint_id=folder)
+    learner.optimizer.load_state_dict(state["optimizer"])
+    learner.scheduler.load_state_dict(state["scheduler"])
+    if mine in state:
+        set_random_state(state[mine])

@@ -1,0 +1,219 @@
+"""TorchTitan's sections of the TOML, built into TorchTitan's own dataclasses."""
+
+from dataclasses import asdict, dataclass, fields
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
+from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+from titan_rl.config.load import ConfigError, build_section, nearest
+from titan_rl.config.schema import Config
+
+# what TorchTitan 0.3 defaults to serves pre-training on GPUs; these serve RL on any device
+_TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local_batch_size=1)
+_PARALLELISM = dict(data_parallel_shard_degree=1, spmd_backend="partial_dtensor")
+_LR_SCHEDULER = dict(warmup_steps=0, decay_ratio=0.0)
+_ADAMW = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
+# a setting that changes nothing would be a silent mistake, so only these may be given
+_HONOURED = {
+    "training": {"seq_len", "steps", "max_norm", "mixed_precision_param"},
+    "parallelism": {
+        "data_parallel_shard_degree",
+        "data_parallel_replicate_degree",
+        "tensor_parallel_degree",
+        "enable_sequence_parallel",
+        "pipeline_parallel_degree",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_first_stage_less_layers",
+        "pipeline_parallel_last_stage_less_layers",
+        "module_fqns_per_model_part",
+        "expert_parallel_degree",
+        "fsdp_reshard_after_forward",
+    },
+    "comm": {"init_timeout_seconds"},
+    "debug": set(),
+}
+_REFUSED = {
+    "parallelism.context_parallel_degree": "attention over packed rows with shared prompts has no kernel that is split "
+    "along the row",
+    "training.enable_cpu_offload": "weights are published and saved from the device that trains them",
+    "parallelism.spmd_backend": "only 'partial_dtensor' trains with this release of torch",
+}
+_SCHEDULES = ("1F1B", "Interleaved1F1B")
+_ACTIVATION_CHECKPOINT = {"none": None, "full": FullAC, "selective": SelectiveAC}
+
+
+@dataclass(frozen=True)
+class TitanConfig:
+    training: TrainingConfig
+    parallelism: ParallelismConfig
+    optimizer: OptimizersContainer.Config
+    lr_scheduler: LRSchedulersContainer.Config
+    compile: CompileConfig
+    activation_checkpoint: object | None
+    comm: CommConfig
+    debug: DebugConfig
+
+    def as_dict(self) -> dict:
+        """All sections as plain values, what was left out included; ``build_titan`` reads them back."""
+        sections, policy = asdict(self), self.activation_checkpoint
+        modes = {cls.Config if cls else type(None): mode for mode, cls in _ACTIVATION_CHECKPOINT.items()}
+        checkpointing = {"mode": modes[type(policy)]} | (sections["activation_checkpoint"] or {})
+        return sections | {"activation_checkpoint": checkpointing}
+
+    @property
+    def world_size(self) -> int:
+        """Trainer ranks; experts are spread over those of the other kinds."""
+        p = self.parallelism
+        return self.batch_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
+
+    @property
+    def batch_degree(self) -> int:
+        """Groups of ranks that take rows of their own."""
+        return self.parallelism.data_parallel_replicate_degree * self.parallelism.data_parallel_shard_degree
+
+    def batch_rank(self, rank: int) -> int:
+        """Which group's rows a rank takes: TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
+        return rank // self.parallelism.tensor_parallel_degree % self.batch_degree
+
+    @property
+    def row_multiple(self) -> int:
+        """The number of a group's rows must be a multiple of it, for the pipeline's schedule to come out even."""
+        return self.parallelism.pipeline_parallel_degree
+
+
+def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:
+    """One AdamW for all parameters, in the fused form where there is one."""
+    config = default_adamw(lr=lr, **kwargs)
+    config.implementation = "fused"
+    return config
+
+
+def _optimizer(values: dict) -> OptimizersContainer.Config:
+    """TorchTitan's section, or the short form: ``lr``, ``betas``, ``eps``, ``weight_decay`` of one AdamW."""
+    known = {f.name for f in fields(OptimizersContainer.Config)} | set(_ADAMW)
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"unknown key optimizer.{key}: {nearest(key, known)}")
+    if "param_groups" in values:
+        if short := set(values) & set(_ADAMW):
+            raise ConfigError(
+                f"optimizer.{min(short)} and optimizer.param_groups exclude each other: move it into a group"
+            )
+        for group in values["param_groups"]:
+            build_section(ParamGroupConfig, group, "optimizer.param_groups")
+        return build_section(OptimizersContainer.Config, values, "optimizer")
+    short = _ADAMW | {key: value for key, value in values.items() if key in _ADAMW}
+    betas = short["betas"]
+    if not isinstance(betas, list) or len(betas) != 2 or not all(type(b) in (int, float) and 0 <= b < 1 for b in betas):
+        raise ConfigError(f"optimizer.betas = {betas!r}: give two numbers from 0 to below 1")
+    for key in ("lr", "eps", "weight_decay"):
+        if type(short[key]) not in (int, float) or not 0 <= short[key] < float("inf"):
+            raise ConfigError(f"optimizer.{key} = {short[key]!r}: give a number of at least 0")
+    config = build_section(
+        OptimizersContainer.Config, {k: v for k, v in values.items() if k not in _ADAMW}, "optimizer"
+    )
+    config.param_groups = adamw(**short).param_groups
+    return config
+
+
+def _activation_checkpoint(values: dict):
+    mode = values.pop("mode", "none")
+    if not isinstance(mode, str) or mode not in _ACTIVATION_CHECKPOINT:
+        raise ConfigError(f"activation_checkpoint.mode = {mode!r}: {nearest(str(mode), _ACTIVATION_CHECKPOINT)}")
+    policy = _ACTIVATION_CHECKPOINT[mode]
+    if policy is None:
+        return build_section(SelectiveAC.Config, values, "activation_checkpoint") and None
+    return build_section(policy.Config, values, "activation_checkpoint")
+
+
+def build_titan(config: Config) -> TitanConfig:
+    """Errors: ConfigError for an unknown key, a wrong type, or a layout that this release does not train."""
+    section = {name: dict(values) for name, values in config.titan.items()}
+    _refuse_unhonoured(section)
+    titan = TitanConfig(
+        training=build_section(TrainingConfig, _TRAINING | section.get("training", {}), "training"),
+        parallelism=build_section(ParallelismConfig, _PARALLELISM | section.get("parallelism", {}), "parallelism"),
+        optimizer=_optimizer(section.get("optimizer", {})),
+        lr_scheduler=build_section(
+            LRSchedulersContainer.Config, _LR_SCHEDULER | section.get("lr_scheduler", {}), "lr_scheduler"
+        ),
+        compile=build_section(CompileConfig, section.get("compile", {}), "compile"),
+        activation_checkpoint=_activation_checkpoint(section.get("activation_checkpoint", {})),
+        comm=build_section(CommConfig, section.get("comm", {}), "comm"),
+        debug=build_section(DebugConfig, section.get("debug", {}), "debug"),
+    )
+    _check(config, titan)
+    return titan
+
+
+def _refuse_unhonoured(section: dict[str, dict]) -> None:
+    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
+    classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
+    for name, honoured in _HONOURED.items():
+        defaults = {f.name: f.default for f in fields(classes[name])} | ours.get(name, {})
+        for key, value in section.get(name, {}).items():
+            if key in defaults and key not in honoured and value != defaults[key]:
+                why = _REFUSED.get(f"{name}.{key}", "it has no effect here")
+                raise ConfigError(f"{name}.{key} = {value!r} is refused: {why}; leave it out")
+
+
+def _check_parallelism(parallelism: ParallelismConfig) -> None:
+    """What can be told without the model; the rest is in model/layout.py."""
+    kinds = (
+        "data_parallel_shard",
+        "data_parallel_replicate",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "expert_parallel",
+    )
+    for name in (f"{kind}_degree" for kind in kinds):
+        if getattr(parallelism, name) < 1:
+            raise ConfigError(
+                f"parallelism.{name} = {getattr(parallelism, name)} must be at least 1: give the number of ranks"
+            )
+    for name in ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers"):
+        value = getattr(parallelism, f"pipeline_parallel_{name}")
+        if value is not None and value < (least := int(name == "layers_per_stage")):
+            raise ConfigError(f"parallelism.pipeline_parallel_{name} = {value} must be at least {least}")
+    schedule = parallelism.pipeline_parallel_schedule
+    if schedule not in _SCHEDULES:
+        raise ConfigError(f"parallelism.pipeline_parallel_schedule = {schedule!r}: {nearest(schedule, _SCHEDULES)}")
+    experts = parallelism.expert_parallel_degree
+    ranks = parallelism.data_parallel_shard_degree * parallelism.tensor_parallel_degree
+    if ranks % experts:
+        raise ConfigError(
+            f"parallelism.expert_parallel_degree = {experts} must divide data_parallel_shard_degree x "
+            f"tensor_parallel_degree = {ranks}, whose ranks hold the experts: change one of them"
+        )
+
+
+def _check_optimizer(titan: "TitanConfig") -> None:
+    if titan.parallelism.pipeline_parallel_degree > 1 and len(titan.optimizer.param_groups) > 1:
+        raise ConfigError(
+            "optimizer.param_groups: not every stage of a pipeline has parameters of each pattern, as TorchTitan "
+            "wants: give one group"
+        )
+
+
+def _check(config: Config, titan: TitanConfig) -> None:
+    training = titan.training
+    _check_parallelism(titan.parallelism)
+    _check_optimizer(titan)
+    if training.steps < 1:
+        raise ConfigError(f"training.steps = {training.steps} must be at least 1")
+    if not 0 < training.max_norm < float("inf"):
+        raise ConfigError(f"training.max_norm = {training.max_norm} must be a number above 0")
+    if titan.lr_scheduler.warmup_steps < 0:
+        raise ConfigError(f"lr_scheduler.warmup_steps = {titan.lr_scheduler.warmup_steps} must be at least 0")
+    if config.rollout.max_new_tokens >= training.seq_len:
+        raise ConfigError(
+            f"rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
+            f"training.seq_len = {training.seq_len}: raise seq_len"
+        )
+    if device.DEVICE_TYPE == "cpu" and titan.compile.enable:
+        raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
