@@ -117,7 +117,7 @@ class Trainer(Actor):
     def warm_up(self, batches: list[RowsHandle]) -> list[float]:
         """Supervised steps; ``batches[group]`` holds that group's rows of every step."""
         with self._peers_are_told():
-            return self.learner.warm_up(self._pull(batches), self.config.warmup.lr)
+            return self.learner.warm_up(self._pull(batches), self.config.sft.lr)
 
     @endpoint
     def train(self, batch: list[RowsHandle], has_signal: bool, snapshot: int | None):

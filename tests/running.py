@@ -21,7 +21,7 @@ SMALL = {
     "training.seq_len": 512,
     "eval.prompts": 16,
     "optimizer.lr": 1e-3,
-    "warmup.steps": 10,
+    "sft.steps": 10,
     "recovery.standby": False,  # its imports take longer than such a run
 }
 

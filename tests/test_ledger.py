@@ -160,7 +160,7 @@ def test_another_process_reads_what_was_written_without_a_close(ledger, tmp_path
 _WRITER = """
 import sys
 from pathlib import Path
-from titan_rl.ledger import Ledger
+from titan_rl.records.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 for step in range(1, 100_000):
     names = [f"{step:06d}/{place}" for place in range(4)]

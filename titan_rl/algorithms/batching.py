@@ -106,7 +106,7 @@ def step_batches(groups: list[Group], config: Config, titan: "TitanConfig") -> l
 
 
 def warm_up_batches(rollouts: list[Rollout], config: Config, titan: "TitanConfig") -> list[Batch]:
-    return demonstration_batches(rollouts, config.warmup.examples_per_step, **_layout(titan))
+    return demonstration_batches(rollouts, config.sft.examples_per_step, **_layout(titan))
 
 
 def _layout(titan: "TitanConfig") -> dict[str, int]:

@@ -1,11 +1,12 @@
 """One TOML file, plus ``--section.key value`` overrides, becomes one checked configuration.
 
-TorchTitan's sections are built from its own dataclasses in trainer/titan_config.py. Whatever is wrong is a ConfigError:
-one line that says what, and how to mend it.
+TorchTitan's sections are built from its own dataclasses in trainer/titan_config.py, an algorithm's keys by the
+algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line that says what, and how to mend it.
 """
 
 import difflib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,34 @@ from typing import Any
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
-from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
+
+RENAMED_SECTIONS = {"warmup": "sft"}
+"""Former names: refused in what a user writes, understood in the records of earlier releases."""
+_NUM_NAMED = 20
 
 
 class ConfigError(ValueError):
     """A user's mistake: one line, exit code 2, nothing started."""
 
 
-_NUM_NAMED = 20
-
-
-def nearest(name: str, known) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     listed = sorted(known)
+    close = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
     more = f" and {len(listed) - _NUM_NAMED} more" if len(listed) > _NUM_NAMED else ""
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(listed[:_NUM_NAMED])}{more}"
 
 
-def build_section(cls: type, values: dict[str, Any], section: str):
-    """A dataclass from TOML values, strictly typed. Errors: ConfigError naming ``section.key``."""
+def build_section(cls: type, values: dict[str, Any], section: str, also_known: Iterable[str] = ()):
+    """A dataclass from TOML values, strictly typed. Errors: ConfigError naming ``section.key``.
+
+    ``also_known``: keys of the same section that somebody else reads, for the hint.
+    """
     known = {f.name for f in fields(cls) if not f.name.startswith("_")}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known)}")
+            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known | set(also_known))}")
     try:
         # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
         return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
@@ -99,17 +104,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Config:
-    """Parse and check our sections; TorchTitan's are checked by titan_config.build_titan. Needs no torch."""
+    """Parse and check our sections. TorchTitan's sections and the algorithm's own keys are checked where they are
+    built, as they need torch."""
     tables = _merge(read_toml(path) if path else {}, overrides or {})
-    known = (*OUR_SECTIONS, *TITAN_SECTIONS)
-    for name, table in tables.items():
-        if name not in known:
-            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest(name, known)}")
-        if not isinstance(table, dict):
-            raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
-    classes = {f.name: f.default_factory for f in fields(Config) if f.name != "titan"}
-    ours = {name: build_section(classes[name], tables.get(name, {}), name) for name in OUR_SECTIONS}
-    config = Config(**ours, titan={name: tables[name] for name in TITAN_SECTIONS if name in tables})
+    _check_sections(tables)
+    config = _build(tables)
+    if not config.run.plugin_path:
+        folders = ([Path(path).resolve().parent] if path else []) + [Path.cwd()]
+        config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
     return config
 
@@ -118,9 +120,35 @@ def load_resolved(path: Path) -> Config:
     """The configuration that a run directory keeps. Errors: ConfigError, also if it is another release's."""
     try:
         tables = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        tables = {RENAMED_SECTIONS.get(name, name): table for name, table in tables.items()}
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
     return load_config(None, tables)
+
+
+def _check_sections(tables: dict[str, Any]) -> None:
+    known = (*OUR_SECTIONS, *TITAN_SECTIONS)
+    for name, table in tables.items():
+        if name in RENAMED_SECTIONS:
+            raise ConfigError(f"[{name}] is called [{RENAMED_SECTIONS[name]}] now: rename the section")
+        if name not in known:
+            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest(name, known)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
+
+
+def _build(tables: dict[str, dict[str, Any]]) -> Config:
+    classes = {f.name: f.default_factory for f in fields(Config) if f.name != "titan"}
+    tables = tables | {"algorithm": _with_options(tables.get("algorithm", {}))}
+    ours = {name: build_section(classes[name], tables.get(name, {}), name) for name in OUR_SECTIONS}
+    return Config(**ours, titan={name: tables[name] for name in TITAN_SECTIONS if name in tables})
+
+
+def _with_options(algorithm: dict[str, Any]) -> dict[str, Any]:
+    """The keys that every algorithm has, and the rest as ``options``."""
+    common = {f.name for f in fields(AlgorithmConfig)} - {"options"}
+    own = {key: value for key, value in algorithm.items() if key not in common}
+    return {key: value for key, value in algorithm.items() if key in common} | {"options": own}
 
 
 def _check_combinations(config: Config) -> None:
@@ -137,6 +165,8 @@ def _check_combinations(config: Config) -> None:
         )
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
+    if config.task.system_prompt and config.task.style != "chat":
+        raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
     if config.model.path != "tiny" and not (Path(config.model.path) / "config.json").is_file():
         raise ConfigError(
             f"model.path = {config.model.path!r} holds no config.json: give a Hugging Face directory "
@@ -145,5 +175,7 @@ def _check_combinations(config: Config) -> None:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Our sections as plain values."""
-    return {name: asdict(getattr(config, name)) for name in OUR_SECTIONS}
+    """Our sections as plain values, as a TOML would write them."""
+    tables = {name: asdict(getattr(config, name)) for name in OUR_SECTIONS}
+    tables["algorithm"] |= tables["algorithm"].pop("options")
+    return tables

@@ -1,8 +1,5 @@
-"""One TOML file, plus ``--section.key value`` overrides, becomes one checked configuration.
-
-The sections below are ours and need no torch. TorchTitan's sections keep its names and are built from its own
-dataclasses in titan_config.py. Whatever is wrong is a ConfigError: one line that says what, and how to mend it.
-"""
+"""The sections of a run's TOML that are ours. TorchTitan's keep its names and are its own dataclasses
+(trainer/titan_config.py)."""
 
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
@@ -31,6 +28,8 @@ class RunConfig:
     """Run directory; empty: ``runs/<file>-<date>-<time>``."""
     seed: Whole = 1
     """All randomness derives from it, by name."""
+    plugin_path: list[str] = field(default_factory=list)
+    """Folders where ``pkg.module:name`` and data files are looked for; empty: the TOML's folder and the current one."""
 
 
 @dataclass(kw_only=True)
@@ -39,34 +38,36 @@ class ModelConfig:
     """A Hugging Face directory; ``tiny``: a small Llama with a character tokenizer, made in the run directory."""
     kernel: Literal["auto", "triton", "reference"] = "auto"
     """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
+    family: str = ""
+    """``pkg.module:name`` of a model family of your own (models/families.py); empty: the one for config.json's type."""
 
 
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """A reasoning-gym family (``titan-rl tasks`` lists them)."""
+    """A reasoning-gym family (``titan-rl tasks`` lists them), ``jsonl`` for a data file, or ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
-    """``compact`` for tiny character models, ``chat`` for instruction-tuned ones."""
+    """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
+    system_prompt: str = ""
+    """What a chat begins with."""
+    reward: str = ""
+    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``; empty: the task's own score."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the family, such as ``max_value``."""
+    """Settings of the task itself: a family's ``max_value``, a data file's ``file``."""
 
 
 @dataclass(kw_only=True)
 class AlgorithmConfig:
     name: str = "grpo"
-    """Which advantage and loss (algorithms.py)."""
-    normalize_std: bool = True
-    """Divide advantages by the group's standard deviation; false is Dr.GRPO's."""
+    """A registered algorithm (algorithms/registry.py), or ``pkg.module:name`` of your own."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """Mean over the step's tokens; over its samples of each one's mean; or over samples x max_new_tokens (Dr.GRPO)."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0, le=1e6)] = 0.2
-    """The ratio is clipped above 1 + clip_high."""
     updates_per_batch: Count = 1
     """Optimizer steps that a batch is split into."""
     train_truncated: bool = True
     """Whether samples that ran out of tokens are trained on (with the reward that they got)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The algorithm's own keys. A TOML writes them beside the ones above; the algorithm's dataclass checks them."""
 
 
 @dataclass(kw_only=True)
@@ -117,12 +118,12 @@ class VerifierConfig:
 
 
 @dataclass(kw_only=True)
-class WarmupConfig:
+class SFTConfig:
     steps: Whole = 0
     """Supervised steps on worked examples before reinforcement learning."""
     examples_per_step: Count = 64
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """Learning rate of the warm-up, which has an optimizer of its own."""
+    """Learning rate of these steps, which have an optimizer of their own."""
 
 
 @dataclass(kw_only=True)
@@ -130,7 +131,7 @@ class EvalConfig:
     every: Whole = 0
     """Steps between held-out evaluations; 0: only before the first step and after the last."""
     prompts: Count = 256
-    """Held-out prompts, never trained on, answered greedily."""
+    """Held-out prompts, never trained on, answered greedily; a data file may have fewer."""
 
 
 @dataclass(kw_only=True)
@@ -164,6 +165,8 @@ class MeshConfig:
     """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
     hosts: Whole = 0
     """Worker loops over which all processes are spread, each a failure of its own; 0: the controller spawns them."""
+    launcher: str = "local"
+    """What starts worker loops: ``local``, or ``pkg.module:name`` of a launcher of your own (mesh/launch/base.py)."""
     start_timeout: Seconds = 300.0
     """Seconds within which all actors must be up."""
     step_timeout: Seconds = 1800.0
@@ -186,7 +189,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
-    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)

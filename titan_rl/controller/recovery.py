@@ -53,7 +53,7 @@ class Recovery:
 
     async def warm_up(self) -> None:
         """Supervised steps on demonstrations from a stream of their own."""
-        warmup = self.config.warmup
+        warmup = self.config.sft
         if not warmup.steps:
             return
         start = time.perf_counter()

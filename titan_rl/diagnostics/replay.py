@@ -82,7 +82,7 @@ def _demonstrations(config: Config, model_path: Path) -> list[Rollout]:
 
     task = make_task(config.task.name, config.task.style, config.task.options)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    prompts = islice(warm_up_stream(task, config.run.seed), config.warmup.steps * config.warmup.examples_per_step)
+    prompts = islice(warm_up_stream(task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
     return [demonstrate(prompt, task, tokenizer) for prompt in prompts]
 
 
@@ -102,7 +102,7 @@ async def replay_steps(
         await meshes.start()
         if plan.checkpoint is not None:
             await meshes.call_trainer("load_checkpoint", str(plan.checkpoint))
-        elif plan.warm_up and plan.config.warmup.steps:
+        elif plan.warm_up and plan.config.sft.steps:
             batches = warm_up_batches(_demonstrations(plan.config, Path(path)), plan.config, plan.titan)
             await meshes.warm_up([batch.rows for batch in batches])
         for step in range(plan.first, plan.last + 1):

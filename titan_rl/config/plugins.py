@@ -1,0 +1,99 @@
+"""``pkg.module:name`` becomes the object that it names: the one door for what is not in this tree.
+
+An algorithm, a task, a reward function, a model family and a launcher are all named so. They are looked for in the
+folders of ``run.plugin_path`` and among the installed packages, in every process; the controller resolves them before
+anything starts, so that a mistake is one line.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from titan_rl.config.load import ConfigError, nearest
+
+_FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MESSAGE_CHARACTERS = 300
+
+
+def is_reference(name: str) -> bool:
+    """Whether a setting names something outside the tree."""
+    return ":" in name
+
+
+def resolve(setting: str, reference: str, folders: Sequence[str]) -> Any:
+    """What ``reference`` names. ``setting``: the key that it was written under, for messages. Errors: ConfigError."""
+    said = f"{setting} = {reference!r}"
+    if not _FORM.fullmatch(reference):
+        raise ConfigError(f"{said} must look like 'module:name', such as 'my_reward:reward'")
+    module_name, _, path = reference.partition(":")
+    found: Any = _import(said, module_name, folders)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            public = [known for known in vars(found) if not known.startswith("_")] or ["nothing"]
+            raise ConfigError(f"{said}: there is no {name!r} in {_where(found)}: {nearest(name, public)}")
+        found = getattr(found, name)
+    return found
+
+
+def _where(found: Any) -> str:
+    return getattr(found, "__file__", None) or getattr(found, "__name__", repr(found))
+
+
+def _import(said: str, name: str, folders: Sequence[str]) -> ModuleType:
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    importlib.invalidate_caches()  # the file may be younger than the last look at its folder
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            looked = ", ".join(folders) or "no folder"
+            raise ConfigError(
+                f"{said}: there is no module {error.name!r} in {looked}, nor is it installed: correct the name, or add "
+                f"its folder to run.plugin_path"
+            ) from None
+        raise ConfigError(f"{said}: importing it failed: {what_happened(error)}") from None
+    except (Exception, SystemExit) as error:  # it is somebody else's program: whatever it raises is their mistake
+        raise ConfigError(f"{said}: importing it failed: {what_happened(error)}") from None
+    _check_not_shadowed(said, module, folders)
+    return module
+
+
+def _check_not_shadowed(said: str, module: ModuleType, folders: Sequence[str]) -> None:
+    """Errors: ConfigError if a file that was meant is hidden by a package of the same name."""
+    first = module.__name__.partition(".")[0]
+    found = Path(getattr(module, "__file__", None) or "").resolve()
+    for folder in map(Path, folders):
+        meant = folder / f"{first}.py"
+        if meant.is_file() and folder.resolve() not in found.parents:
+            raise ConfigError(f"{said}: {meant} is hidden by {found}, which has the same name: rename your file")
+
+
+def what_happened(error: BaseException) -> str:
+    """An exception in one line, with the place in the file that raised it."""
+    text = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def check_signature(said: str, function: Callable, parameters: Sequence[str]) -> None:
+    """Errors: ConfigError unless ``function`` is a callable that takes these positional arguments."""
+    if not callable(function):
+        raise ConfigError(f"{said} is a {type(function).__name__}: name a function ({', '.join(parameters)})")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*parameters)
+    except TypeError:
+        raise ConfigError(
+            f"{said} must take ({', '.join(parameters)}), but it takes {inspect.signature(function)}"
+        ) from None
+    except ValueError:  # written in C: it does not tell
+        return
