@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.controller.preflight import resolve
 from titan_rl.diagnostics.replay import Plan, replay_steps
 from titan_rl.records.rundir import RunDir
-from titan_rl.trainer.titan_config import build_titan
 
 SMALL = {
     "task.name": "gcd",
@@ -90,4 +90,4 @@ def gone(pids: set[int], timeout: float = 10) -> bool:
 def replay(root: Path, first: int, last: int, *, checkpoint: Path | None = None, **settings) -> list:
     """StepMetrics of fresh trainer actors on a run's recorded rollouts of steps ``first`` to ``last``."""
     config = load_config(None, parse_overrides(overrides(**settings)))
-    return asyncio.run(replay_steps(Plan(RunDir(root), config, build_titan(config), first, last, checkpoint)))
+    return asyncio.run(replay_steps(Plan(RunDir(root), resolve(config), first, last, checkpoint)))

@@ -1,7 +1,6 @@
 """``titan-rl``: every command, thin. Whatever a user got wrong is one line on stderr and exit code 2."""
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -70,13 +69,13 @@ def _train(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.controller.evaluate import evaluate_directory
+    from titan_rl.train import evaluate_directory
 
     overrides.setdefault("model", {})["path"] = options.dir
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
-    config = load_config(options.file, overrides)
-    print(f"held-out accuracy of {options.dir} on {config.task.name}: {asyncio.run(evaluate_directory(config))}")
+    accuracy = evaluate_directory(options.file, overrides)
+    print(f"held-out accuracy of {options.dir} on {load_config(options.file, overrides).task.name}: {accuracy}")
     return 0
 
 

@@ -1,38 +1,94 @@
-"""One training run from a TOML: check everything, start the meshes, run the loop, leave a whole run directory.
+"""Doors: a run from a TOML, the evaluation of a model, and the one place where an event loop is made.
 
 ``titan-rl train FILE --section.key value`` or ``python -m titan_rl.train --job.config_file FILE --section.key value``.
 """
 
 import asyncio
+import signal
 import sys
-from typing import Any
+import traceback
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from titan_rl.config.load import ConfigError, as_dict, load_config, parse_overrides
-from titan_rl.controller.session import EXIT_USER, check_resumable, run
-from titan_rl.environments.base import make_task
-from titan_rl.environments.prompts import held_out_prompts
-from titan_rl.records.rundir import new_run_dir, run_dir_to_resume
+from titan_rl.config.load import ConfigError, load_config, parse_overrides
+
+if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
+    from titan_rl.controller.session import Session
+    from titan_rl.records.statistics import Proportion
+
+EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
+T = TypeVar("T")
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """A coroutine's result, in an event loop of its own."""
+    return asyncio.run(work)
 
 
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
     """Run to the end; the exit code. Errors: ConfigError before any process is started."""
     config = load_config(config_file, overrides)
-    task = make_task(config.task.name, config.task.style, config.task.options)
-    held_out = held_out_prompts(task, config.eval.prompts)
-    run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
 
-    from titan_rl.controller.preflight import check_algorithm, check_model, check_prompts, check_transport
-    from titan_rl.trainer.titan_config import build_titan
+    from titan_rl.controller.session import Session
 
-    titan = build_titan(config)
-    check_algorithm(config)
-    check_model(config)
-    check_transport(config)
-    check_prompts(config, titan.training.seq_len, task, held_out)
-    if resume:
-        check_resumable(run_dir, config)
-    run_dir.open(as_dict(config) | titan.as_dict())
-    return asyncio.run(run(config, titan, run_dir, task, held_out, resume))
+    return drive(run_to_end(Session.open(config, config_file, resume=resume)))
+
+
+def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, Any]]) -> "Proportion":
+    """Held-out accuracy of ``model.path``, without a trainer. Errors: ConfigError before any start."""
+    config = load_config(config_file, overrides)
+    if config.model.path == "tiny":
+        raise ConfigError("eval needs a model: give its Hugging Face directory")
+
+    from titan_rl.controller.preflight import check
+    from titan_rl.controller.session import Actors
+    from titan_rl.mesh.meshes import ALL_PARTS
+
+    checked = check(config)
+
+    async def evaluate() -> "Proportion":
+        async with Actors(checked, config.model.path, ALL_PARTS - {"trainer"}) as actors:
+            return await actors.evaluate()
+
+    return drive(evaluate())
+
+
+async def run_to_end(session: "Session") -> int:
+    """A session from its start to its end, whatever that is; the exit code."""
+    from titan_rl.controller.session import one_line
+    from titan_rl.controller.stopping import Stopped
+
+    _stop_on_signals(session)
+    error, why, code = None, None, EXIT_OK
+    try:
+        await session.start()
+        await session.run()
+    except Stopped as stopped:
+        error, why, code = stopped, "stopped by the user", EXIT_STOPPED
+    except asyncio.CancelledError as cancelled:
+        error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
+        if session.stop_request.is_asked:  # the second Ctrl-C
+            why, code = "stopped by the user at once", EXIT_STOPPED
+    except Exception as fault:  # told whole, written into the summary, and an exit code that says so
+        error, why, code = fault, one_line(fault), EXIT_FAULT
+    if code == EXIT_FAULT:
+        session.say("".join(traceback.format_exception(error)))
+        session.say(f"what the actors printed is in {session.run_dir.logs}")
+    await session.close(error, why)
+    return code
+
+
+def _stop_on_signals(session: "Session") -> None:
+    """The first Ctrl-C ends the run after the step at hand, saved; the second one ends it at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    def on_signal() -> None:
+        if session.stop_request.is_asked:
+            task.cancel()
+        session.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,9 +8,14 @@ class Admission:
     no sample lags more than ``max_staleness`` versions behind the weights that it trains.
     """
 
-    def __init__(self, groups_per_step: int, max_staleness: int, version: int):
-        self.groups_per_step, self.max_staleness, self.version = groups_per_step, max_staleness, version
-        self._admitted = version * groups_per_step
+    def __init__(self, groups_per_step: int, max_staleness: int, version: int = 0):
+        self.groups_per_step, self.max_staleness = groups_per_step, max_staleness
+        self.restart(version)
+
+    def restart(self, version: int) -> None:
+        """The run begins, or goes on, at this version, with nothing in flight."""
+        self.version = version
+        self._admitted = version * self.groups_per_step
 
     @property
     def num_free(self) -> int:
@@ -23,9 +28,9 @@ class Admission:
         assert self.can_admit(), "admitted beyond the staleness bound"
         self._admitted += 1
 
-    def give_back(self) -> None:
-        """A group was discarded: its slot is free again."""
-        self._admitted -= 1
+    def give_back(self, count: int = 1) -> None:
+        """Groups were discarded: their slots are free again."""
+        self._admitted -= count
 
     def advance(self, version: int) -> None:
         """A version went live."""

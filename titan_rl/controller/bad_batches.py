@@ -1,4 +1,17 @@
-"""Batches whose loss or gradient is not finite: how many in a row, and what follows."""
+"""Batches whose loss or gradient is not finite: who is named, how many in a row there may be, what is kept."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from titan_rl.config.schema import RecoveryConfig
+from titan_rl.data.types import BadNumbers
+from titan_rl.records.rollouts import set_aside_rollouts
+from titan_rl.records.rundir import RunDir
+
+
+class BadNumbersError(RuntimeError):
+    """Too many batches in a row whose loss or gradient was not finite."""
 
 
 class BadStreak:
@@ -15,5 +28,42 @@ class BadStreak:
             self.length = 0
 
 
-class BadNumbersError(RuntimeError):
-    """Too many batches in a row whose loss or gradient was not finite."""
+class BadBatches:
+    """Owns the count of bad batches in a row, and knows whether the weights are still numbers."""
+
+    def __init__(
+        self,
+        settings: RecoveryConfig,
+        run_dir: RunDir,
+        *,
+        say: Callable[[str], None],
+        record: Callable[[dict[str, Any]], None],
+    ):
+        self.settings, self.run_dir, self.say, self.record = settings, run_dir, say, record
+        self._streak = BadStreak()
+        self.weights_are_finite = True
+
+    def none_in(self, step: int) -> None:
+        """All updates of a step were applied."""
+        self._streak.good(step)
+
+    def rolled_back(self) -> None:
+        """The weights are those of a checkpoint again."""
+        self.weights_are_finite = True
+
+    async def met(self, step: int, answers: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
+        """Updates of a step were left out. ``is_lost``: all of them, so that another batch must make the step.
+
+        Errors: BadNumbersError after ``recovery.max_bad_steps`` in a row.
+        """
+        self._streak.bad(step)
+        count = self._streak.length
+        self.weights_are_finite = not any(answer.weights for answer in answers)
+        for answer in answers:
+            self.say(f"step {step}: {answer}; the update was left out")
+        self.record({"step": step, "bad_batches_in_a_row": count})
+        if is_lost:
+            kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
+            self.say(f"its {num_groups} groups are discarded, and kept in {kept}")
+        if count >= self.settings.max_bad_steps:
+            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {answers[-1]}")

@@ -4,8 +4,8 @@ from titan_rl.config.schema import Config
 from titan_rl.records.rundir import RunDir
 
 
-def model_path(config: Config, run_dir: RunDir) -> str:
-    """The directory to start from; ``tiny`` is made here."""
+def base_model(config: Config, run_dir: RunDir) -> str:
+    """Its directory; ``tiny`` is made in the run directory."""
     if config.model.path != "tiny":
         return config.model.path
     if not run_dir.base_model.exists():

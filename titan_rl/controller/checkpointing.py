@@ -1,4 +1,4 @@
-"""The controller's side of checkpoints: begun between two steps, written meanwhile, committed when whole.
+"""The controller's side of checkpoints: begun between two steps, written meanwhile, committed when complete.
 
     begin ──▶ ranks copy their state ──▶ threads of theirs write ──▶ checksums, ledger to disk, rename
     (steps wait for this)                (steps go on)
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
 from titan_rl.records.ledger import Ledger
 
@@ -23,12 +24,12 @@ class SaveError(RuntimeError):
     """A checkpoint could not be written; says why."""
 
 
-async def written(meshes, folder: Path, timeout: float) -> None:
+async def written(trainer: TrainerMesh, folder: Path, timeout: float) -> None:
     """Until every rank has written its part. Errors: SaveError; DeadlineError; an actor's fault."""
 
     async def wait() -> None:
         while True:
-            outcomes = await meshes.call_trainer("checkpoint_outcome")
+            outcomes = await trainer.call("checkpoint_outcome")
             if failures := sorted({outcome for outcome in outcomes if outcome}):
                 raise SaveError(failures[0])
             if None not in outcomes:
@@ -38,24 +39,29 @@ async def written(meshes, folder: Path, timeout: float) -> None:
     await within(timeout, f"writing {folder}", wait())
 
 
-class Saving:
+class Checkpointing:
     """Owns the checkpoint that is being written."""
 
     def __init__(
         self,
         folder: CheckpointFolder,
-        meshes,
+        trainer: TrainerMesh,
         ledger: Ledger,
         *,
         timeout: float,
         say: Callable[[str], None],
         record: Callable[[dict[str, float]], None],
     ):
-        self.folder, self.meshes, self.ledger, self.timeout = folder, meshes, ledger, timeout
+        """``timeout``: seconds that writing one may take."""
+        self.folder, self.trainer, self.ledger, self.timeout = folder, trainer, ledger, timeout
         self.say, self.record = say, record
         self.saved_step = -1
         """The newest step that this process saved or started from."""
         self._writing: asyncio.Task[None] | None = None
+
+    def started_from(self, step: int) -> None:
+        """The run goes on from the checkpoint of this step."""
+        self.saved_step = step
 
     async def begin(self, state: ControllerState) -> None:
         """The trainer's state as it is now will be the checkpoint of ``state.step``. Errors: an actor's fault."""
@@ -66,12 +72,12 @@ class Saving:
         except OSError as error:
             self._warn(state.step, error)
             return
-        await self.meshes.call_trainer("begin_checkpoint", str(folder))
+        await self.trainer.call("begin_checkpoint", str(folder))
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:
         try:
-            await written(self.meshes, folder, self.timeout)
+            await written(self.trainer, folder, self.timeout)
             await asyncio.to_thread(self.ledger.sync)
             await asyncio.to_thread(self.folder.commit, folder, state)
         except Exception as error:  # whatever it was: training does not depend on it
@@ -93,8 +99,3 @@ class Saving:
         if self._writing is not None:
             await self._writing
             self._writing = None
-
-    def cancel(self) -> None:
-        """The run ends at once; what is half written stays invisible."""
-        if self._writing is not None:
-            self._writing.cancel()

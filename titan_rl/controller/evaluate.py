@@ -2,15 +2,10 @@
 
 import asyncio
 
-from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
-from titan_rl.controller.preflight import check_model, check_prompts
 from titan_rl.data.types import Prompt, Sampling
-from titan_rl.environments.base import correct, make_task
-from titan_rl.environments.prompts import held_out_prompts
-from titan_rl.mesh.meshes import ALL_PARTS, Meshes
+from titan_rl.environments.base import correct
+from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.statistics import Proportion
-from titan_rl.trainer.titan_config import build_titan
 
 
 async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -> Proportion:
@@ -24,23 +19,9 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
-        raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}")
+        raise RuntimeError(
+            f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}: "
+            f"{failed[0].failure}"
+        )
     await meshes.take_statistics()  # so that the next step's speeds are its own
     return Proportion(sum(correct(rollout.reward) for rollout in rollouts), len(rollouts))
-
-
-async def evaluate_directory(config: Config) -> Proportion:
-    """Held-out accuracy of ``model.path``, without a trainer. Errors: ConfigError before any start."""
-    if config.model.path == "tiny":
-        raise ConfigError("eval needs a model: give its Hugging Face directory")
-    task = make_task(config.task.name, config.task.style, config.task.options)
-    prompts = held_out_prompts(task, config.eval.prompts)
-    check_model(config)
-    titan = build_titan(config)
-    check_prompts(config, titan.training.seq_len, task, prompts)
-    meshes = Meshes(config, titan, config.model.path, ALL_PARTS - {"trainer"})
-    try:
-        await meshes.start()
-        return await evaluate(meshes, prompts, config.rollout.max_new_tokens)
-    finally:
-        await meshes.stop()

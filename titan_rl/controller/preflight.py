@@ -1,37 +1,98 @@
-"""What a config says of algorithms and models, checked before any process starts. Needs torch, so it comes last."""
+"""Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from titan_rl.config.load import ConfigError, nearest
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.registry import check_algorithm, make_algorithm
+from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Prompt
-from titan_rl.environments.base import Task
+from titan_rl.environments.base import Task, make_task
+from titan_rl.environments.prompts import held_out_prompts
+from titan_rl.mesh.channel.transports import has_ibverbs
+from titan_rl.mesh.launch.base import Launcher, make_launcher
+from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.models.families import Family, make_family
+from titan_rl.models.safetensors_files import tensor_files
+from titan_rl.models.spec import longest_rollout, read_hf_config
+from titan_rl.models.tiny import tiny_config
+from titan_rl.records.checkpoints import CheckpointFolder
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.rollouts import last_recorded
+from titan_rl.records.rundir import RunDir
+from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def check_algorithm(config: Config) -> None:
-    """Errors: ConfigError for a name that algorithms.py does not have."""
-    from titan_rl.algorithms.base import ALGORITHMS
+@dataclass(frozen=True)
+class Checked:
+    """A configuration and what its names stand for."""
 
-    if config.algorithm.name not in ALGORITHMS:
+    config: Config
+    titan: TitanConfig
+    task: Task
+    algorithm: Algorithm
+    family: Family | None
+    """Of the user's own; None: the one for the model's type."""
+    launcher: Launcher | None
+    """Of the user's own; None: on this host."""
+    held_out: list[Prompt]
+
+
+def resolve(config: Config, num_held_out: int = 0) -> Checked:
+    """Names become objects. Errors: ConfigError."""
+    folders = config.run.plugin_path
+    task = make_task(config.task, folders)
+    return Checked(
+        config=config,
+        held_out=held_out_prompts(task, num_held_out) if num_held_out else [],
+        titan=build_titan(config),
+        task=task,
+        algorithm=make_algorithm(config.algorithm, folders),
+        family=make_family(config.model.family, folders),
+        launcher=make_launcher(config.mesh.launcher, folders),
+    )
+
+
+def check(config: Config) -> Checked:
+    """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
+    checked = resolve(config, config.eval.prompts)
+    check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
+    check_model(config, checked.family)
+    check_transport(config)
+    check_prompts(checked)
+    return checked
+
+
+def check_resumable(run_dir: RunDir, config: Config) -> None:
+    """Errors: ConfigError if there is neither a complete checkpoint nor a record of all steps to resume from."""
+    folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+    if folder.newest_complete() is not None:
+        return
+    trained = Ledger(run_dir.ledger).last_trained_step()
+    if (recorded := last_recorded(run_dir.rollouts, 0, trained)) < trained:
+        flaws = ", ".join(f"of step {step}, {folder.flaw(step)}" for step in folder.steps()) or "there is none"
         raise ConfigError(
-            f"algorithm.name = {config.algorithm.name!r} is unknown: {nearest(config.algorithm.name, ALGORITHMS)}"
+            f"no checkpoint of {run_dir.root} is complete ({flaws}), and the rollouts of step {recorded + 1} are not "
+            f"there: leave --resume out, and give another --run.dir"
         )
 
 
-def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt]) -> None:
+def check_prompts(checked: Checked) -> None:
     """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer."""
+    config, seq_len = checked.config, checked.titan.training.seq_len
     if config.model.path == "tiny":
         return
     from transformers import AutoTokenizer
 
     from titan_rl.environments.episode import encode_prompt
-    from titan_rl.models.spec import longest_rollout
 
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-    longest = max(len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts)
-    room = longest_rollout(seq_len, config.model.path) - config.rollout.max_new_tokens
+    longest = max(len(encode_prompt(checked.task, tokenizer, prompt)) for prompt in checked.held_out)
+    room = longest_rollout(seq_len, config.model.path, checked.family) - config.rollout.max_new_tokens
     if longest > room:
         raise ConfigError(
             f"training.seq_len = {seq_len} leaves {room} tokens for prompts, but they have up to {longest}: "
@@ -39,21 +100,14 @@ def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt
         )
 
 
-def check_model(config: Config) -> None:
+def check_model(config: Config, family: Family | None = None) -> None:
     """Errors: ConfigError for an architecture that cannot be built or laid out as ``[parallelism]`` and
     ``[generator]`` say, a directory without weights or a tokenizer, or a kernel that this machine cannot run."""
-    from titan_rl.models.device import DEVICE_TYPE
-    from titan_rl.models.safetensors_files import tensor_files
-    from titan_rl.models.spec import read_hf_config
-    from titan_rl.models.tiny import tiny_config
-    from titan_rl.trainer.layout import check_layout
-    from titan_rl.trainer.titan_config import build_titan
-
     if config.model.kernel == "triton" and DEVICE_TYPE == "cpu":
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     parallelism, path = build_titan(config).parallelism, config.model.path
     try:
-        hf = tiny_config() if path == "tiny" else read_hf_config(path)
+        hf = tiny_config() if path == "tiny" else read_hf_config(path, family)
         if path != "tiny":
             tensor_files(path)
     except ValueError as error:
@@ -67,8 +121,6 @@ def check_model(config: Config) -> None:
 
 def _check_generator_layout(hf, ranks: int) -> None:
     """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks."""
-    from titan_rl.models.device import DEVICE_TYPE
-
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if heads % ranks:
         raise ConfigError(
@@ -90,16 +142,11 @@ def _check_generator_layout(hf, ranks: int) -> None:
 
 def check_transport(config: Config) -> None:
     """Errors: ConfigError for a transport that this machine has no hardware for."""
-    from titan_rl.models.device import DEVICE_TYPE
-
     setting = config.mesh.transport
     if setting == "cuda_ipc" and DEVICE_TYPE != "cuda":
         raise ConfigError("mesh.transport = 'cuda_ipc' needs a GPU, and there is none: leave it out")
-    if setting == "rdma_ibverbs":
-        from titan_rl.mesh.channel.transports import has_ibverbs
-
-        if not has_ibverbs():
-            raise ConfigError(
-                "mesh.transport = 'rdma_ibverbs' needs an RDMA network card, and there is none: leave it out, or take "
-                "'rdma_tcp'"
-            )
+    if setting == "rdma_ibverbs" and not has_ibverbs():
+        raise ConfigError(
+            "mesh.transport = 'rdma_ibverbs' needs an RDMA network card, and there is none: leave it out, or take "
+            "'rdma_tcp'"
+        )

@@ -1,4 +1,4 @@
-"""Ways to a step that a run has been at: its newest whole checkpoint, or the base model and its warm-up; then the
+"""Ways to a step that a run has been at: its newest complete checkpoint, or the base model and its SFT steps; then the
 recorded rollouts of the steps that are missing.
 
 Nothing is sampled here, and nothing is decided: the controller says when.
@@ -11,100 +11,104 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from titan_rl.algorithms.batching import step_batches, warm_up_batches
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.batching import Layout, sft_batches, step_batches
 from titan_rl.config.schema import Config
-from titan_rl.controller.checkpointing import Saving
 from titan_rl.data.types import Prompt, StepMetrics
-from titan_rl.environments.prompts import PromptStream, warm_up_stream
-from titan_rl.mesh.meshes import Meshes
-from titan_rl.records.checkpoints import ControllerState
+from titan_rl.environments.prompts import PromptStream, sft_stream
+from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.trainer_mesh import TrainerMesh
+from titan_rl.mesh.trainers import Trainers
+from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, trained_metrics
 from titan_rl.records.rollouts import last_recorded, read_rollouts
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress
-from titan_rl.trainer.titan_config import TitanConfig
 
 
 class Recovery:
-    """Brings trainer, prompt stream, ledger and progress to one step."""
+    """Brings the trainer, the prompt stream, the ledger and the progress to one step."""
 
     def __init__(
         self,
         config: Config,
-        titan: TitanConfig,
+        algorithm: Algorithm,
+        layout: Layout,
         run_dir: RunDir,
-        meshes: Meshes,
+        folder: CheckpointFolder,
         stream: PromptStream,
         ledger: Ledger,
-        saving: Saving,
         metrics: MetricsLog,
         progress: Progress,
         *,
         say: Callable[[str], None],
         note: Callable[..., None],
     ):
-        self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
-        self.stream, self.ledger, self.saving = stream, ledger, saving
+        self.config, self.algorithm, self.layout = config, algorithm, layout
+        self.run_dir, self.folder, self.stream, self.ledger = run_dir, folder, stream, ledger
         self.metrics, self.progress, self.say, self.note = metrics, progress, say, note
-        self._warm_up_rows: list = []
-        """Of a warm-up that is behind us."""
+        self._sft_rows: list = []
+        """Of the SFT steps, once they are done: a trainer without any state must take them again."""
 
-    async def warm_up(self) -> None:
+    async def sft(self, trainer: TrainerMesh, dispatcher: Dispatcher) -> None:
         """Supervised steps on demonstrations from a stream of their own."""
-        warmup = self.config.sft
-        if not warmup.steps:
+        settings = self.config.sft
+        if not settings.steps:
             return
         start = time.perf_counter()
-        stream = warm_up_stream(self.stream.task, self.config.run.seed)
-        rollouts = await self.meshes.dispatcher.demonstrate(
-            list(islice(stream, warmup.steps * warmup.examples_per_step))
-        )
-        rows = [batch.rows for batch in warm_up_batches(rollouts, self.config, self.titan)]
-        losses = await self.meshes.warm_up(rows)
-        self._warm_up_rows = rows
-        self.progress.seconds_warm_up = time.perf_counter() - start
+        stream = sft_stream(self.stream.task, self.config.run.seed)
+        rollouts = await dispatcher.demonstrate(list(islice(stream, settings.steps * settings.examples_per_step)))
+        rows = [batch.rows for batch in sft_batches(rollouts, self.config, self.layout)]
+        losses = await trainer.sft(rows)
+        self._sft_rows = rows
+        self.progress.seconds_sft = time.perf_counter() - start
         self.say(
-            f"warm-up: {len(losses)} supervised steps in {self.progress.seconds_warm_up:.1f} s, "
+            f"SFT: {len(losses)} supervised steps in {self.progress.seconds_sft:.1f} s, "
             f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
         )
 
-    async def _newest_whole(self) -> tuple[Path, ControllerState] | None:
-        return await asyncio.to_thread(self.saving.folder.newest_whole, say=self.say)
+    async def _newest_complete(self) -> tuple[Path, ControllerState] | None:
+        return await asyncio.to_thread(self.folder.newest_complete, say=self.say)
 
-    async def load_newest(self) -> Path | None:
-        """The checkpoint that trainer, prompt stream and progress are at now; None if none is whole."""
-        if (found := await self._newest_whole()) is None:
+    async def load_newest(self, trainer: TrainerMesh) -> Path | None:
+        """The checkpoint that trainer, prompt stream and progress are at now; None if none is complete."""
+        if (found := await self._newest_complete()) is None:
             return None
         path, state = found
-        await self.meshes.call_trainer("load_checkpoint", str(path))
-        await self.meshes.begin_at(state.step)
-        self.saving.folder.drop_after(state.step)
+        await trainer.call("load_checkpoint", str(path))
+        await trainer.begin_at(state.step)
+        self.folder.drop_after(state.step)
         self.stream.position = state.stream_position
-        self.progress.step = self.saving.saved_step = state.step
+        self.progress.step = state.step
         self.progress.seconds_training = state.seconds_training
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion(before["correct"], before["count"])
         return path
 
     def rewind(self, step: int) -> deque[Prompt]:
-        """Whoever was issued and is not trained by this step is to be sampled first; these prompts, in order."""
+        """Prompts that were issued and are not trained by this step must be sampled first: these, in order."""
         pending = self.ledger.rewind(step, self.config.rollout.group_size)
         self.stream.go_beyond(self.ledger.last_issued())
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
-    async def train_recorded(self) -> None:
+    async def train_recorded(self, trainer: TrainerMesh) -> None:
         """All steps that the ledger knows as trained and that are written down, up to the first that is not."""
         last = last_recorded(self.run_dir.rollouts, self.progress.step, self.ledger.last_trained_step())
         recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
         for step in range(self.progress.step + 1, last + 1):
-            await self._train_again(step, recorded.get(step))
+            await self._train_again(trainer, step, recorded.get(step))
 
-    async def _train_again(self, step: int, recorded: dict[str, float] | None) -> None:
-        """A recorded step. It ought to come out as it did, bit for bit."""
+    async def _batches(self, step: int) -> tuple[list, list]:
+        """A recorded step's groups, and its batches."""
         groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step)
-        answers = await self.meshes.train(step_batches(groups, self.config, self.titan), step)
+        return groups, step_batches(groups, self.algorithm, self.config, self.layout)
+
+    async def _train_again(self, trainer: TrainerMesh, step: int, recorded: dict[str, float] | None) -> None:
+        """A recorded step. It ought to come out as it did, bit for bit."""
+        groups, batches = await self._batches(step)
+        answers = await trainer.train(batches, step)
         self.progress.step = step
         done = [answer for answer in answers if isinstance(answer, StepMetrics)]
         again = trained_metrics(mean_metrics(done)) if done else {}
@@ -116,21 +120,24 @@ class Recovery:
         if new != old:
             self.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
 
-    async def catch_up(self, step: int | None) -> int:
-        """A mended trainer is at this step, or (None) at the file's weights: bring it to the steps that are done.
+    async def catch_up(self, trainers: Trainers, step: int | None) -> int:
+        """Repaired ranks are at this step, or (None) at the file's weights: bring them to the steps that are done.
 
-        The number of these steps.
+        Gives the number of steps that were done again. Errors: ActorDied, which the caller repairs.
         """
         if step is None:
-            if (found := await self._newest_whole()) is not None:
-                path, state = found
-                step = state.step
-                await self.meshes.call_trainer_without_mending("load_checkpoint", str(path))
-            else:
-                step = 0
-                if self._warm_up_rows:
-                    await self.meshes.warm_up_without_mending(self._warm_up_rows)
+            step = await self._begin_again(trainers)
         for redone in range(step + 1, self.progress.step + 1):
-            groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, redone)
-            await self.meshes.train_without_mending(step_batches(groups, self.config, self.titan), redone)
+            _, batches = await self._batches(redone)
+            await trainers.train(batches, redone)
         return self.progress.step - step
+
+    async def _begin_again(self, trainers: Trainers) -> int:
+        """From a disk or from the beginning; the step that the ranks are at then."""
+        if (found := await self._newest_complete()) is not None:
+            path, state = found
+            await trainers.call("load_checkpoint", str(path), what=f"loading {path}")
+            return state.step
+        if self._sft_rows:
+            await trainers.sft(self._sft_rows)
+        return 0

@@ -1,100 +1,285 @@
-"""One training run: its parts put together, run to its end, and closed."""
+"""A run as an object: checked, started, driven step by step or to its end, closed.
+
+    session = await Session.open(load_config("configs/quickstart.toml"))
+    await session.step(2)
+    print(await session.evaluate())
+    await session.close()
+
+It lives in whatever event loop is running, and makes none. Everything is wired here, once, from the bottom up: what
+is below never reaches back.
+"""
 
 import asyncio
-import signal
-import traceback
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
-from titan_rl.config.load import ConfigError
+from titan_rl.actors.generator import Generator
+from titan_rl.actors.trainer import Trainer
+from titan_rl.actors.verifier import Verifier
+from titan_rl.config.load import as_dict
 from titan_rl.config.schema import Config
-from titan_rl.controller.base_model import model_path
+from titan_rl.controller.admission import Admission
+from titan_rl.controller.bad_batches import BadBatches
+from titan_rl.controller.base_model import base_model
+from titan_rl.controller.checkpointing import Checkpointing
+from titan_rl.controller.controller import Components, Controller
+from titan_rl.controller.display import Display
+from titan_rl.controller.elastic import grant_scale_requests
+from titan_rl.controller.evaluate import evaluate
+from titan_rl.controller.preflight import Checked, check, check_resumable
+from titan_rl.controller.publishing import Publishing
+from titan_rl.controller.recovery import Recovery
+from titan_rl.controller.reporting import Reporter
+from titan_rl.controller.rollout_queue import RolloutQueue
+from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.records.rundir import RunDir
+from titan_rl.mesh.meshes import ALL_PARTS, ActorClasses, Meshes
+from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.models.spec import longest_rollout
+from titan_rl.records.checkpoints import CheckpointFolder
+from titan_rl.records.events import EventLog
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import MetricsLog
+from titan_rl.records.plot import plot_curves
+from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.statistics import Proportion
+from titan_rl.records.summary import Progress, write_summary
 
-EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
-
-
-def check_resumable(run_dir: RunDir, config: Config) -> None:
-    """Errors: ConfigError if there is neither a whole checkpoint nor a record of all steps to resume from."""
-    from titan_rl.records.checkpoints import CheckpointFolder
-    from titan_rl.records.ledger import Ledger
-    from titan_rl.records.rollouts import last_recorded
-
-    folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
-    if folder.newest_whole() is not None:
-        return
-    trained = Ledger(run_dir.ledger).last_trained_step()
-    if (recorded := last_recorded(run_dir.rollouts, 0, trained)) < trained:
-        flaws = ", ".join(f"of step {step}, {folder.flaw(step)}" for step in folder.steps()) or "there is none"
-        raise ConfigError(
-            f"no checkpoint of {run_dir.root} is whole ({flaws}), and the rollouts of step {recorded + 1} are not "
-            f"there: leave --resume out, and give another --run.dir"
-        )
+ACTORS = ActorClasses(Trainer, Generator, Verifier)
+_CHANGES = {"started", "died", "trainer_repaired", "generator_serves", "verifier_serves"}
+"""Events after which a process has come or gone, or has another name."""
 
 
-async def run(config: Config, titan, run_dir: RunDir, task, held_out, resume: bool) -> int:
-    from titan_rl.controller.controller import Controller, Stopped
-    from titan_rl.controller.display import Display
-    from titan_rl.mesh.meshes import Meshes
-    from titan_rl.records.ledger import Ledger
-    from titan_rl.records.metrics import MetricsLog
-    from titan_rl.records.plot import plot_curves
-    from titan_rl.records.summary import write_summary
+def make_meshes(checked: Checked, model_path: str, parts: frozenset[str] = ALL_PARTS, **wiring: Any) -> Meshes:
+    """The actors of a run, or some of them, not yet started. ``wiring``: what else ``Meshes`` takes."""
+    return Meshes(
+        checked.config,
+        model_path=model_path,
+        world_size=checked.titan.world_size,
+        max_tokens=longest_rollout(checked.titan.training.seq_len, model_path, checked.family),
+        on_cpu=DEVICE_TYPE == "cpu",
+        parts=parts,
+        launcher=checked.launcher,
+        **{"actors": ACTORS} | wiring,
+    )
 
-    ledger = Ledger(run_dir.ledger)
-    metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
-    stream = PromptStream(task, config.run.seed)
-    meshes = Meshes(config, titan, model_path(config, run_dir), logs=run_dir.logs.absolute())
-    with Display(titan.training.steps, run_dir.log) as display:
-        display.say(f"run directory {run_dir.root}")
-        controller = Controller(config, titan, run_dir, meshes, stream, held_out, ledger, metrics, display)
-        _stop_on_signals(controller.stop_requested)
-        why, code = "completed", EXIT_OK
+
+class Actors:
+    """Some actors without a run: to evaluate a model, or to train recorded steps again. An async context manager."""
+
+    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str]):
+        self.checked = checked
+        self.meshes = make_meshes(checked, model_path, parts)
+
+    async def __aenter__(self) -> "Actors":
         try:
-            await controller.run(resume)
-        except Stopped:
-            why, code = "stopped by the user", EXIT_STOPPED
-        except asyncio.CancelledError:
-            if controller.stop_requested.is_set():  # the second Ctrl-C
-                why, code = "stopped by the user at once", EXIT_STOPPED
-            else:
-                why, code = "cancelled, and not by the user", EXIT_FAULT
-                display.say(traceback.format_exc())
-        except Exception as error:  # told whole, written into the summary, and an exit code that says so
-            why, code = one_line(error), EXIT_FAULT
-            display.say(traceback.format_exc())
+            await self.meshes.start()
+        except BaseException:  # cancelled included: nobody else can stop what has started
+            await self.meshes.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.meshes.stop()
+
+    async def evaluate(self) -> Proportion:
+        """Held-out accuracy of the model."""
+        return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout.max_new_tokens)
+
+
+class Session:
+    """A training run. Errors of ``start``, ``step``, ``run`` and ``evaluate``: Stopped, or a fault by name; ``close``
+    must follow, and saves what can be saved."""
+
+    def __init__(self, checked: Checked, run_dir: RunDir, resume: bool = False):
+        self.checked, self.run_dir, self.is_resumed = checked, run_dir, resume
+        self.config, self.titan = checked.config, checked.titan
+        self.progress = Progress(steps_asked=self.titan.training.steps)
+        self.stop_request = StopRequest()
+        self.meshes: Meshes | None = None
+        self.controller: Controller | None = None
+        self._granting: asyncio.Task[None] | None = None
+        self._is_finished = False
+        self._open_records()
+
+    @classmethod
+    def open(cls, config: Config, config_file: str | None = None, *, resume: bool = False) -> "Session":
+        """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
+
+        ``config_file`` names the run directory if ``run.dir`` does not. Await it to start it.
+        """
+        checked = check(config)
+        run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
+        if resume:
+            check_resumable(run_dir, config)
+        run_dir.open(as_dict(config) | checked.titan.as_dict())
+        return cls(checked, run_dir, resume)
+
+    def _open_records(self) -> None:
+        config, run_dir = self.config, self.run_dir
+        self._exits = ExitStack()
+        self.display = self._exits.enter_context(Display(self.progress.steps_asked, run_dir.log))
+        self.say: Callable[[str], None] = self.display.say
+        self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
+        self.metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
+        self.stream = PromptStream(self.checked.task, config.run.seed)
+        self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+
+    # a run
+
+    def __await__(self):
+        return self.start().__await__()
+
+    async def __aenter__(self) -> "Session":
+        if self.controller is not None:  # it was awaited before
+            return self
+        try:
+            return await self.start()
+        except BaseException as error:  # cancelled included: nobody else can stop what has started
+            await self.close(error)
+            raise
+
+    async def __aexit__(self, kind, error: BaseException | None, traceback) -> None:
+        await self.close(error)
+
+    async def start(self) -> "Session":
+        """All actors up, and the run at its first step, or at the one that it was left at."""
+        self.say(f"run directory {self.run_dir.root}")
+        self.run_dir.phase.write_text("0 starting")
+        path = await asyncio.to_thread(base_model, self.config, self.run_dir)
+        recovery = self._recovery()
+        self.meshes = self._meshes(path, recovery)
+        await self.stop_request.interrupts(self.meshes.start())
+        self._write_pids()
+        seconds = time.perf_counter() - self.progress.started
+        self.say(f"actors up after {seconds:.1f} s, weights by {self.meshes.weights.transports}")
+        self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, self.meshes.generators, self.say))
+        self.controller = self._controller(self.meshes, recovery)
+        await (self.controller.resume() if self.is_resumed else self.controller.begin())
+        return self
+
+    async def step(self, count: int = 1) -> None:
+        """``count`` steps more; beyond ``training.steps`` there are none."""
+        for _ in range(min(count, self.progress.steps_asked - self.progress.step)):
+            start = time.perf_counter()
+            await self.controller.step()
+            self.progress.seconds_training += time.perf_counter() - start
+
+    async def run(self) -> None:
+        """All steps that are left, the evaluation after them, a checkpoint and the model."""
+        await self.step(self.progress.steps_asked)
+        await self.controller.finish()
+        self._is_finished = True
+
+    async def evaluate(self) -> Proportion:
+        """Held-out accuracy as of now."""
+        return await self.controller.evaluate(f"at step {self.progress.step}")
+
+    async def save(self) -> None:
+        """Begin a checkpoint of the step at hand."""
+        await self.controller.save()
+
+    def stop(self) -> None:
+        """Have the run end after the step at hand: whoever drives it meets Stopped."""
+        self.stop_request.ask()
+
+    async def close(self, error: BaseException | None = None, why: str | None = None) -> dict[str, Any]:
+        """Save what is new, end all processes, and sum the run up: what summary.json holds. Never raises for a fault.
+
+        ``error``: what ended the run, if it is no end as planned. ``why``: that, in words.
+        """
+        why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
+        try:
+            if self.controller is not None and not self._is_finished:
+                await self.controller.rescue(error or Stopped())
         finally:
-            await meshes.stop()
-            metrics.close()
-            summary = write_summary(run_dir, controller.progress, titan.training.steps, why, ledger.account())
-            ledger.close()
-            plot_curves(run_dir.root, run_dir.curves)
-        display.close_table()
-        if code == EXIT_FAULT:
-            display.say(f"what the actors printed is in {run_dir.logs}")
-        display.say(
-            f"{why}: {summary['steps_done']} of {summary['steps_asked']} steps, "
-            f"training took {summary['seconds_training'] + summary['seconds_warm_up']:.0f} s"
-        )
+            summary = await self._end(why)
+        self._say_end(why, summary)
+        self._exits.close()
+        return summary
+
+    async def _end(self, why: str) -> dict[str, Any]:
+        if self.controller is not None:
+            self.controller.queue.cancel()
+            self.controller.publishing.cancel()
+        if self._granting is not None:
+            self._granting.cancel()
+        if self.meshes is not None:
+            await self.meshes.stop()
+        self.metrics.close()
+        summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
+        self.ledger.close()
+        plot_curves(self.run_dir.root, self.run_dir.curves)
+        return summary
+
+    def _say_end(self, why: str, summary: dict[str, Any]) -> None:
+        self.display.close_table()
+        seconds = self.progress.seconds_training + self.progress.seconds_sft
+        done, asked = summary["steps_done"], summary["steps_asked"]
+        self.say(f"{why}: {done} of {asked} steps, training took {seconds:.0f} s")
         for when in ("before", "after"):
-            if (result := getattr(controller.progress, f"held_out_{when}")) is not None:
-                display.say(f"held-out accuracy {when:>6}: {result}")
-    return code
+            if (result := getattr(self.progress, f"held_out_{when}")) is not None:
+                self.say(f"held-out accuracy {when:>6}: {result}")
+
+    # wiring
+
+    def _recovery(self) -> Recovery:
+        return Recovery(
+            *(self.config, self.checked.algorithm, self.titan.layout, self.run_dir, self._folder),
+            *(self.stream, self.ledger, self.metrics, self.progress),
+            say=self.say,
+            note=self._note,
+        )
+
+    def _meshes(self, model_path: str, recovery: Recovery) -> Meshes:
+        return make_meshes(
+            self.checked,
+            model_path,
+            logs=self.run_dir.logs.absolute(),
+            say=self.say,
+            tell=self._note,
+            reissued=self.ledger.count_retry,
+            catch_up=recovery.catch_up,
+        )
+
+    def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
+        config, rollout, say = self.config, self.config.rollout, self.say
+        dtype = self.titan.training.mixed_precision_param
+        reporter = Reporter(
+            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self._note), trainer_dtype=dtype
+        )
+        admission = Admission(rollout.prompts_per_step, rollout.max_staleness)
+        publishing = Publishing(meshes.weights, admission)
+        queue = RolloutQueue(
+            *(config, self.stream, self.ledger, meshes.dispatcher, admission, publishing),
+            max_tokens=meshes.max_tokens,
+            failed=reporter.score_failed,
+        )
+        record, timeout = self.metrics.write, config.mesh.step_timeout
+        checkpointing = Checkpointing(
+            self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
+        )
+        bad_batches = BadBatches(config.recovery, self.run_dir, say=say, record=record)
+        parts = Components(meshes, queue, publishing, recovery, checkpointing, bad_batches, reporter, self.progress)
+        return Controller(
+            *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
+            *(self.checked.held_out, self.stop_request, parts),
+        )
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        """Something happened that the run's records must hold."""
+        self.events.write(kind, **fields)
+        if kind in _CHANGES:
+            self._write_pids()
+
+    def _write_pids(self) -> None:
+        if self.meshes is not None:
+            self.run_dir.write_pids(self.meshes.pids)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What failed and why, from an error that may hold the traceback of another process."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")
-
-
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    """The first Ctrl-C ends the run after the step at hand, saved; the second one ends it at once."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            task.cancel()
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)

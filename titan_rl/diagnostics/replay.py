@@ -5,7 +5,6 @@ run's own layout begin at a checkpoint (or at the base model and its warm-up, wh
 recorded steps. Nothing of the run directory is written to.
 """
 
-import asyncio
 import json
 import math
 import tempfile
@@ -19,19 +18,20 @@ import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from titan_rl.algorithms.batching import step_batches, warm_up_batches
+from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.load import ConfigError, load_resolved
-from titan_rl.config.schema import Config
+from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import written
+from titan_rl.controller.preflight import Checked, resolve
+from titan_rl.controller.session import Actors
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
-from titan_rl.environments.base import make_task
 from titan_rl.environments.episode import demonstrate
-from titan_rl.environments.prompts import warm_up_stream
+from titan_rl.environments.prompts import sft_stream
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.metrics import mean_metrics, read_metrics
 from titan_rl.records.rollouts import has_rollouts, read_rollouts
 from titan_rl.records.rundir import RunDir
-from titan_rl.trainer.titan_config import TitanConfig, build_titan
+from titan_rl.train import drive
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,12 @@ class Plan:
     """What a replay does: steps ``first`` to ``last`` from ``checkpoint``, or from the base model."""
 
     run_dir: RunDir
-    config: Config
-    titan: TitanConfig
+    checked: Checked
     first: int
     last: int
     checkpoint: Path | None = None
-    warm_up: bool = False
-    """Whether the base model is warmed up first, as the run did."""
+    sft: bool = False
+    """Whether the base model takes the run's SFT steps first."""
     keep_in: Path | None = None
     """Where a checkpoint of the last step goes."""
 
@@ -77,46 +76,41 @@ class ComparedState:
     """Within the first that differs."""
 
 
-def _demonstrations(config: Config, model_path: Path) -> list[Rollout]:
+def _demonstrations(checked: Checked, model_path: Path) -> list[Rollout]:
+    """What the run's SFT steps were made of."""
     from transformers import AutoTokenizer
 
-    task = make_task(config.task.name, config.task.style, config.task.options)
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    prompts = islice(warm_up_stream(task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
-    return [demonstrate(prompt, task, tokenizer) for prompt in prompts]
+    config, tokenizer = checked.config, AutoTokenizer.from_pretrained(model_path)
+    prompts = islice(sft_stream(checked.task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
+    return [demonstrate(prompt, checked.task, tokenizer) for prompt in prompts]
 
 
 async def replay_steps(
     plan: Plan, tell: Callable[[int, StepMetrics], None] = lambda step, metrics: None
 ) -> list[StepMetrics]:
     """Train on fresh trainer actors; ``tell`` hears of each step."""
-    from titan_rl.controller.base_model import model_path
-    from titan_rl.mesh.meshes import Meshes
-
-    path = model_path(plan.config, plan.run_dir)
+    checked, config = plan.checked, plan.checked.config
+    path = base_model(config, plan.run_dir)
     # a death ends it: it can be asked again
-    config = replace(plan.config, recovery=replace(plan.config.recovery, snapshot_every=0))
-    meshes = Meshes(config, plan.titan, path, frozenset({"trainer"}))
+    lone = replace(checked, config=replace(config, recovery=replace(config.recovery, snapshot_every=0)))
     all_metrics = []
-    try:
-        await meshes.start()
+    async with Actors(lone, path, frozenset({"trainer"})) as actors:
+        trainer = actors.meshes.trainer
         if plan.checkpoint is not None:
-            await meshes.call_trainer("load_checkpoint", str(plan.checkpoint))
-        elif plan.warm_up and plan.config.sft.steps:
-            batches = warm_up_batches(_demonstrations(plan.config, Path(path)), plan.config, plan.titan)
-            await meshes.warm_up([batch.rows for batch in batches])
+            await trainer.call("load_checkpoint", str(plan.checkpoint))
+        elif plan.sft and config.sft.steps:
+            batches = sft_batches(_demonstrations(checked, Path(path)), config, checked.titan.layout)
+            await trainer.sft([batch.rows for batch in batches])
         for step in range(plan.first, plan.last + 1):
             groups = read_rollouts(plan.run_dir.rollouts, step)
-            batches = step_batches(groups, plan.config, plan.titan)
-            metrics = _as_metrics(await meshes.train(batches, step))
+            batches = step_batches(groups, checked.algorithm, config, checked.titan.layout)
+            metrics = _as_metrics(await trainer.train(batches, step))
             all_metrics.append(metrics)
             tell(step, metrics)
         if plan.keep_in is not None:
-            await meshes.call_trainer("begin_checkpoint", str(plan.keep_in))
-            await written(meshes, plan.keep_in, plan.config.mesh.step_timeout)
+            await trainer.call("begin_checkpoint", str(plan.keep_in))
+            await written(trainer, plan.keep_in, config.mesh.step_timeout)
         return all_metrics
-    finally:
-        await meshes.stop()
 
 
 def _as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
@@ -177,10 +171,9 @@ def plan_replay(root: Path, first: int, last: int) -> Plan:
     if not 1 <= first <= last:
         raise ConfigError(f"--from {first} --to {last}: give steps of the run, the first no later than the last")
     config = load_resolved(run_dir.config)
-    titan = build_titan(config)
     known = sorted(recorded(run_dir))
     begin, checkpoint = 1, None
-    if found := CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_whole(first - 1):
+    if found := CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_complete(first - 1):
         checkpoint, state = found
         begin = state.step + 1
     if missing := sorted(set(range(first, last + 1)) - set(known)):
@@ -193,7 +186,7 @@ def plan_replay(root: Path, first: int, last: int) -> Plan:
         )
     if missing := sorted(set(range(begin, first)) - set(known)):
         raise ConfigError(f"step {missing[0]}, on the way from {checkpoint} to {first}, is not recorded in {root}")
-    return Plan(run_dir, config, titan, begin, last, checkpoint, warm_up=True)
+    return Plan(run_dir, resolve(config), begin, last, checkpoint, sft=True)
 
 
 def _line(compared: ComparedStep) -> str:
@@ -238,12 +231,12 @@ def replay(root: Path, first: int, last: int, *, as_json: bool) -> int:
     began = str(plan.checkpoint) if plan.checkpoint else "the base model"
     say(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
     kept = plan.run_dir.checkpoints / f"step-{last:06d}"
-    folder = CheckpointFolder(plan.run_dir.checkpoints, plan.config.checkpoint.keep_latest_k)
+    folder = CheckpointFolder(plan.run_dir.checkpoints, plan.checked.config.checkpoint.keep_latest_k)
     state = None
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:
         if last in folder.steps() and folder.flaw(last) is None:
             plan = replace(plan, keep_in=Path(scratch) / "checkpoint")
-        asyncio.run(replay_steps(plan, tell))
+        drive(replay_steps(plan, tell))
         if plan.keep_in is not None:
             state = compare_states(kept, plan.keep_in)
             say(_state_line(state))

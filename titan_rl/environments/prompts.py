@@ -54,9 +54,9 @@ class PromptStream:
         return int(index)
 
 
-def warm_up_stream(task: Task, seed: int) -> PromptStream:
-    """The prompts of the supervised warm-up, which no step of the run meets."""
-    return PromptStream(task, seed, "warmup")
+def sft_stream(task: Task, seed: int) -> PromptStream:
+    """The prompts of the SFT steps, which no other step of the run meets."""
+    return PromptStream(task, seed, "warmup")  # the name is part of the randomness of recorded runs
 
 
 def held_out_prompts(task: Task, count: int) -> list[Prompt]:

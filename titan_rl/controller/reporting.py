@@ -1,0 +1,116 @@
+"""What a run says of itself: each step's record, evaluations, slow actors, disagreement, events."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from titan_rl.config.schema import Config
+from titan_rl.controller.display import Display
+from titan_rl.data.types import Batch, EngineStatistics, Group, StepMetrics
+from titan_rl.mesh.stragglers import Stragglers
+from titan_rl.records.metrics import MetricsLog, agreement_limit, sampling_metrics, speeds, trained_metrics
+from titan_rl.records.rundir import RunDir
+from titan_rl.records.statistics import Proportion
+
+
+class PhaseTimer:
+    """Seconds of the phases of a step, one after the other; one that comes again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = self._last = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
+
+    @property
+    def total(self) -> float:
+        return self._last - self._start
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What is known of a step when its weights are live."""
+
+    step: int
+    groups: list[Group]
+    batches: list[Batch]
+    metrics: StepMetrics
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+
+
+class Reporter:
+    """Writes metrics and shows them. ``note`` takes events."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        metrics: MetricsLog,
+        display: Display,
+        stragglers: Stragglers,
+        note: Callable[..., None],
+        *,
+        trainer_dtype: str,
+    ):
+        self.config, self.run_dir, self.metrics, self.display = config, run_dir, metrics, display
+        self.stragglers, self.note = stragglers, note
+        self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
+        self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
+        self._has_warned = False
+        self._failures_told: set[str] = set()
+
+    def enter(self, step: int, phase: str) -> None:
+        """What the run does now, for whoever looks at its directory."""
+        self.run_dir.phase.write_text(f"{step} {phase}")
+
+    def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
+        """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
+        record = self._record(report, statistics, seconds_sync)
+        self._tell_stragglers(report.step)
+        self.metrics.write(record)
+        self.display.step(record)
+        self._warn_of_disagreement(report.step, report.metrics)
+
+    def _record(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> dict[str, float]:
+        seconds = {
+            "generate": max((engine.seconds_busy for engine in statistics), default=0.0),
+            "score": sum(group.seconds_score for group in report.groups) / self.config.verifier.procs,
+            "wait": report.timer.seconds["wait"],
+            "forward_backward": report.metrics.seconds_forward_backward,
+            "optimizer": report.metrics.seconds_optimizer,
+            "publish": report.timer.seconds["publish"],
+            "weight_sync": seconds_sync,
+            "generator_pause": max((engine.seconds_update for engine in statistics), default=0.0),
+            "step": report.timer.total,
+        }
+        generated = sum(engine.num_tokens for engine in statistics)
+        trained = sum(batch.num_tokens for batch in report.batches)
+        record = {"step": report.step, **sampling_metrics(report.groups, report.step - 1)}
+        record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
+        return record | speeds(seconds, generated, trained) | self.stragglers.slowest()
+
+    def _tell_stragglers(self, step: int) -> None:
+        for name, ratio in self.stragglers.new().items():
+            self.display.say(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
+            self.note("straggler", name=name, ratio=ratio, step=step)
+
+    def _warn_of_disagreement(self, step: int, metrics: StepMetrics) -> None:
+        if self._is_on_policy and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
+            self._has_warned = True
+            self.display.say(
+                f"step {step}: trainer and generator disagree about the tokens that were sampled, by a factor of "
+                f"{metrics.agreement_mean:.4f} on average: what is trained is not quite what was sampled"
+            )
+
+    def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
+        """A sample could not be scored. Every one is an event; the same reason is said once."""
+        self.note("score_failed", prompt=prompt_id, sample=sample, why=why)
+        if why not in self._failures_told:
+            self._failures_told.add(why)
+            self.display.say(f"{prompt_id} sample {sample} could not be scored: {why}")
+
+    def evaluated(self, step: int, when: str, result: Proportion) -> None:
+        self.metrics.write({"step": step, "held_out_accuracy": result.value})
+        self.display.say(f"held-out accuracy {when}: {result}")

@@ -1,0 +1,157 @@
+"""Prompts on their way into a batch: admitted in order, sampled side by side, collected in the order of admission.
+
+What a batch holds does not depend on who was faster. A group that cannot be trained on is discarded by name, and its
+slot is free for another.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from titan_rl.algorithms.batching import discard_reason, sample_outcomes
+from titan_rl.config.schema import Config
+from titan_rl.controller.admission import Admission
+from titan_rl.controller.publishing import Publishing
+from titan_rl.data.types import Group, Prompt, Sampling
+from titan_rl.environments.prompts import PromptStream
+from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.supervision.deadlines import DeadlineError
+from titan_rl.records.ledger import Ledger, Outcomes
+
+_MAX_DISCARDS = 20
+"""Batches' worth of groups that may be discarded in a row before the run gives up."""
+
+
+@dataclass(frozen=True)
+class InFlight:
+    prompt: Prompt
+    group: asyncio.Task[Group]
+
+
+class RolloutQueue:
+    """Owns who is in flight and who comes next, and settles each sample in the ledger."""
+
+    def __init__(
+        self,
+        config: Config,
+        stream: PromptStream,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        publishing: Publishing,
+        *,
+        max_tokens: int,
+        failed: Callable[[str, int, str], None],
+    ):
+        """``max_tokens``: of a rollout, prompt included. ``failed`` hears of samples that could not be scored."""
+        self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
+        self.admission, self.publishing, self.failed = admission, publishing, failed
+        rollout = config.rollout
+        self._sampling = Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, max_tokens)
+        self._in_flight: deque[InFlight] = deque()
+        self._backlog: deque[Prompt] = deque()
+        """Issued before, and to be sampled first."""
+        self._num_discarded_in_a_row = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that are sampled before any new one is."""
+        return len(self._backlog)
+
+    def restart(self, backlog: deque[Prompt], version: int) -> None:
+        """The run goes on at a version: nothing is in flight, and these prompts come first."""
+        self.cancel()
+        self._in_flight.clear()
+        self._backlog = backlog
+        self.admission.restart(version)
+
+    def cancel(self) -> None:
+        for in_flight in self._in_flight:
+            in_flight.group.cancel()
+
+    # a batch
+
+    async def collect(self) -> list[Group]:
+        """The next batch's groups. Errors: RuntimeError if too many in a row cannot be trained on; an actor's fault."""
+        groups: list[Group] = []
+        while len(groups) < self.config.rollout.prompts_per_step:
+            group = await self._next_group()
+            self._tell_failures(group)
+            if (reason := discard_reason(group, self.config.algorithm)) is None:
+                groups.append(group)
+                self._num_discarded_in_a_row = 0
+            else:
+                self._discard(group, reason)
+        return groups
+
+    async def _next_group(self) -> Group:
+        """The one that was admitted first; meanwhile, whatever may be admitted is."""
+        while True:
+            self._admit()
+            first = self._in_flight[0].group if self._in_flight else None
+            if first is not None and first.done():
+                return self._in_flight.popleft().group.result()
+            delivery = self.publishing.pending
+            await asyncio.wait({task for task in (first, delivery) if task}, return_when=asyncio.FIRST_COMPLETED)
+            if delivery is not None and delivery.done():
+                await self.publishing.delivered()
+
+    def _admit(self) -> None:
+        prompts, new = [], []
+        while self.admission.can_admit():
+            self.admission.admit()
+            if self._backlog:
+                prompts.append(self._backlog.popleft())
+            else:
+                new.append(next(self.stream))
+                prompts.append(new[-1])
+        if new:
+            self.ledger.issue([prompt.id for prompt in new], self.config.rollout.group_size)
+        for prompt in prompts:
+            group = asyncio.create_task(self._sample(prompt))
+            retrieve_error(group)  # the first that fails is told
+            self._in_flight.append(InFlight(prompt, group))
+
+    async def _sample(self, prompt: Prompt) -> Group:
+        """A group, sampled again if the machinery failed; what is left of the last attempt otherwise."""
+        for attempt in range(1 + self.config.rollout.max_retries):
+            if attempt:
+                self.ledger.count_retry(prompt.id)
+            try:
+                group = await self.dispatcher.run_group(prompt, self._sampling)
+            except DeadlineError:
+                group = Group(prompt.id, [], refused="timeout")
+            if not group.refused and all(r.status != "infra_error" for r in group.rollouts):
+                break
+        return group
+
+    def _tell_failures(self, group: Group) -> None:
+        for rollout in group.rollouts:
+            if rollout.failure:
+                self.failed(group.prompt_id, rollout.sample, rollout.failure)
+
+    def _discard(self, group: Group, reason: str) -> None:
+        self.ledger.settle(self._outcomes([group]))
+        self.admission.give_back()
+        self._num_discarded_in_a_row += 1
+        if self._num_discarded_in_a_row >= _MAX_DISCARDS * self.config.rollout.prompts_per_step:
+            raise RuntimeError(
+                f"the last {self._num_discarded_in_a_row} groups were all discarded, the last for {reason}"
+            )
+
+    # the account
+
+    def settle(self, trained: list[Group], bad: list[Group], step: int) -> None:
+        """After a step's updates: whose samples were trained on, and whose were left out for bad numbers.
+
+        Errors: LedgerError if the account does not add up.
+        """
+        self.ledger.settle(self._outcomes(trained), step)
+        self.ledger.settle(self._outcomes(bad, "bad_numbers"))
+        self.ledger.check((len(self._in_flight) + len(self._backlog)) * self.config.rollout.group_size)
+
+    def _outcomes(self, groups: list[Group], fault: str | None = None) -> Outcomes:
+        """``fault``: why samples that could have been trained on were not."""
+        size, algorithm = self.config.rollout.group_size, self.config.algorithm
+        return {g.prompt_id: [reason or fault for reason in sample_outcomes(g, algorithm, size)] for g in groups}

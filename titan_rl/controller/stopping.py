@@ -1,0 +1,39 @@
+"""A stop that was asked for: what waits for samples ends at once, what changes the weights ends first."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The user asked to stop."""
+
+
+class StopRequest:
+    """Asked for once, by a signal or by a program."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    async def interrupts(self, awaitable: Awaitable[T]) -> T:
+        """The awaitable's result. Errors: Stopped as soon as a stop is asked for; the awaitable is cancelled then."""
+        work = asyncio.ensure_future(awaitable)
+        stop = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not work.done():
+                work.cancel()
+        if work.cancelled() or not work.done():
+            raise Stopped
+        return work.result()
