@@ -11,15 +11,15 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from titan_rl.controller.controller import Controller
+from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.controller.session import Session
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.training import trained
 from titan_rl.records.ledger import Ledger
+from titan_rl.train import drive
 
 _BAR_COST = 5.0
 _BLOCK, _PAIRS = 25, 20
@@ -33,27 +33,20 @@ _FIXED = {
 _SECONDS_FILE = "block_seconds.json"
 
 
-class _InTurn(Controller):
+async def _train_in_turn(session: Session) -> None:
     """Writes down what each block of steps took; the first one does not count."""
-
-    async def _step(self) -> None:
-        block, place = divmod(self.progress.step, _BLOCK)
-        if not place:
-            self.block_starts = [*getattr(self, "block_starts", []), time.perf_counter()]
-        protected = _is_protected(block)
-        config = replace(
-            self.config,
-            recovery=replace(self.config.recovery, snapshot_every=int(protected)),
-            checkpoint=replace(self.config.checkpoint, every=int(protected and not place)),
-        )
-        self.config = self.meshes.config = config
-        await super()._step()
-
-    async def _finish(self) -> None:
-        starts = [*self.block_starts, time.perf_counter()][1:]
-        seconds = [after - before for before, after in zip(starts, starts[1:], strict=False)]
-        (self.run_dir.root / _SECONDS_FILE).write_text(json.dumps(seconds))
-        await super()._finish()
+    seconds = []
+    async with session:
+        for block in range(2 * _PAIRS + 1):
+            start = time.perf_counter()
+            protected = _is_protected(block)
+            session.config.recovery.snapshot_every = int(protected)
+            session.config.checkpoint.every = int(protected)
+            await session.step()
+            session.config.checkpoint.every = 0
+            await session.step(_BLOCK - 1)
+            seconds.append(time.perf_counter() - start)
+        (session.run_dir.root / _SECONDS_FILE).write_text(json.dumps(seconds[1:]))
 
 
 def _is_protected(block: int) -> bool:
@@ -94,12 +87,11 @@ def _ledger_seconds() -> float:
     return statistics.median(seconds)
 
 
-def _train_in_turn(config_file: str, arguments: list[str]) -> int:
-    from titan_rl.train import main
-
-    with mock.patch("titan_rl.controller.controller.Controller", _InTurn):
-        return main(["--job.config_file", config_file, *arguments])
+def main(config_file: str, arguments: list[str]) -> int:
+    """What the bench starts in a process of its own."""
+    drive(_train_in_turn(Session.open(load_config(config_file, parse_overrides(arguments)))))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_train_in_turn(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
