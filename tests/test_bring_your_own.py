@@ -121,7 +121,9 @@ def test_what_a_reward_raises_is_named_with_its_sample(folder):
     done = titan_rl(folder, "--task.reward", "my_reward:fails", "--rollout.max_retries", "0")
     assert done.returncode == 1
     assert "held_out/" in done.stdout and "KeyError: 'anwser'" in done.stdout and "my_reward.py, line" in done.stdout
-    assert not running.gone(set()) or (folder / "run" / "summary.json").is_file()
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary["steps_done"] == 0 and "KeyError" in summary["why_ended"]
+    assert running.gone({int(pid) for pid in json.loads((folder / "run" / "pids.json").read_text())})
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from titan_rl.controller.publishing import Publishing
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError
 from titan_rl.records.ledger import Ledger, Outcomes
 
@@ -110,7 +111,7 @@ class RolloutQueue:
             self.ledger.issue([prompt.id for prompt in new], self.config.rollout.group_size)
         for prompt in prompts:
             group = asyncio.create_task(self._sample(prompt))
-            retrieve_error(group)  # the first that fails is told
+            group.add_done_callback(retrieve_exception)  # the first that fails is told
             self._in_flight.append(InFlight(prompt, group))
 
     async def _sample(self, prompt: Prompt) -> Group:
