@@ -19,13 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from titan_rl.algorithms.batching import discard_reason, sample_fates, step_batches, update_parts
+from titan_rl.algorithms.batching import discard_reason, sample_outcomes, step_batches, update_parts
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadNumbersError, BadStreak
 from titan_rl.controller.checkpointing import Saving
 from titan_rl.controller.display import Display
-from titan_rl.controller.elastic import take_wish
+from titan_rl.controller.elastic import take_scale_request
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.recovery import Recovery
 from titan_rl.data.types import BadNumbers, Batch, EngineStatistics, Group, Prompt, Sampling, StepMetrics
@@ -34,7 +34,7 @@ from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
 from titan_rl.records.events import EventLog
-from titan_rl.records.ledger import Fates, Ledger
+from titan_rl.records.ledger import Ledger, Outcomes
 from titan_rl.records.metrics import (
     MetricsLog,
     agreement_limit,
@@ -51,7 +51,7 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 _RESCUE_SECONDS = 60.0
 _WISH_SECONDS = 0.5
-_CHANGES = {"started", "died", "trainer_whole", "generator_serves", "verifier_serves"}
+_CHANGES = {"started", "died", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 _MAX_DISCARDS = 20
 """Batches' worth of groups that may be discarded in a row before the run gives up."""
@@ -162,7 +162,7 @@ class Controller:
         """Somebody may want more generators, or fewer."""
         while True:
             await asyncio.sleep(_WISH_SECONDS)
-            if (count := take_wish(self.run_dir)) is not None:
+            if (count := take_scale_request(self.run_dir)) is not None:
                 self.display.say(
                     f"{count} generators are wanted, {len(self.meshes.generators.router.members)} there are"
                 )
@@ -332,10 +332,10 @@ class Controller:
                 f"the last {self._num_discarded_in_a_row} groups were all discarded, the last for {reason}"
             )
 
-    def _fates(self, groups: list[Group], fault: str | None = None) -> Fates:
+    def _fates(self, groups: list[Group], fault: str | None = None) -> Outcomes:
         """``fault``: why samples that could have been trained on were not."""
         size, algorithm = self.config.rollout.group_size, self.config.algorithm
-        return {g.prompt_id: [reason or fault for reason in sample_fates(g, algorithm, size)] for g in groups}
+        return {g.prompt_id: [reason or fault for reason in sample_outcomes(g, algorithm, size)] for g in groups}
 
     def _admit(self) -> None:
         prompts, new = [], []

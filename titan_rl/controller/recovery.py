@@ -71,7 +71,7 @@ class Recovery:
         )
 
     async def _newest_whole(self) -> tuple[Path, ControllerState] | None:
-        return await asyncio.to_thread(self.saving.folder.newest_whole, say=self.say)
+        return await asyncio.to_thread(self.saving.folder.newest_complete, say=self.say)
 
     async def load_newest(self) -> Path | None:
         """The checkpoint that trainer, prompt stream and progress are at now; None if none is whole."""

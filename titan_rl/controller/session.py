@@ -20,7 +20,7 @@ def check_resumable(run_dir: RunDir, config: Config) -> None:
     from titan_rl.records.rollouts import last_recorded
 
     folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
-    if folder.newest_whole() is not None:
+    if folder.newest_complete() is not None:
         return
     trained = Ledger(run_dir.ledger).last_trained_step()
     if (recorded := last_recorded(run_dir.rollouts, 0, trained)) < trained:

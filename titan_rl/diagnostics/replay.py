@@ -180,7 +180,7 @@ def plan_replay(root: Path, first: int, last: int) -> Plan:
     titan = build_titan(config)
     known = sorted(recorded(run_dir))
     begin, checkpoint = 1, None
-    if found := CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_whole(first - 1):
+    if found := CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_complete(first - 1):
         checkpoint, state = found
         begin = state.step + 1
     if missing := sorted(set(range(first, last + 1)) - set(known)):
