@@ -39,16 +39,28 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
     replay.add_argument("--json", action="store_true")
 
-    chaos = commands.add_parser("chaos", help="train under fire: processes are killed, stopped, told to fail or leave")
+    chaos = commands.add_parser(
+        "chaos", help="inject faults into a training run: processes are killed, stopped, made to fail or exit"
+    )
     chaos.add_argument("file", help="TOML of the run; --section.key value overrides it")
     chaos.add_argument("--kills", type=int, default=20, metavar="N", help="faults (20)")
-    chaos.add_argument("--seed", type=int, default=1, metavar="S", help="draws victims and moments (1)")
+    chaos.add_argument("--seed", type=int, default=1, metavar="S", help="of the schedule: targets and times (1)")
     chaos.add_argument(
-        "--victims", metavar="A,B", help="some of trainer,generator,verifier,scorer,host,controller (all)"
+        "--targets",
+        metavar="A,B",
+        help="some of trainer,generator,verifier,scorer,host,controller (all that the run has)",
     )
-    chaos.add_argument("--undisturbed", action="store_true", help="then the same without faults, to compare with")
-    chaos.add_argument("--fault-free-seeds", type=int, default=0, metavar="N", help="then N other seeds without faults")
-    chaos.add_argument("--timeout", type=float, default=14400.0, metavar="S", help="seconds for all of it (14400)")
+    chaos.add_argument("--undisturbed", action="store_true", help="also make the same run without faults, and compare")
+    chaos.add_argument(
+        "--fault-free-seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also make N runs of other seeds without faults, and compare",
+    )
+    chaos.add_argument(
+        "--timeout", type=float, default=14400.0, metavar="S", help="seconds for the whole command (14400)"
+    )
     chaos.add_argument("--json", action="store_true")
 
     scale = commands.add_parser("scale", help="give a run that is under way more generators, or fewer")
@@ -115,7 +127,7 @@ def _chaos(options: argparse.Namespace, overrides: dict) -> int:
         fault_free_seeds=options.fault_free_seeds,
         timeout=options.timeout,
         as_json=options.json,
-        victims=None if options.victims is None else tuple(options.victims.split(",")),
+        targets=None if options.targets is None else tuple(options.targets.split(",")),
     )
     return chaos(options.file, overrides, asked)
 

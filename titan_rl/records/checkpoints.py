@@ -49,9 +49,8 @@ class CheckpointFolder:
         """A new, empty folder to write into. What an interrupted save left behind is removed."""
         for leftover in self.root.glob("writing-*"):
             shutil.rmtree(leftover)
-        folder = (
-            self.root / f"writing-{step:06d}-{time.time_ns()}"
-        )  # a new name, since a writer that was given up may still run
+        # a name of its own, since a writer that was given up may still run
+        folder = self.root / f"writing-{step:06d}-{time.time_ns()}"
         folder.mkdir(parents=True)
         return folder
 
