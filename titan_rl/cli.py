@@ -63,12 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     chaos.add_argument("--json", action="store_true")
 
-    scale = commands.add_parser("scale", help="give a run that is under way more generators, or fewer")
+    scale = commands.add_parser("scale", help="give an active run more generators, or fewer")
     scale.add_argument("run", type=Path, help="run directory")
     scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
 
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
-    bench.add_argument("name", help="which bench; `list` names them")
+    bench.add_argument("name", help="which bench; `list` prints the names")
     bench.add_argument("--json", action="store_true")
 
     commands.add_parser("tasks", help="list the reasoning-gym families that can be trained on")
@@ -141,8 +141,11 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.diagnostics.bench.harness import run_bench
+    from titan_rl.diagnostics.bench.harness import BENCHES, run_bench
 
+    if options.name == "list":
+        print(json.dumps(list(BENCHES)) if options.json else "\n".join(BENCHES))
+        return 0
     result = run_bench(options.name, overrides)
     print(json.dumps(result) if options.json else json.dumps(result, indent=2))
     return 0
