@@ -85,7 +85,7 @@ def test_bad_batches_are_left_out_and_too_many_end_the_run_with_a_whole_checkpoi
     assert all(f"sampling logprob of {prompt_id} sample {sample}" in said for prompt_id, sample in injected(root))
     summary = json.loads((root / "summary.json").read_text())
     assert "BadNumbersError: 2 batches in a row" in summary["why_ended"] and injected(root)[-1][0] in said
-    _, state = CheckpointFolder(RunDir(root).checkpoints, 2).newest_whole()
+    _, state = CheckpointFolder(RunDir(root).checkpoints, 2).newest_complete()
     assert state.step == summary["steps_done"] == 3
     assert running.train(root, "--resume", training__steps=5) == 0, running.output(root)[-3000:]
     ledger = read_ledger(root)

@@ -1,4 +1,4 @@
-"""A training under fire: what is drawn, which event belongs to which fault, the verdict; and one that is real."""
+"""Fault experiments: the schedule, which event belongs to which fault, the verdict; and a real one."""
 
 import json
 import os
@@ -17,33 +17,33 @@ from titan_rl.config.load import parse_overrides
 from titan_rl.diagnostics.chaos import report as reports
 from titan_rl.diagnostics.chaos.audit import compare_records
 from titan_rl.diagnostics.chaos.baseline import among_seeds, compare_prompts, compare_steps
-from titan_rl.diagnostics.chaos.injection import Fault, Struck, Witness, strike
-from titan_rl.diagnostics.chaos.outcomes import Outcome, is_mended, match
-from titan_rl.diagnostics.chaos.run_process import Training, override_arguments
+from titan_rl.diagnostics.chaos.injection import Fault, Injection, Witness, inject
+from titan_rl.diagnostics.chaos.outcomes import Outcome, is_repaired, outcome_of
+from titan_rl.diagnostics.chaos.run_process import RunProcess, override_arguments
 from titan_rl.diagnostics.chaos.schedule import (
     KINDS,
     PHASES,
     STATES,
     WAYS,
-    draw_faults,
-    last_step_to_strike,
+    last_fault_step,
     phase_of,
+    schedule_faults,
     state_of,
 )
-from titan_rl.diagnostics.chaos.targets import GONE, Members, Victim, process_state
+from titan_rl.diagnostics.chaos.targets import GONE, Members, Target, process_state
 
 CONFIG = Path(__file__).parent.parent / "configs" / "chaos.toml"
 
-# drawing
+# the schedule
 
 
-def test_faults_are_drawn_by_seed_alone():
-    assert draw_faults(50, 3, 90, KINDS) == draw_faults(50, 3, 90, KINDS) != draw_faults(50, 4, 90, KINDS)
+def test_the_schedule_depends_on_the_seed_alone():
+    assert schedule_faults(50, 3, 90, KINDS) == schedule_faults(50, 3, 90, KINDS) != schedule_faults(50, 4, 90, KINDS)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_kind_state_and_way_is_drawn(seed):
-    faults = draw_faults(120, seed, 500, KINDS)
+def test_every_kind_state_and_way_is_scheduled(seed):
+    faults = schedule_faults(120, seed, 500, KINDS)
     assert len(faults) == 120 and Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 20)
     for kind in KINDS:
         of_kind = [fault for fault in faults if fault.kind == kind]
@@ -56,8 +56,8 @@ def test_every_kind_state_and_way_is_drawn(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_start_is_struck_right_behind_the_end_that_it_follows(seed):
-    faults = draw_faults(60, seed, 100, KINDS)
+def test_a_fault_in_a_start_follows_the_controllers_kill_directly(seed):
+    faults = schedule_faults(60, seed, 100, KINDS)
     starts = [index for index, fault in enumerate(faults) if fault.state == "starting"]
     assert starts
     for index in starts:
@@ -65,18 +65,18 @@ def test_a_start_is_struck_right_behind_the_end_that_it_follows(seed):
         assert before.kind == "controller" and before.after_step == faults[index].after_step
 
 
-def test_victims_can_be_chosen():
-    faults = draw_faults(30, 1, 50, ("controller", "scorer"))
+def test_targets_can_be_chosen():
+    faults = schedule_faults(30, 1, 50, ("controller", "scorer"))
     assert {fault.kind for fault in faults} == {"controller", "scorer"}
     assert all(fault.way == "kill" for fault in faults if fault.kind == "controller")
-    assert draw_faults(1, 1, 50, ("controller",))[0].state != "starting"
+    assert schedule_faults(1, 1, 50, ("controller",))[0].state != "starting"
 
 
 def test_the_end_of_a_run_is_left_alone():
-    assert last_step_to_strike(100, 5) == 82 and last_step_to_strike(8, 5) < 1
+    assert last_fault_step(100, 5) == 82 and last_fault_step(8, 5) < 1
 
 
-def test_states_are_met_in_their_phase_and_told_by_it():
+def test_states_belong_to_phases_both_ways():
     for kind in KINDS:
         for state in STATES[kind]:
             phase, is_scoring = phase_of(kind, state), state == "scoring"
@@ -86,7 +86,7 @@ def test_states_are_met_in_their_phase_and_told_by_it():
     assert {state_of("generator", phase) for phase in PHASES} == set(STATES["generator"])
 
 
-# striking
+# injecting
 
 
 @pytest.fixture
@@ -99,13 +99,13 @@ def process():
 
 @pytest.mark.parametrize(("way", "after"), [("kill", GONE), ("stop", "T")])
 def test_a_signal_is_witnessed(process, tmp_path, way, after):
-    witness = strike(Victim("verifier 0", process.pid), way, tmp_path, lambda: None)
-    assert witness.after == after == process_state(process.pid) and struck_by(witness, way).is_witnessed
-    again = strike(Victim("verifier 0", process.pid), "kill", tmp_path, lambda: None)
-    assert not struck_by(again, "kill").is_witnessed, "it was struck before, so this proves nothing"
+    witness = inject(Target("verifier 0", process.pid), way, tmp_path, lambda: None)
+    assert witness.after == after == process_state(process.pid) and injected_by(witness, way).is_witnessed
+    again = inject(Target("verifier 0", process.pid), "kill", tmp_path, lambda: None)
+    assert not injected_by(again, "kill").is_witnessed, "it was hit before, so this proves nothing"
 
 
-def test_an_order_is_witnessed_by_who_obeys(tmp_path):
+def test_an_order_is_witnessed_by_the_process_that_obeys(tmp_path):
     obeying = (
         "import os, pathlib, time\n"
         f"order = pathlib.Path({str(tmp_path)!r}) / str(os.getpid())\n"
@@ -114,44 +114,44 @@ def test_an_order_is_witnessed_by_who_obeys(tmp_path):
         "time.sleep(30)\n"
     )
     with subprocess.Popen([sys.executable, "-c", obeying]) as process:
-        witness = strike(Victim("verifier 0", process.pid), "raise", tmp_path, lambda: None)
+        witness = inject(Target("verifier 0", process.pid), "raise", tmp_path, lambda: None)
         process.kill()
-    assert witness.after == "obeyed" and struck_by(witness, "raise").is_witnessed
-    assert not struck_by(Witness("S", GONE, 0.0, 0.0), "raise").is_witnessed, "it died, but did not raise"
+    assert witness.after == "obeyed" and injected_by(witness, "raise").is_witnessed
+    assert not injected_by(Witness("S", GONE, 0.0, 0.0), "raise").is_witnessed, "it died, but did not raise"
 
 
 def test_processes_of_a_run_are_found_by_their_marks(tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    cell = subprocess.Popen(sleep, env={"TITAN_RL_CHAOS": str(tmp_path), "TITAN_RL_MESH": "a"})
+    member = subprocess.Popen(sleep, env={"TITAN_RL_CHAOS": str(tmp_path), "TITAN_RL_MESH": "a"})
     scorer = subprocess.Popen(sleep, env={"TITAN_RL_MESH": "a"})
     stranger = subprocess.Popen(sleep, env={"TITAN_RL_MESH": "b"})
     members = Members(tmp_path)
     try:
         deadline = time.monotonic() + 10  # until all have their own environment
-        while sorted(members.pids()) != sorted([cell.pid, scorer.pid]) and time.monotonic() < deadline:
+        while sorted(members.pids()) != sorted([member.pid, scorer.pid]) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert sorted(members.pids()) == sorted([cell.pid, scorer.pid])
-        cell.kill()
-        cell.wait()
+        assert sorted(members.pids()) == sorted([member.pid, scorer.pid])
+        member.kill()
+        member.wait()
         assert members.pids() == [scorer.pid], "its mark is known"
         members.kill()
         assert scorer.wait(10) == -signal.SIGKILL and members.pids() == [] and stranger.poll() is None
     finally:
-        for process in (cell, scorer, stranger):
+        for process in (member, scorer, stranger):
             process.kill()
             process.wait()
 
 
-# matching
+# outcomes
 
 
-def struck_by(witness: Witness, way: str) -> Struck:
-    return Struck(Fault(1, "verifier", "idle", way), Victim("verifier 0", 1), way, witness, "idle", 1)
+def injected_by(witness: Witness, way: str) -> Injection:
+    return Injection(Fault(1, "verifier", "idle", way), Target("verifier 0", 1), way, witness, "idle", 1)
 
 
-def struck(kind: str, name: str, pid: int, moment: float, way: str = "kill", **fields) -> Struck:
+def injected(kind: str, name: str, pid: int, moment: float, way: str = "kill", **fields) -> Injection:
     witness = Witness("S", "T" if way == "stop" else GONE, moment, moment)
-    return Struck(Fault(1, kind, "idle", way), Victim(name, pid), way, witness, "idle", 1, **fields)
+    return Injection(Fault(1, kind, "idle", way), Target(name, pid), way, witness, "idle", 1, **fields)
 
 
 EVENTS = [
@@ -159,8 +159,8 @@ EVENTS = [
     {"time": 10.2, "kind": "died", "name": "generator 0", "pid": 2, "why": "hung"},
     {"time": 10.3, "kind": "died", "name": "trainer rank 1", "pid": 3, "why": "died"},
     {"time": 11.0, "kind": "generator_serves", "number": 0},
-    {"time": 12.0, "kind": "trainer_whole", "who": "trainer rank 10", "step": 4, "steps_redone": 7, "seconds": 1.0},
-    {"time": 12.5, "kind": "trainer_whole", "who": "trainer rank 0, trainer rank 1", "step": 4, "steps_redone": 2},
+    {"time": 12.0, "kind": "trainer_repaired", "who": "trainer rank 10", "step": 4, "steps_redone": 7, "seconds": 1.0},
+    {"time": 12.5, "kind": "trainer_repaired", "who": "trainer rank 0, trainer rank 1", "step": 4, "steps_redone": 2},
     {"time": 13.0, "kind": "generator_serves", "number": 1},
     {"time": 14.0, "kind": "died", "name": "verifier 0", "pid": 4, "why": "died"},
     {"time": 20.0, "kind": "resumed", "checkpoint_step": 3, "step": 6, "redone": 3, "seconds": 1.0},
@@ -169,66 +169,70 @@ EVENTS = [
 
 
 def test_faults_that_overlap_are_told_apart_by_name():
-    first = match(struck("generator", "generator 1", 1, 10.0), EVENTS)
-    second = match(struck("generator", "generator 0", 2, 10.0), EVENTS)
+    first = outcome_of(injected("generator", "generator 1", 1, 10.0), EVENTS)
+    second = outcome_of(injected("generator", "generator 0", 2, 10.0), EVENTS)
     assert first == Outcome(pytest.approx(0.1), 3.0, None, "died", "itself")
-    assert (second.noticed_after, second.whole_after, second.why) == (pytest.approx(0.2), 1.0, "hung")
-    trainer = match(struck("trainer", "trainer rank 1", 3, 10.0), EVENTS)
-    assert (trainer.whole_after, trainer.steps_redone, trainer.mended_by) == (2.5, 2, "itself"), "rank 10 is another"
+    assert (second.noticed_after, second.repaired_after, second.why) == (pytest.approx(0.2), 1.0, "hung")
+    trainer = outcome_of(injected("trainer", "trainer rank 1", 3, 10.0), EVENTS)
+    assert (trainer.repaired_after, trainer.steps_redone, trainer.repaired_by) == (2.5, 2, "itself"), (
+        "rank 10 is another"
+    )
 
 
-def test_what_was_not_mended_when_the_controller_died_is_whole_with_the_resumed_run():
-    outcome = match(struck("verifier", "verifier 0", 4, 13.5), EVENTS)
-    assert (outcome.noticed_after, outcome.whole_after, outcome.mended_by) == (0.5, 6.5, "resume")
-    controller = match(struck("controller", "controller", 5, 15.0, orphans_gone_after=1.5), EVENTS)
+def test_what_was_not_repaired_when_the_controller_died_is_repaired_by_the_resume():
+    outcome = outcome_of(injected("verifier", "verifier 0", 4, 13.5), EVENTS)
+    assert (outcome.noticed_after, outcome.repaired_after, outcome.repaired_by) == (0.5, 6.5, "resume")
+    controller = outcome_of(injected("controller", "controller", 5, 15.0, orphans_gone_after=1.5), EVENTS)
     assert controller == Outcome(1.5, 5.0, 3, "killed", "resume")
 
 
-def test_a_host_is_whole_when_all_that_it_took_along_is():
+def test_a_host_is_repaired_when_all_that_was_lost_with_it_is():
     events = [
         {"time": 1.1, "kind": "died", "name": "host 0", "pid": 9, "why": "died"},
         {"time": 1.2, "kind": "died", "name": "trainer rank 0", "pid": 8, "why": "lost host 0"},
         {"time": 1.3, "kind": "died", "name": "standby verifier", "pid": 7, "why": "lost host 0"},
         {"time": 1.3, "kind": "died", "name": "generator 1", "pid": 6, "why": "lost host 0"},
         {"time": 1.4, "kind": "started", "name": "host 0", "pid": 10},
-        {"time": 3.0, "kind": "trainer_whole", "who": "trainer rank 0", "step": 1, "steps_redone": 1},
+        {"time": 3.0, "kind": "trainer_repaired", "who": "trainer rank 0", "step": 1, "steps_redone": 1},
     ]
-    host = struck("host", "host 0", 9, 1.0)
-    assert match(host, events) == Outcome(pytest.approx(0.1), None, None, "died", "")
+    host = injected("host", "host 0", 9, 1.0)
+    assert outcome_of(host, events) == Outcome(pytest.approx(0.1), None, None, "died", "")
     served = {"time": 9.0, "kind": "generator_serves", "number": 1}
     end = [
         {"time": 11.0, "kind": "died", "name": "host 0", "pid": 10, "why": "died"},
         {"time": 11.1, "kind": "died", "name": "generator 1", "pid": 11, "why": "lost host 0"},
     ]
-    assert match(host, [*events, served, *end]) == Outcome(pytest.approx(0.1), 8.0, 1, "died", "itself")
+    assert outcome_of(host, [*events, served, *end]) == Outcome(pytest.approx(0.1), 8.0, 1, "died", "itself")
 
 
 def test_the_end_of_an_earlier_replacement_is_not_this_ones():
-    """Rank 0 dies, and its replacement again while the first mending is about to be told."""
+    """Rank 0 dies, and so does its replacement, just before the first repair is reported."""
     events = [
-        {"time": 1.1, "kind": "trainer_whole", "who": "trainer rank 0", "step": 1, "steps_redone": 0},
+        {"time": 1.1, "kind": "trainer_repaired", "who": "trainer rank 0", "step": 1, "steps_redone": 0},
         {"time": 1.2, "kind": "died", "name": "trainer rank 0", "pid": 8, "why": "died"},
-        {"time": 3.0, "kind": "trainer_whole", "who": "trainer rank 0", "step": 1, "steps_redone": 1},
+        {"time": 3.0, "kind": "trainer_repaired", "who": "trainer rank 0", "step": 1, "steps_redone": 1},
     ]
-    assert match(struck("trainer", "trainer rank 0", 8, 1.0), events).whole_after == 2.0
+    assert outcome_of(injected("trainer", "trainer rank 0", 8, 1.0), events).repaired_after == 2.0
 
 
 def test_what_is_not_known_stays_so():
-    assert match(struck("generator", "generator 1", 9, 19.0), EVENTS[:8]) == Outcome()
-    assert match(struck("scorer", "scorer 0", 9, 19.0, seen_whole=19.5), EVENTS).whole_after == 0.5
-    order = Struck(
-        Fault(1, "generator", "idle", "exit"), Victim("generator 1", 1), "exit", Witness("S", GONE, 10.0, 10.2), "", 1
+    assert outcome_of(injected("generator", "generator 1", 9, 19.0), EVENTS[:8]) == Outcome()
+    assert outcome_of(injected("scorer", "scorer 0", 9, 19.0, seen_repaired=19.5), EVENTS).repaired_after == 0.5
+    order = Injection(
+        Fault(1, "generator", "idle", "exit"), Target("generator 1", 1), "exit", Witness("S", GONE, 10.0, 10.2), "", 1
     )
-    assert match(order, EVENTS).noticed_after == 0.0, "it was seen to be gone after the run knew"
+    assert outcome_of(order, EVENTS).noticed_after == 0.0, "it was seen to be gone after the run knew"
 
 
-def test_who_is_being_replaced_is_known():
-    assert not is_mended("generator", "generator 1", EVENTS[:4]) and is_mended("generator", "generator 0", EVENTS[:4])
-    assert is_mended("generator", "generator 1", EVENTS) and is_mended("verifier", "verifier 1", EVENTS[:8])
-    assert not is_mended("verifier", "verifier 0", EVENTS[:8]) and is_mended("verifier", "verifier 0", EVENTS)
+def test_a_process_that_is_being_replaced_is_known():
+    assert not is_repaired("generator", "generator 1", EVENTS[:4]) and is_repaired(
+        "generator", "generator 0", EVENTS[:4]
+    )
+    assert is_repaired("generator", "generator 1", EVENTS) and is_repaired("verifier", "verifier 1", EVENTS[:8])
+    assert not is_repaired("verifier", "verifier 0", EVENTS[:8]) and is_repaired("verifier", "verifier 0", EVENTS)
 
 
-# accounts and comparisons
+# audit and comparisons
 
 
 def test_ledger_and_records_are_compared():
@@ -244,17 +248,17 @@ def test_ledger_and_records_are_compared():
 
 def test_runs_are_compared_by_prompts_and_bits():
     assert compare_prompts({"a": 1, "b": 2}, {"a": 1, "b": 2})["same_prompts"]
-    told = compare_prompts({"a": 1, "b": 2}, {"a": 2, "c": 2})
-    assert told == {"same_prompts": False, "prompts_that_differ": 2, "prompts_at_another_step": 1}
-    told = compare_steps({1: 0.1, 2: 0.2, 3: 0.3}, {1: 0.1, 2: 0.2000001}, "losses")
-    assert told == {"losses_equal": 1, "losses_compared": 3, "first_losses_that_differ": 2}
+    found = compare_prompts({"a": 1, "b": 2}, {"a": 2, "c": 2})
+    assert found == {"same_prompts": False, "prompts_that_differ": 2, "prompts_at_another_step": 1}
+    found = compare_steps({1: 0.1, 2: 0.2, 3: 0.3}, {1: 0.1, 2: 0.2000001}, "losses")
+    assert found == {"losses_equal": 1, "losses_compared": 3, "first_losses_that_differ": 2}
 
 
-def test_an_accuracy_is_held_against_other_seeds():
+def test_an_accuracy_is_compared_with_other_seeds():
     """mean 0.5, s = 0.1, t = 4.303: 0.5 ± 4.303 x 0.1 x sqrt(4 / 3)."""
-    told = among_seeds(0.9, [0.4, 0.5, 0.6])
-    assert told["interval"] == [pytest.approx(0.5 - 0.49687, abs=1e-4), pytest.approx(0.99687, abs=1e-4)]
-    assert told["inside"] and not told["inside_range"]
+    found = among_seeds(0.9, [0.4, 0.5, 0.6])
+    assert found["interval"] == [pytest.approx(0.5 - 0.49687, abs=1e-4), pytest.approx(0.99687, abs=1e-4)]
+    assert found["inside"] and not found["inside_range"]
     assert not among_seeds(0.5, [0.4, None, 0.6])["inside"], "a seed failed"
 
 
@@ -310,14 +314,14 @@ def test_one_flaw_is_enough(wrong):
     assert reports.flaws(GOOD) == [] and reports.flaws(GOOD | wrong)
 
 
-def test_a_report_counts_what_was_really_struck():
-    hit = struck("generator", "generator 1", 1, 10.0)
-    missed = struck("trainer", "trainer rank 0", 1, 10.0)
+def test_a_report_counts_what_was_really_injected():
+    hit = injected("generator", "generator 1", 1, 10.0)
+    missed = injected("trainer", "trainer rank 0", 1, 10.0)
     missed.witness = Witness("S", "S", 10.0, 10.0)
-    rows = [reports.row(hit, match(hit, EVENTS)), reports.row(missed, Outcome())]
-    told = reports.tables(rows)
-    assert told["by_state"]["generator"]["idle"] == 1 and not any(told["by_state"]["trainer"].values())
-    assert told["by_kind"]["generator"]["whole_after_median"] == 3.0 and told["by_way"]["generator"]["kill"] == 1
+    rows = [reports.row(hit, outcome_of(hit, EVENTS)), reports.row(missed, Outcome())]
+    found = reports.tables(rows)
+    assert found["by_state"]["generator"]["idle"] == 1 and not any(found["by_state"]["trainer"].values())
+    assert found["by_kind"]["generator"]["repaired_after_median"] == 3.0 and found["by_way"]["generator"]["kill"] == 1
     assert "generator 1" in reports.line(rows[0]) and "NOT WITNESSED" in reports.line(rows[1])
     json.dumps(rows)
 
@@ -330,30 +334,30 @@ def test_redone_losses_are_counted():
 # the command
 
 
-def test_overrides_travel_to_the_training():
+def test_overrides_reach_the_run():
     overrides = {"task": {"name": "gcd", "options": {"max_value": 60}}, "optimizer": {"lr": 1e-5, "betas": [0.9, 0.99]}}
     overrides |= {"compile": {"enable": False}}
     assert parse_overrides(override_arguments(overrides)) == overrides
 
 
 def test_events_are_read_as_they_come(tmp_path):
-    training = Training(tmp_path, None, {}, 0.0)
-    assert training.events() == []
+    process = RunProcess(tmp_path, None, {}, 0.0)
+    assert process.events() == []
     with open(tmp_path / "events.jsonl", "w", buffering=1) as file:
         file.write('{"kind": "died"}\n{"kind": "st')
         file.flush()
-        assert [event["kind"] for event in training.events()] == ["died"], "the second is only half written"
+        assert [event["kind"] for event in process.events()] == ["died"], "the second is only half written"
         file.write('arted"}\n')
-        assert [event["kind"] for event in training.events()] == ["died", "started"]
+        assert [event["kind"] for event in process.events()] == ["died", "started"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (["--kills", "0"], "--kills"),
-        (["--victims", "trainer,sorcerer"], "'sorcerer'"),
-        (["--victims", ""], "--victims"),
-        (["--victims", "trainer,trainer"], "once"),
+        (["--targets", "trainer,sorcerer"], "'sorcerer'"),
+        (["--targets", ""], "--targets"),
+        (["--targets", "trainer,trainer"], "once"),
         (["--training.steps", "3"], "--training.steps"),
         (["--checkpoint.every", "1200"], "checkpoint.every"),
         (["--fault-free-seeds", "1"], "--fault-free-seeds"),
@@ -390,10 +394,10 @@ def chaos_command(root, *flags: str, **settings) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_under_fire_goes_through(tmp_path):
-    """A trainer, a verifier and the controller, which is resumed; nothing is lost, nobody is left."""
+def test_a_run_with_faults_completes(tmp_path):
+    """A trainer, a verifier and the controller, which is resumed; nothing is lost, no process is left."""
     root, steps = tmp_path / "run", 24
-    flags = ("--kills", "3", "--seed", "2", "--victims", "trainer,verifier,controller", "--timeout", "500", "--json")
+    flags = ("--kills", "3", "--seed", "2", "--targets", "trainer,verifier,controller", "--timeout", "500", "--json")
     command = chaos_command(root, *flags, training__steps=steps)
     done = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + running.output(root)[-3000:]
@@ -402,12 +406,12 @@ def test_a_run_under_fire_goes_through(tmp_path):
     assert report["controller_starts"] == 2 and report["processes_left"] == []
     assert {fault["kind"] for fault in report["faults"]} == {"trainer", "verifier", "controller"}
     [controller] = [fault for fault in report["faults"] if fault["kind"] == "controller"]
-    assert controller["noticed_after"] is not None and controller["whole_after"] > controller["noticed_after"]
+    assert controller["noticed_after"] is not None and controller["repaired_after"] > controller["noticed_after"]
     assert done.stderr.count("fault ") == 3, "a line for each"
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nobody(tmp_path):
+def test_ctrl_c_leaves_no_process(tmp_path):
     root = tmp_path / "run"
     command = chaos_command(root, "--kills", "1", training__steps=5000)
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, whenever its writer dies, and whatever becomes of its bytes later."""
+"""A checkpoint is complete or absent, whenever its writer dies, and a damaged one is recognised."""
 
 import asyncio
 import errno
@@ -29,13 +29,13 @@ def save(folder: CheckpointFolder, step: int, content: str = "") -> None:
 
 
 def test_nothing_saved(folder):
-    assert folder.steps() == [] and folder.newest_whole() is None
+    assert folder.steps() == [] and folder.newest_complete() is None
 
 
 def test_latest_holds_what_was_written(folder):
     save(folder, 3)
     save(folder, 20)
-    path, state = folder.newest_whole()
+    path, state = folder.newest_complete()
     assert state == state_of(20) and path == folder.path(20)
     assert (path / "weights").read_text() == "weights 20"
 
@@ -50,7 +50,7 @@ def test_keeps_the_latest_k(folder, tmp_path):
 def test_interrupted_save_is_ignored_and_then_removed(folder, tmp_path):
     save(folder, 1)
     (folder.begin(2) / "weights").write_text("half")
-    assert folder.steps() == [1] and folder.newest_whole()[1] == state_of(1)
+    assert folder.steps() == [1] and folder.newest_complete()[1] == state_of(1)
     begun = folder.begin(3)
     assert list(begun.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", begun.name]
@@ -74,7 +74,7 @@ def test_saving_a_step_again_replaces_it(folder):
 
 @pytest.mark.parametrize("deletions", [0, 1])
 @pytest.mark.parametrize("step", [2, 3])
-def test_death_while_an_old_checkpoint_is_removed_leaves_only_whole_ones(folder, monkeypatch, step, deletions):
+def test_death_while_an_old_checkpoint_is_removed_leaves_only_complete_ones(folder, monkeypatch, step, deletions):
     """Saving step 2 again replaces it; saving step 3 drops step 1. Either may die in the middle of a removal."""
     save(folder, 1)
     save(folder, 2)
@@ -89,7 +89,7 @@ def test_death_while_an_old_checkpoint_is_removed_leaves_only_whole_ones(folder,
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(shutil, "rmtree", die)
         folder.commit(writing, state_of(step))
-    path, state = folder.newest_whole()
+    path, state = folder.newest_complete()
     assert state.step >= 2 and (path / "weights").read_text() == f"weights {state.step}"
     for kept in folder.steps():
         assert {file.name for file in folder.path(kept).iterdir()} == {"weights", "state.json"}
@@ -130,29 +130,29 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_is_taken(folder, 
     assert folder.flaw(2) is None
     hurt(folder.path(2) / name)
     lines = []
-    path, state = folder.newest_whole(say=lines.append)
+    path, state = folder.newest_complete(say=lines.append)
     assert (path, state) == (folder.path(1), state_of(1))
     assert len(lines) == 1 and str(folder.path(2)) in lines[0] and word in lines[0]
 
 
-def test_no_checkpoint_is_whole(folder):
+def test_no_checkpoint_is_complete(folder):
     save(folder, 1)
     save(folder, 2)
     for step in (1, 2):
         cut_short(folder.path(step) / "weights")
     lines = []
-    assert folder.newest_whole(say=lines.append) is None and len(lines) == 2
+    assert folder.newest_complete(say=lines.append) is None and len(lines) == 2
 
 
 def test_newest_no_later_than_a_step(folder):
     save(folder, 3)
     save(folder, 6)
-    assert [folder.newest_whole(step)[1].step for step in (3, 5, 6, 100)] == [3, 3, 6, 6]
-    assert folder.newest_whole(2) is None
+    assert [folder.newest_complete(step)[1].step for step in (3, 5, 6, 100)] == [3, 3, 6, 6]
+    assert folder.newest_complete(2) is None
 
 
 def test_later_checkpoints_make_way_for_a_run_that_goes_on_from_before(folder):
-    """They would else be taken for the run's newest, and push out those that it makes."""
+    """Otherwise they would count as the run's newest, and the ones it makes would be removed first."""
     for _ in range(2):
         save(folder, 3)
         save(folder, 6)

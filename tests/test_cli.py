@@ -56,6 +56,11 @@ def test_benches_are_known_and_the_machine_is_told():
     assert set(BENCHES) >= {"step", "generate", "step-smollm2"} and machine()["cores"] >= 1
 
 
+def test_the_benches_are_listed(capsys):
+    assert main(["bench", "list"]) == 0
+    assert capsys.readouterr().out.splitlines() == list(BENCHES)
+
+
 def test_a_remote_traceback_becomes_one_line():
     error = RuntimeError("Actor call generator0.generate failed.\n Traceback\n  File ...\nValueError: no room\n\n")
     assert one_line(error) == "RuntimeError: Actor call generator0.generate failed. ValueError: no room"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from titan_rl.algorithms.batching import sample_fates
+from titan_rl.algorithms.batching import sample_outcomes
 from titan_rl.cli import main
 from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.data.types import Group, Rollout
@@ -28,7 +28,7 @@ def ledger(tmp_path):
     ledger.close()
 
 
-def fates_of(ledger) -> dict[tuple[str, int], tuple]:
+def outcomes_of(ledger) -> dict[tuple[str, int], tuple]:
     rows = sqlite3.connect(ledger.path).execute("select prompt_id, sample, state, step, reason from samples")
     return {(prompt_id, sample): tuple(rest) for prompt_id, sample, *rest in rows}
 
@@ -49,10 +49,10 @@ def test_account_adds_up(ledger):
     ledger.verify()
 
 
-def test_each_sample_of_a_batch_tells_its_own_fate(ledger):
+def test_each_sample_of_a_batch_has_its_own_outcome(ledger):
     ledger.settle({"b": [None, "timeout"]}, 7)
-    assert fates_of(ledger)["b", 0] == ("trained", 7, None)
-    assert fates_of(ledger)["b", 1] == ("discarded", 7, "timeout")
+    assert outcomes_of(ledger)["b", 0] == ("trained", 7, None)
+    assert outcomes_of(ledger)["b", 1] == ("discarded", 7, "timeout")
 
 
 def test_empty_account(tmp_path):
@@ -67,22 +67,22 @@ def test_prompt_is_issued_once_and_the_others_of_its_batch_with_it(ledger):
 
 
 @pytest.mark.parametrize("name", ["a", "b", "unknown"])
-@pytest.mark.parametrize("fate", [TRAINED, ["timeout"] * 2])
-def test_fate_is_settled_once_and_a_batch_whole_or_not_at_all(ledger, name, fate):
+@pytest.mark.parametrize("outcome", [TRAINED, ["timeout"] * 2])
+def test_an_outcome_is_settled_once_and_a_batch_completely_or_not_at_all(ledger, name, outcome):
     ledger.settle({"a": TRAINED}, 1)
     ledger.settle({"b": ["timeout"] * 2})
-    before = fates_of(ledger)
+    before = outcomes_of(ledger)
     with pytest.raises(LedgerError, match=name):
-        ledger.settle({"c": TRAINED, name: fate}, 2)
-    assert fates_of(ledger) == before
+        ledger.settle({"c": TRAINED, name: outcome}, 2)
+    assert outcomes_of(ledger) == before
     ledger.settle({"c": TRAINED}, 2)
     ledger.verify()
 
 
-@pytest.mark.parametrize("fates", [[None], [None] * 3])
-def test_a_prompt_is_settled_with_all_its_samples(ledger, fates):
+@pytest.mark.parametrize("outcomes", [[None], [None] * 3])
+def test_a_prompt_is_settled_with_all_its_samples(ledger, outcomes):
     with pytest.raises(LedgerError, match="a has 2"):
-        ledger.settle({"a": fates}, 1)
+        ledger.settle({"a": outcomes}, 1)
 
 
 def test_the_database_itself_refuses_to_settle_twice(ledger):
@@ -96,7 +96,7 @@ def test_the_database_itself_refuses_to_settle_twice(ledger):
 @pytest.mark.parametrize(
     "row", ["'trained', null, null", "'pending', 1, null", "'discarded', 1, null", "'lost', 1, 'x'"]
 )
-def test_the_database_itself_refuses_a_fate_that_makes_no_sense(ledger, row):
+def test_the_database_itself_refuses_an_outcome_that_makes_no_sense(ledger, row):
     with pytest.raises(sqlite3.IntegrityError):
         sqlite3.connect(ledger.path).execute(f"insert into samples values ('a', 9, {row})")
 
@@ -114,7 +114,7 @@ def test_a_violated_account_is_a_fault(ledger, change):
 
 
 def test_a_prompt_that_the_loop_forgot_is_a_fault(ledger):
-    with pytest.raises(LedgerError, match="10 are under way"):
+    with pytest.raises(LedgerError, match="10 are in progress"):
         ledger.check(10)
 
 
@@ -139,7 +139,7 @@ def test_rewind_for_groups_of_another_size(ledger):
     ledger.verify()
 
 
-def test_rewind_is_whole_or_not_at_all(ledger):
+def test_rewind_is_complete_or_not_at_all(ledger):
     ledger.settle({"a": TRAINED, "b": TRAINED}, 2)
     other = sqlite3.connect(ledger.path, isolation_level=None)
     other.execute(
@@ -197,23 +197,23 @@ def rollout(sample: int, status: str) -> Rollout:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "fates"),
+    ("statuses", "outcomes"),
     [
         (["ok", "truncated", "timeout"], [None, None, "timeout"]),
         (["ok", "timeout", "infra_error"], ["no_peers", "timeout", "infra_error"]),
         (["infra_error"] * 3, ["infra_error"] * 3),
     ],
 )
-def test_fates_of_a_group(statuses, fates):
+def test_outcomes_of_a_group(statuses, outcomes):
     """A failure of the machinery is discarded by name; what is alone in its group has nothing to compare with."""
     group = Group("p", [rollout(sample, status) for sample, status in enumerate(statuses)][::-1])
-    assert sample_fates(group, AlgorithmConfig(), 3) == fates
+    assert sample_outcomes(group, AlgorithmConfig(), 3) == outcomes
 
 
-def test_fates_of_a_refused_group_and_of_truncated_samples():
-    assert sample_fates(Group("p", [], refused="prompt_too_long"), AlgorithmConfig(), 2) == ["prompt_too_long"] * 2
+def test_outcomes_of_a_refused_group_and_of_truncated_samples():
+    assert sample_outcomes(Group("p", [], refused="prompt_too_long"), AlgorithmConfig(), 2) == ["prompt_too_long"] * 2
     group = Group("p", [rollout(sample, status) for sample, status in enumerate(["ok", "truncated", "ok"])])
-    assert sample_fates(group, AlgorithmConfig(train_truncated=False), 3) == [None, "truncated", None]
+    assert sample_outcomes(group, AlgorithmConfig(train_truncated=False), 3) == [None, "truncated", None]
 
 
 def test_the_command_prints_the_account(ledger, tmp_path, capsys):

@@ -2,23 +2,30 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Provenance, Row, Sample, Segment
 from titan_rl.models.attention import plan_attention
+from titan_rl.models.decoder import decoder_config
+from titan_rl.models.families import FAMILIES, REQUIRED, Family, PackedLlama
+from titan_rl.models.hf_weights import load_hf
+from titan_rl.models.shards import local_shards
 from titan_rl.models.smollm2 import fetch_smollm2
-from titan_rl.models.spec import read_hf_config
+from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import build_titan
 
 TOLERANCE = 1e-4
@@ -227,6 +234,63 @@ def test_model_that_cannot_be_built_is_refused_with_the_mend(tmp_path, key, valu
         read_hf_config(tmp_path)
     [line] = str(caught.value).splitlines()
     assert repr(value) in line and mend in line
+
+
+class ForeignConfig(LlamaConfig):
+    """Llama's under a name that neither this tree nor transformers knows."""
+
+    model_type = "foreign_llama"
+
+
+FOREIGN = Family(
+    partial(decoder_config, model=PackedLlama, block=FAMILIES["llama"].model_config.keywords["block"]),
+    FAMILIES["llama"].parallelize,
+    required={**REQUIRED, "num_hidden_layers": 2},
+)
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch) -> Path:
+    """A Llama directory of model type ``foreign_llama``, which transformers is told of."""
+    monkeypatch.setattr(CONFIG_MAPPING, "_extra_content", dict(CONFIG_MAPPING._extra_content))
+    AutoConfig.register("foreign_llama", ForeignConfig)
+    return rename_model_type(tmp_path, "foreign_llama")
+
+
+def rename_model_type(path: Path, model_type: str) -> Path:
+    make_model(path)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
+    return path
+
+
+@torch.no_grad()
+def test_a_family_from_outside_gives_the_same_logits(foreign, tmp_path_factory):
+    path = tmp_path_factory.mktemp("llama")
+    make_model(path)
+    llama, titan = learner_of(path), build_titan(load_config(None))
+    spec = model_spec(foreign, FOREIGN)
+    parts, _ = parallel_model(spec, titan, llama.parallel_dims, torch.device("cpu"))
+    load_hf(local_shards(spec, parts), foreign)
+    tokens, places, nothing = np.arange(3, 90), np.arange(87), np.zeros(0, np.float32)
+    row = Row(tokens, places, [Segment(0, 87)], places, places, nothing, nothing, nothing)
+    assert spec.name == "foreign_llama" and longest_rollout(10**6, foreign, FOREIGN) == 256
+    assert torch.equal(row_logits(SimpleNamespace(model_parts=parts), row), row_logits(llama, row))
+
+
+def test_a_family_from_outside_is_checked_too(foreign):
+    file = foreign / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match="num_hidden_layers = 3 .* only 2"):
+        read_hf_config(foreign, FOREIGN)
+
+
+@pytest.mark.parametrize(("family", "word"), [(None, "model.family"), (FOREIGN, "AutoConfig.register")])
+def test_an_unknown_model_type_is_one_line(tmp_path, family, word):
+    rename_model_type(tmp_path, "unheard_of")
+    with pytest.raises(ValueError, match=word) as caught:
+        read_hf_config(tmp_path, family)
+    assert "'unheard_of'" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_rope_that_depends_on_the_length_is_refused(tmp_path):

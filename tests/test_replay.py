@@ -89,7 +89,7 @@ def test_resume_takes_the_checkpoint_before_a_damaged_one_and_accounts_from_ther
     assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
     said = running.output(root)
     assert (
-        "step-000006 is not whole: its __0_0.distcp has" in said
+        "step-000006 is not complete: its __0_0.distcp has" in said
         and f"resumed from {root}/checkpoints/step-000004" in said
     )
     ledger = read_ledger(root, steps=True)

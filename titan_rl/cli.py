@@ -38,24 +38,36 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
     replay.add_argument("--json", action="store_true")
 
-    chaos = commands.add_parser("chaos", help="train under fire: processes are killed, stopped, told to fail or leave")
+    chaos = commands.add_parser(
+        "chaos", help="inject faults into a training run: processes are killed, stopped, made to fail or exit"
+    )
     chaos.add_argument("file", help="TOML of the run; --section.key value overrides it")
     chaos.add_argument("--kills", type=int, default=20, metavar="N", help="faults (20)")
-    chaos.add_argument("--seed", type=int, default=1, metavar="S", help="draws victims and moments (1)")
+    chaos.add_argument("--seed", type=int, default=1, metavar="S", help="of the schedule: targets and times (1)")
     chaos.add_argument(
-        "--victims", metavar="A,B", help="some of trainer,generator,verifier,scorer,host,controller (all)"
+        "--targets",
+        metavar="A,B",
+        help="some of trainer,generator,verifier,scorer,host,controller (all that the run has)",
     )
-    chaos.add_argument("--undisturbed", action="store_true", help="then the same without faults, to compare with")
-    chaos.add_argument("--fault-free-seeds", type=int, default=0, metavar="N", help="then N other seeds without faults")
-    chaos.add_argument("--timeout", type=float, default=14400.0, metavar="S", help="seconds for all of it (14400)")
+    chaos.add_argument("--undisturbed", action="store_true", help="also make the same run without faults, and compare")
+    chaos.add_argument(
+        "--fault-free-seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also make N runs of other seeds without faults, and compare",
+    )
+    chaos.add_argument(
+        "--timeout", type=float, default=14400.0, metavar="S", help="seconds for the whole command (14400)"
+    )
     chaos.add_argument("--json", action="store_true")
 
-    scale = commands.add_parser("scale", help="give a run that is under way more generators, or fewer")
+    scale = commands.add_parser("scale", help="give an active run more generators, or fewer")
     scale.add_argument("run", type=Path, help="run directory")
     scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
 
     bench = commands.add_parser("bench", help="measure; prints one JSON object with --json")
-    bench.add_argument("name", help="which bench; `list` names them")
+    bench.add_argument("name", help="which bench; `list` prints the names")
     bench.add_argument("--json", action="store_true")
 
     commands.add_parser("tasks", help="list the reasoning-gym families that can be trained on")
@@ -114,7 +126,7 @@ def _chaos(options: argparse.Namespace, overrides: dict) -> int:
         fault_free_seeds=options.fault_free_seeds,
         timeout=options.timeout,
         as_json=options.json,
-        victims=None if options.victims is None else tuple(options.victims.split(",")),
+        targets=None if options.targets is None else tuple(options.targets.split(",")),
     )
     return chaos(options.file, overrides, asked)
 
@@ -128,8 +140,11 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.diagnostics.bench.harness import run_bench
+    from titan_rl.diagnostics.bench.harness import BENCHES, run_bench
 
+    if options.name == "list":
+        print(json.dumps(list(BENCHES)) if options.json else "\n".join(BENCHES))
+        return 0
     result = run_bench(options.name, overrides)
     print(json.dumps(result) if options.json else json.dumps(result, indent=2))
     return 0

@@ -29,8 +29,8 @@ def discard_reason(group: Group, algorithm: AlgorithmConfig) -> str | None:
     return max(("infra_error", "timeout", "truncated"), key=statuses.count)
 
 
-def sample_fates(group: Group, algorithm: AlgorithmConfig, num_samples: int) -> list[str | None]:
-    """Of each sample, by its number: None if it may be trained on, or why it is discarded (``ledger.Fates``)."""
+def sample_outcomes(group: Group, algorithm: AlgorithmConfig, num_samples: int) -> list[str | None]:
+    """Of each sample, by its number: None if it may be trained on, or why it is discarded (``ledger.Outcomes``)."""
     if group.refused:
         return [group.refused] * num_samples
     statuses = {rollout.sample: rollout.status for rollout in group.rollouts}

@@ -1,1 +1,1 @@
-"""What looks at, strikes or measures a run."""
+"""What inspects a run, measures it, or injects faults into it."""

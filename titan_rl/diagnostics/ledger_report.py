@@ -1,4 +1,4 @@
-"""``titan-rl ledger RUN``: the account of a run, going or ended, read from its ledger alone."""
+"""``titan-rl ledger RUN``: the account of a run, active or ended, read from its ledger alone."""
 
 import json
 import sqlite3
@@ -19,7 +19,7 @@ def _discarded(account: dict[str, int]) -> dict[str, int]:
 
 
 def _steps(connection: sqlite3.Connection) -> list[dict]:
-    """Each step's batch: how many samples were trained, and why others of the same groups were not."""
+    """For each step's batch: how many samples were trained, and why others of the same groups were not."""
     steps: dict[int, dict] = {}
     rows = connection.execute(
         "select step, reason, count(*), count(distinct prompt_id) from samples where step is not null "
@@ -35,20 +35,20 @@ def _steps(connection: sqlite3.Connection) -> list[dict]:
 
 
 def read_ledger(run: Path, steps: bool = False) -> dict:
-    """The account of a run directory, for people and programs. Errors: ConfigError if there is none."""
+    """The account of a run directory. Errors: ConfigError if there is none."""
     path = RunDir(run).ledger
     if not path.is_file():
         raise ConfigError(f"{run} holds no ledger.db: give a run directory, such as runs/quickstart-<date>-<time>")
     try:
         with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as connection:
-            connection.execute("begin")  # one moment of a run that may be going on
+            connection.execute("begin")  # one snapshot, since the run may be active
             account, discarded = (found := read_account(connection)), _discarded(found)
             retries = dict(connection.execute("select retries, count(*) from prompts where retries group by retries"))
             [(prompts, total_retries)] = connection.execute("select count(*), coalesce(sum(retries), 0) from prompts")
             by_step = _steps(connection) if steps else None
     except sqlite3.DatabaseError as error:
         raise ConfigError(
-            f"{path} cannot be read as a ledger ({error}): it is of another release, or damaged"
+            f"{path} cannot be read as a ledger ({error}): it is from another release, or damaged"
         ) from None
     settled = account["trained"] + sum(discarded.values()) + account["pending"]
     result = {

@@ -1,1 +1,1 @@
-"""All that touches vLLM."""
+"""Everything that touches vLLM."""

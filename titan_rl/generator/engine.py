@@ -1,7 +1,7 @@
 """A vLLM engine and the one thread that owns it.
 
-Requests, weight updates and whatever else touches the engine are put into one queue and are done by that thread
-between two engine steps: never while one runs.
+Requests, weight updates and everything else that touches the engine go into one queue. That thread does them between
+two engine steps, never during one.
 """
 
 import os
@@ -38,14 +38,14 @@ from titan_rl.models.safetensors_files import tensor_shapes
 from titan_rl.models.tokenizer import stop_token_ids
 
 _CPU_BLOCK_TOKENS = 32
-"""The smallest that vLLM's CPU attention takes: only whole blocks of a prompt are shared, and its default is 128."""
+"""The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
 _PREFILL_TOKENS = 4096
 """Tokens of one engine step, unless a single prompt needs more."""
 
 
 @dataclass(frozen=True)
 class _Action:
-    """A command and who waits for it."""
+    """A command, and the future that its caller waits for."""
 
     command: Command
     future: Future
@@ -53,7 +53,7 @@ class _Action:
 
 @dataclass
 class _Pending:
-    """One request of several samples, until the last of them is done."""
+    """One request with several samples, until the last of them is done."""
 
     future: Future
     completions: list[Completion | None]
@@ -65,13 +65,13 @@ class _Sample:
     pending: _Pending
     place: int
     engine_id: str
-    """vLLM's own name for it."""
+    """vLLM's own id of it."""
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens made so far, policy version that makes the next ones), in order."""
+    """(number of tokens generated before, policy version that generates the next ones), in order."""
 
 
 def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_len: int) -> EngineArgs:
-    """vLLM's settings; log-probabilities are those of the distribution that was sampled from."""
+    """vLLM's settings. Log-probabilities are those of the distribution that is sampled from."""
     on_cpu = current_platform.is_cpu()
     memory: dict[str, Any] = (
         dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
@@ -92,11 +92,11 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
-        async_scheduling=False,  # an update must know how many tokens each request has
+        async_scheduling=False,  # an update must know the number of tokens of each request
         disable_log_stats=True,
         skip_tokenizer_init=True,
         logprobs_mode="processed_logprobs",
-        # bf16 logits are off by up to 1/16, a third of what trainer and sampler disagreed on
+        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
         hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
@@ -106,10 +106,10 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
 
 
 class GenerationEngine:
-    """Many callers, one engine. All methods may be called from any thread.
+    """One engine for many callers. All methods may be called from any thread.
 
-    With tensor parallelism every rank has one, whose thread owns its part of the model and a scheduler of its own;
-    rank 0 is the one to call, and the others run what it runs (lockstep.py).
+    With tensor parallelism every rank has one of these, whose thread owns the rank's part of the model and a scheduler.
+    Call rank 0's; the other ranks run the same commands (lockstep.py).
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class GenerationEngine:
         model_path: str | Path,
         max_model_len: int,
         rank: int = 0,
-        meeting_file: Path | None = None,
+        rendezvous_file: Path | None = None,
     ):
-        """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
+        """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
         vllm_backend.register()
-        self.version, self._rank, self._meeting_file = -1, rank, meeting_file
+        self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
         self._num_updates = 0
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
@@ -140,14 +140,14 @@ class GenerationEngine:
         self._thread.start()
         self.recorded: list[Recorded] = started.result()
 
-    # what callers may do
+    # for callers
 
     def generate(self, request: Request) -> Future:
-        """A future of list[Completion], one for each of the request's seeds."""
+        """A future of list[Completion], one per seed of the request."""
         return self._post(Command("add", (request,)))
 
     def connect(self, setup: ReaderSetup) -> WeightReader:
-        """This rank's end of the channel: before the first update, and again when the trainer has begun anew."""
+        """Connect this rank to the channel: before the first update, and again after the trainer has restarted."""
         if self.reader is not None:
             self.reader.close()
         self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
@@ -161,23 +161,23 @@ class GenerationEngine:
     def update(self, version: int) -> Future:
         """Apply a version that all ranks have fetched, between two steps.
 
-        Running requests are waited for if the config says ``drain``; else they go on under it, with the KV that they
-        have or with new. A future of the EngineStatistics of the version that it ends.
+        If the config says ``drain``, running requests finish first; otherwise they continue under the new version, with
+        their old or a new KV cache. A future of the EngineStatistics under the version before.
         """
         return self._post(Command("apply", (version,)))
 
     def take_statistics(self) -> Future:
-        """A future of the EngineStatistics since they were last taken, or the weights last updated."""
+        """A future of the EngineStatistics since the last call, or since the last weight update."""
         return self._post(Command("take_statistics"))
 
-    # what the engine's thread does
+    # on the engine's thread
 
     def _post(self, command: Command) -> Future:
         action = _Action(command, Future())
-        with self._posting:  # so that nothing is put into the inbox of a thread that has just given up
+        with self._posting:  # nothing may enter the inbox after the thread has given up
             if self._broken is not None:
                 raise RuntimeError(f"the vLLM engine failed: {self._broken!r}") from self._broken
-            action.future.set_running_or_notify_cancel()  # from now on only the engine's thread ends it
+            action.future.set_running_or_notify_cancel()  # from now on only the engine's thread completes it
             self._inbox.put(action)
         return action.future
 
@@ -187,22 +187,22 @@ class GenerationEngine:
             self._lockstep = Lockstep(self._config.tensor_parallel)
             checkpoint = list(tensor_shapes(self._model_path).items())
             started.set_result(self._on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
-        except BaseException as error:  # whoever constructs us must hear of it
+        except BaseException as error:  # raised in the constructor, which waits for this future
             started.set_exception(error)
             return
         try:
             self._lead() if self._lockstep.is_leader else self._follow()
-        except BaseException as error:  # the engine is beyond use: every caller, now and later, must hear of it
+        except BaseException as error:  # the engine is unusable: every present and later caller must get the error
             traceback.print_exc()
             if not self._lockstep.is_leader:
-                os._exit(1)  # nobody calls a follower: its death is how the others hear of it
+                os._exit(1)  # nothing calls a follower: the other ranks notice its death
             self._break(error)
 
     def _start_engine(self) -> LLMEngine:
         size = self._config.tensor_parallel
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
-        join_ranks(self._rank, size, self._meeting_file)
+        join_ranks(self._rank, size, self._rendezvous_file)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
         dist.barrier()
         forget_shared_memory()
@@ -234,7 +234,7 @@ class GenerationEngine:
             self._step()
 
     def _next_actions(self) -> list[_Action]:
-        """What to do before the next step; waits if there is nothing to step, but not for ever."""
+        """What to do before the next step. Waits if nothing runs, but at most for a heartbeat."""
         busy = self._engine.has_unfinished_requests()
         try:
             if not busy and not self._held_back:
@@ -247,7 +247,7 @@ class GenerationEngine:
         while self._held_back:
             kind = self._held_back[0].command.name
             if kind == "apply" and busy and self._config.update == "drain":
-                break  # it waits for what runs, and what came after it waits for it
+                break  # it waits for the running requests, and later actions wait for it
             busy |= kind == "add"
             actions.append(self._held_back.popleft())
         return actions
@@ -265,8 +265,8 @@ class GenerationEngine:
 
     def _add(self, request: Request, future: Future) -> None:
         pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
-        # blocks of the prefix cache are found under the weights that made them, and under no others; a version's
-        # number alone does not tell, since a run that goes back to a checkpoint makes the later ones anew
+        # a block of the prefix cache must be found only under the weights that computed it; the version alone does not
+        # identify them, since a run that goes back to a checkpoint makes the later versions again
         prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=f"{self.version}.{self._num_updates}")
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
@@ -282,7 +282,7 @@ class GenerationEngine:
             )
             try:
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
-            except Exception as error:  # a caller's mistake is the caller's; the engine goes on
+            except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():
                     future.set_exception(error)
                 return
@@ -319,7 +319,7 @@ class GenerationEngine:
             pending.future.set_result(pending.completions)
 
     def _on_worker(self, method, **kwargs):
-        """A method of this rank's vLLM worker, or a function of it."""
+        """Call a method of this rank's vLLM worker, or a function with the worker as its argument."""
         return self._engine.engine_core.collective_rpc(method, None, (), kwargs)[0]
 
     def _apply(self, version: int) -> EngineStatistics:

@@ -1,4 +1,4 @@
-"""The ranks of a tensor-parallel engine do the same things in the same order: rank 0 decides, the others follow."""
+"""The ranks of a tensor-parallel engine run the same commands in the same order: rank 0 decides, the others follow."""
 
 import pickle
 from collections.abc import Callable
@@ -9,27 +9,27 @@ import torch
 import torch.distributed as dist
 
 HEARTBEAT_SECONDS = 5.0
-"""Rank 0 is heard from at least this often; a rank that hears nothing for much longer gives up."""
+"""Rank 0 sends at least this often. A rank that receives nothing for much longer gives up."""
 _TIMEOUT = timedelta(seconds=12 * HEARTBEAT_SECONDS)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A method of the engine and its arguments; what all ranks run between two steps."""
+    """A method of the engine and its arguments; all ranks run it between two steps."""
 
     name: str
     arguments: tuple = ()
 
 
 class Lockstep:
-    """The process group must be up; all ranks construct it together."""
+    """The process group must be initialized; all ranks construct it together."""
 
     def __init__(self, num_ranks: int):
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT) if num_ranks > 1 else None
         self.is_leader = self._group is None or dist.get_rank(self._group) == 0
 
     def share(self, commands: list[Command]) -> None:
-        """Rank 0 tells all others."""
+        """Rank 0 sends to all others."""
         if self._group is None:
             return
         data = pickle.dumps(commands) if commands else b""
@@ -38,7 +38,7 @@ class Lockstep:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, self._group)
 
     def receive(self) -> list[Command]:
-        """The others hear from rank 0. Errors: RuntimeError if it is gone or silent."""
+        """The others receive from rank 0. Errors: RuntimeError if it is gone or silent."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, 0, self._group)
         if not int(size):
@@ -53,7 +53,7 @@ class Lockstep:
         result = None
         try:
             result = run()
-        except Exception as error:  # the others wait to hear of it
+        except Exception as error:  # the other ranks wait for the result, so they must learn of any error
             failure = error
         if self._group is not None:
             failed = torch.tensor([int(failure is not None)])

@@ -11,16 +11,16 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 _IDENTITY = "TITAN_RL_ENGINE"
 
 
-def join_ranks(rank: int, size: int, meeting_file: Path) -> None:
-    """vLLM takes the process group that it finds. A file to meet at opens no port; it must not exist yet."""
+def join_ranks(rank: int, size: int, rendezvous_file: Path) -> None:
+    """Initialize the process group that vLLM then uses. ``rendezvous_file`` must not exist yet; it opens no port."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ[_IDENTITY] = f"{meeting_file.parent.name}-{meeting_file.name}"
-    store = dist.FileStore(str(meeting_file), size)
+    os.environ[_IDENTITY] = f"{rendezvous_file.parent.name}-{rendezvous_file.name}"
+    store = dist.FileStore(str(rendezvous_file), size)
     dist.init_process_group(current_platform.dist_backend, store=store, rank=rank, world_size=size)
 
 
 class RankExecutor(ExecutorWithExternalLauncher):
-    """One rank's worker. vLLM names its shared memory after what follows the last colon, so each engine has its own."""
+    """One rank's worker. vLLM names its shared memory by the text after the last colon, here unique to each engine."""
 
     def _distributed_args(self) -> tuple[str, int, int]:
         rank = int(os.environ["RANK"])
@@ -28,7 +28,7 @@ class RankExecutor(ExecutorWithExternalLauncher):
 
 
 def forget_shared_memory() -> None:
-    """All ranks have mapped vLLM's segments: without a name they go when the last rank does, however it ends."""
+    """Remove the names of vLLM's segments, which all ranks have mapped: the memory is freed when the last rank ends."""
     for file in Path("/dev/shm").glob(f"{os.environ[_IDENTITY]}-*"):
         with suppress(FileNotFoundError):
             file.unlink()

@@ -1,11 +1,11 @@
 """The channel as a vLLM weight-transfer backend, registered under its own name.
 
-``record_needs`` asks a worker what it stores; the plan is made from that; ``init_weight_transfer_engine`` gives each
-worker its part of the plan; and from then on an update is a version number. A worker that has not fetched the version
-yet does so itself; titan_rl's generators fetch while the engine goes on, so that only the apply stops it.
+``record_needs`` asks a worker what it stores, and the plan is made from that. ``init_weight_transfer_engine`` gives
+each worker its part of the plan. From then on an update is a version number. A worker that has not fetched the version
+yet fetches it itself; titan_rl's generators fetch while the engine runs, so that only the apply stops it.
 
-vLLM repacks weights after loading (on a CPU it leaves empty parameters behind), so each module is filled anew and
-goes through vLLM's own processing, one after the other.
+vLLM repacks weights after loading (on a CPU it leaves empty parameters behind). So each module is filled again and goes
+through vLLM's own processing, one module after the other.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class ChannelUpdate(WeightTransferUpdateInfo):
 
 @dataclass(frozen=True)
 class _Fill:
-    """Values of the reader's buffer, and the part of a parameter that they fill."""
+    """Values in the reader's buffer, and the part of a parameter that they fill."""
 
     target: Target
     need: Box
@@ -73,7 +73,7 @@ class ChannelEngine(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info: ChannelInit) -> None:
         setup = init_info.setups[get_tensor_model_parallel_rank()]
-        # as many threads as this process was given cores: the trainer may need the others
+        # as many threads as this process has cores: the others are the trainer's
         reader = WeightReader(setup, self.device, threads=torch.get_num_threads())
         targets: dict[tuple[str, Box], list[Target]] = defaultdict(list)
         for copy in self.recorded:
@@ -82,7 +82,7 @@ class ChannelEngine(WeightTransferEngine):
         for name, need, box, values in reader.pieces():
             for target in targets[name, need]:
                 fills[target.module].append(_Fill(target, need, box, values))
-        # at one stroke: an update that is being applied goes on with the connection that it began with
+        # one assignment: an update that is being applied keeps the connection that it began with
         self._connection = reader, fills
 
     @property
@@ -91,7 +91,7 @@ class ChannelEngine(WeightTransferEngine):
 
     @property
     def bytes_stored(self) -> int:
-        """Of the parameters that the channel fills, each once."""
+        """Bytes of the parameters that the channel fills, each counted once."""
         boxes = {(copy.target.module, copy.target.parameter, copy.target.offset): copy for copy in self.recorded}
         return sum(copy.box.numel * getattr(torch, copy.dtype).itemsize for copy in boxes.values())
 
@@ -102,7 +102,7 @@ class ChannelEngine(WeightTransferEngine):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: ChannelUpdate) -> None:
-        """Errors: TornRead if the version cannot be had whole; the model is then beyond use."""
+        """Errors: TornRead if no complete copy of the version can be read; the model is then unusable."""
         reader, fills = self._connection
         if reader.held != update_info.version:
             asyncio.run(reader.fetch(update_info.version, _FETCH_SECONDS))
@@ -118,7 +118,7 @@ class ChannelEngine(WeightTransferEngine):
             filled[fill.target.parameter] += fill.values.numel()
         for name, count in filled.items():
             if count < (parameter := getattr(module, name)).numel():
-                parameter.data.zero_()  # a padded vocabulary
+                parameter.data.zero_()  # the rest is padding of the vocabulary
         for fill in fills:
             fill.run(module)
         _forget_packed_experts(module)
@@ -133,10 +133,10 @@ class ChannelEngine(WeightTransferEngine):
 
 
 def _forget_packed_experts(module: torch.nn.Module) -> None:
-    """Have a mixture of experts packed again.
+    """Make vLLM pack a mixture of experts again.
 
-    vLLM packs experts for a CPU when it sets their kernel up, and at a later reload takes the kernel as it is: it would
-    read weights as packed that are not.
+    For a CPU, vLLM packs experts when it sets up their kernel, and keeps that kernel at a later reload. It would then
+    read unpacked weights as packed ones.
     """
     method = getattr(module, "quant_method", None)
     if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
@@ -144,10 +144,10 @@ def _forget_packed_experts(module: torch.nn.Module) -> None:
 
 
 def _repack_tied(model: torch.nn.Module) -> None:
-    """Repack modules that share another one's weight.
+    """Repack modules that share another module's weight.
 
     Layerwise reload repacks a layer when its own weights arrive. A tied output head gets none: on a CPU it would
-    go on with the packed copy of the old version, in silence.
+    silently keep the packed copy of the old version.
     """
     owners: set[int] = set()
     for module in model.modules():

@@ -1,8 +1,8 @@
-"""What a vLLM rank needs of a checkpoint, found out by watching its own loader.
+"""What a vLLM rank needs of a checkpoint, recorded from vLLM's own loader.
 
-The model's ``load_weights`` is driven once with stand-ins: meta tensors without a byte behind them, into parameters
-that are on meta too. Each ``copy_`` that a loader ends in says which view of which stand-in goes to which view of which
-parameter. So name mapping, fusing, tensor parallelism and expert placement are vLLM's, whatever the model.
+The model's ``load_weights`` runs once with stand-ins: meta tensors, which have no memory, into parameters that are on
+meta too. Each ``copy_`` of a loader shows which view of which stand-in goes into which view of which parameter. So name
+mapping, fusing, tensor parallelism and expert placement are vLLM's own, for any model.
 """
 
 from collections.abc import Iterable
@@ -39,14 +39,14 @@ class Recorded:
 
 
 def needs(recorded: list[Recorded], interner: Interner) -> Units:
-    """What the plan wants to know of a recording."""
+    """A recording in the form that the plan takes."""
     return interner.units(
         (unit, Need(name, copy.box, copy.dtype)) for copy in recorded for unit, name in [split_name(copy.name)]
     )
 
 
 class _CopyRecorder(TorchDispatchMode):
-    """Notes every ``copy_`` from a stand-in into a parameter."""
+    """Records every ``copy_`` from a stand-in into a parameter."""
 
     def __init__(self, sources: dict[int, tuple[str, torch.Tensor]], targets: dict[int, tuple[str, str]]):
         super().__init__()
@@ -78,10 +78,10 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box, list[int | None]]:
-    """The box of a contiguous tensor that a view shows, and which dimension of the view is which of the tensor.
+    """The box of a contiguous tensor that a view shows, and for each dimension of the tensor that of the view.
 
-    None stands for a dimension that the view has lost, since only one index of it is seen. Errors: PlanError if the
-    view is no box.
+    None stands for a dimension that the view does not have, since it shows only one index of it. Errors: PlanError if
+    the view is not a box.
     """
     offset, start = view.storage_offset(), []
     for stride in whole.stride():
@@ -101,9 +101,9 @@ def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box
 
 
 def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-    """Every copy that loading these tensors (Hugging Face name, shape) makes into a model whose parameters are on meta.
+    """Every copy that is made when these tensors (Hugging Face name, shape) are loaded into a model on meta.
 
-    Errors: PlanError if a loader does anything but copy boxes.
+    Errors: PlanError if a loader does anything else than copy boxes.
     """
     stand_ins = {name: torch.empty(shape, dtype=torch.float32, device="meta") for name, shape in checkpoint}
     sources = {_storage(tensor): (name, tensor) for name, tensor in stand_ins.items()}
@@ -119,7 +119,7 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
 
 
 def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-    """The same of a model that is in use: its parameters are put aside meanwhile. Between two engine steps only."""
+    """The same for a model in use, whose parameters are put aside meanwhile. Call it only between two engine steps."""
     for layer in model.modules():
         info = get_layerwise_info(layer)
         info.kernel_tensors = get_layer_params_buffers(layer)

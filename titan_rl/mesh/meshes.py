@@ -227,7 +227,7 @@ class Meshes:
         if self._published is not None:
             await self.weights.publish(self._published)
         seconds, who = time.monotonic() - died, ", ".join(cell.name for cell in dead)
-        self.tell("trainer_whole", who=who, step=step, steps_redone=redone, seconds=seconds)
+        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
         self.say(f"{who} {dead[0].why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
 
     async def _mend_when_idle(self) -> None:

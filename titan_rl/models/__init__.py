@@ -1,3 +1,3 @@
-"""TorchTitan must know which device there is before anything of it is imported, so that comes first (device.py)."""
+"""Models. TorchTitan must know the device before any other part of it is imported, so device.py comes first."""
 
 import titan_rl.models.device  # noqa: F401

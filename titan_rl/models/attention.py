@@ -1,8 +1,8 @@
 """Causal attention over packed rows in which samples share their prompt, on any device.
 
-A row is a flat run of tokens, cut into segments. A segment attends to itself, causally, and to the whole of
-its prefix segment if it has one: that is how the samples of a group share one copy of their prompt. Segments
-of like shape are gathered into padded blocks and go through ``scaled_dot_product_attention`` together.
+A row is a flat sequence of tokens, cut into segments. A segment attends to itself, causally, and to all of its
+prefix segment if it has one: so the samples of a group share one copy of their prompt. Segments of similar
+shape are gathered into padded blocks and go through ``scaled_dot_product_attention`` together.
 
 Dimensions: T tokens of a row, D segments of a block, Q queries and K keys of a block's longest segment,
 N heads, H head size.
@@ -20,21 +20,21 @@ from titan_rl.data.types import Segment
 
 @dataclass(frozen=True)
 class Block:
-    """Segments that go through one attention call: indices into the row, padded with 0."""
+    """Segments that go through one attention call, as indices into the row, padded with 0."""
 
     query_DQ: torch.Tensor
     key_DK: torch.Tensor
     mask_DQK: torch.Tensor | None
-    """True where a query sees a key; None: all segments are whole documents, so plain causal attention does."""
+    """True where a query sees a key. None: no segment has a prefix, so plain causal attention is enough."""
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What every layer needs to know of a row, worked out once."""
+    """What every layer needs to know about a row, computed once."""
 
     blocks: list[Block]
     output_T: torch.Tensor
-    """Where each token of the row stands in the blocks' outputs, laid end to end."""
+    """The place of each token of the row in the blocks' concatenated outputs."""
 
 
 def _block_key(segment: Segment) -> tuple[bool, int]:
@@ -61,7 +61,7 @@ def _build_block(segments: list[Segment]) -> tuple[Block, torch.Tensor]:
 
 
 def plan_attention(segments: list[Segment], num_tokens: int, device: torch.device) -> AttentionPlan:
-    """The plan of one row of ``num_tokens`` tokens that ``segments`` cover without gap or overlap."""
+    """The plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap."""
     by_shape: dict[tuple[bool, int], list[Segment]] = defaultdict(list)
     for segment in segments:
         by_shape[_block_key(segment)].append(segment)
@@ -80,7 +80,7 @@ def plan_attention(segments: list[Segment], num_tokens: int, device: torch.devic
 class PackedAttention(VarlenAttention):
     """Takes an AttentionPlan where TorchTitan passes its masks.
 
-    The arguments keep TorchTitan's names, which its sharding config refers to.
+    The arguments have TorchTitan's names, since its sharding config refers to them.
     """
 
     @dataclass(kw_only=True, slots=True)

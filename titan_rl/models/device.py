@@ -1,6 +1,6 @@
-"""Import this before any other torchtitan module: it tells TorchTitan which device there is.
+"""Import this before any other torchtitan module: it sets TorchTitan's device.
 
-TorchTitan 0.3 falls back to "cuda" where it finds no accelerator; on a CPU it must be told.
+TorchTitan 0.3 falls back to "cuda" if it finds no accelerator; on a CPU the device must be set.
 """
 
 import torch
@@ -13,7 +13,7 @@ DEVICE_TYPE: str = titan_utils.device_type
 
 
 def local_device(rank: int) -> torch.device:
-    """The device that a trainer rank works on; ranks fill one host after the other."""
+    """The device that a trainer rank works on. Ranks fill one host after another."""
     if DEVICE_TYPE == "cpu":
         return torch.device("cpu")
     return torch.device(DEVICE_TYPE, rank % torch.accelerator.device_count())

@@ -1,4 +1,4 @@
-"""Weights between Hugging Face directories and the boxes that a rank holds of them, bit for bit both ways."""
+"""Weights from Hugging Face directories into a rank's boxes, and back, bit for bit."""
 
 import shutil
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
 
 @torch.no_grad()
 def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
-    """Fill a rank's boxes from a directory, of which only they are read; gives back the files' dtypes by name.
+    """Fill a rank's boxes from a directory, reading only those parts; returns the files' dtypes by name.
 
     Errors: ValueError if a tensor is missing or its shape differs.
     """
@@ -47,9 +47,9 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
 def gather_whole(
     shards: list[Shard], dtypes: dict[str, torch.dtype], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Each tensor by name, put together from all ranks' boxes on rank 0's CPU; None on the others. All must iterate.
+    """Each tensor by name, assembled from all ranks' boxes on rank 0's CPU; None on the others. All ranks must iterate.
 
-    ``device``: where the process group moves tensors.
+    ``device``: the one that the process group sends tensors from.
     """
     mine = {(shard.name, shard.start): shard for shard in shards}
     described = [(s.name, s.start, tuple(s.tensor.shape), s.shape, dtypes[s.name]) for s in shards]

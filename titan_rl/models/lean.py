@@ -1,8 +1,8 @@
-"""RMSNorm and SwiGLU that keep little for their backward, on a CPU.
+"""RMSNorm and SwiGLU that store little for their backward, on a CPU.
 
-There torch composes both of elementwise operations, and each keeps its inputs: of a norm in bf16 two copies in fp32,
-of a SwiGLU the activated gate and its product. Made anew in the backward they cost a pass or two. A GPU has kernels of
-its own, and DTensors (tensor parallelism) their own ways: those are left alone.
+There torch composes both from elementwise operations, and each stores its inputs: for a norm in bf16 two copies in
+fp32, for a SwiGLU the activated gate and its product. Computing them again in the backward costs a pass or two. GPUs
+have kernels for these, and DTensors (tensor parallelism) implementations of their own, so neither is changed here.
 
 Dimensions: ... leading ones, D features, F features of the feed-forward.
 """
@@ -35,7 +35,7 @@ class _Normalize(torch.autograd.Function):
         normal_D, wide_grad_D = x_D * scale_1, grad_D.float()
         grad_weight_D = (wide_grad_D * normal_D).flatten(0, -2).sum(0)
         grad_x_D = wide_grad_D * weight_D
-        # along the normalized direction the output does not change
+        # the output does not change along the normalized direction
         grad_x_D -= normal_D.mul_((grad_x_D * normal_D).mean(-1, keepdim=True))
         return grad_x_D.mul_(scale_1).to(x_D.dtype), grad_weight_D.to(weight_D.dtype), None
 
@@ -74,6 +74,6 @@ class LeanFeedForward(FeedForward):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.w1(x), self.w3(x)
-        if _is_plain(gate):  # FSDP gathers a whole block, so w2's weight is here
+        if _is_plain(gate):  # FSDP gathers all of a block, so w2's weight is available
             return _GateAndProject.apply(gate, up, self.w2.weight)
         return self.w2(F.silu(gate) * up)

@@ -1,8 +1,8 @@
 """Qwen3-MoE's experts: TorchTitan's, computed in the model's own dtype.
 
-TorchTitan multiplies experts in bf16 always; in fp32 the trainer could not agree with the generator. The router is
-Qwen3's: softmax over all experts, then the best few, normalized if config.json says so. There is no load-balancing
-bias and no auxiliary loss: reinforcement learning must not move weights for another reason than the reward.
+TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. The router is
+Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. There is no load-balancing bias
+and no auxiliary loss: reinforcement learning must move weights only for the reward.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Experts(GroupedExperts):
         pass
 
     def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
-        """``x_RD`` in the order of the experts, R tokens of them in all."""
+        """``x_RD``: R tokens in all, sorted by expert."""
         w1_EFD, w2_EDF, w3_EFD = (
             (w.to_local() if isinstance(w, DTensor) else w).to(x_RD.dtype)
             for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
@@ -49,8 +49,8 @@ class MixtureOfExperts(MoE):
 
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         if isinstance(x_BLD, DTensor) and isinstance(x_BLD.to_local(), AsyncCollectiveTensor):
-            # TP without EP gathers the sequence for the experts; local_map would wait for it outside of autograd,
-            # and the gradient would be lost
+            # TP without EP gathers the sequence for the experts; local_map would wait for that outside of autograd,
+            # and lose the gradient
             x_BLD = x_BLD.clone()
         return super().forward(x_BLD)
 

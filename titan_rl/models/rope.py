@@ -1,7 +1,7 @@
 """Rotary embeddings with the frequencies that a Hugging Face config.json asks for.
 
-TorchTitan's CosSinRoPE rotates halves, as Hugging Face does, so weights need no permutation; its scalings are
-fewer, so the frequencies come from transformers itself.
+TorchTitan's CosSinRoPE rotates halves, as Hugging Face does, so weights need no permutation. It has fewer scalings,
+so the frequencies come from transformers.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class HuggingFaceRoPE(CosSinRoPE):
 
 
 def rope_config(hf: PreTrainedConfig, head_dim: int) -> HuggingFaceRoPE.Config:
-    """Errors: ValueError for a rope type that transformers computes from the length at run time."""
+    """Errors: ValueError for a rope type whose frequencies depend on the length at run time."""
     parameters = hf.rope_parameters
     rope_type, theta = parameters["rope_type"], parameters["rope_theta"]
     if rope_type == "default":

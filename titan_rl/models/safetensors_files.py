@@ -1,4 +1,4 @@
-"""What the safetensors files of a Hugging Face directory hold, told by their headers."""
+"""Names and shapes of the tensors in a Hugging Face directory, from the headers of its safetensors files."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Which box of which Hugging Face tensor a rank holds, whatever the layout: FSDP2, HSDP, TP, PP, EP.
+"""Which box of which Hugging Face tensor a rank holds, for every layout: FSDP2, HSDP, TP, PP, EP.
 
-Files, the weight channel and tests see a sharded model through these boxes alone.
+Files, the weight channel and tests see a sharded model only through these boxes.
 """
 
 import math
@@ -26,7 +26,7 @@ class Shard:
     start: tuple[int, ...]
     """The box's corner in it."""
     tensor: torch.Tensor
-    """This rank's values: a view of the parameter's own memory, so an optimizer step shows in it."""
+    """This rank's values: a view of the parameter's own memory, so an optimizer step changes it."""
 
 
 def hf_names(spec: ModelSpec, titan_names: Iterable[str]) -> dict[str, str]:
@@ -46,8 +46,8 @@ def hf_names(spec: ModelSpec, titan_names: Iterable[str]) -> dict[str, str]:
 def local_box(parameter: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Corner and size of this rank's part of a sharded tensor.
 
-    Plain shards split from left to right; FSDP then splits what TP or EP left of a dimension, which DTensor calls
-    strided. Every split is ``torch.chunk``'s, so the last parts may be smaller or empty.
+    Plain shards split from left to right. FSDP then splits a dimension that TP or EP have split before, which DTensor
+    calls strided. Every split is that of ``torch.chunk``, so the last parts may be smaller or empty.
     """
     start, size = [0] * parameter.ndim, list(parameter.shape)
     coordinate, mesh = parameter.device_mesh.get_coordinate(), parameter.device_mesh
@@ -78,7 +78,7 @@ def _boxes(template: str, parameter: torch.Tensor) -> list[Shard]:
 
 
 def local_shards(spec: ModelSpec, model_parts: list[torch.nn.Module]) -> list[Shard]:
-    """All that this rank holds; a tied tensor once, empty parts not at all, replicas on each rank that has one."""
+    """All boxes of this rank: a tied tensor once, empty parts not at all, a replica on each rank that has one."""
     shards = []
     for part in model_parts:
         state = part.state_dict()

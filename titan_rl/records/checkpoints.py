@@ -1,8 +1,9 @@
-"""Checkpoints through torch.distributed.checkpoint: whole or absent, written while training goes on.
+"""Checkpoints through torch.distributed.checkpoint: complete or absent, written while training goes on.
 
-A checkpoint is written beside its place and renamed into it when its last byte is on disk. It holds each rank's
-shard of weights and optimizer, the schedule, every rank's random state, and (state.json) what the controller knows and
-the checksum of every file: one that was cut short or changed later is recognised, and the one before it is taken.
+A checkpoint is written into a folder of its own, which gets its final name when the last byte is on disk. It holds each
+rank's shard of weights and optimizer, the schedule, every rank's random state, and (state.json) what the controller
+knows and the checksum of every file. A checkpoint that was cut short or changed later fails its checksum, and the one
+before it is used instead.
 """
 
 import json
@@ -22,18 +23,18 @@ _BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class ControllerState:
-    """What the controller must know to go on."""
+    """What the controller needs to continue a run."""
 
     step: int
-    """Steps done, which is also the policy version and the ledger's mark."""
+    """Steps done. The policy version and the ledger's mark have the same number."""
     stream_position: int
     held_out_before: dict | None
-    """The evaluation before the first step, which a resumed run cannot make again."""
+    """The evaluation before the first step, which a resumed run cannot repeat."""
     seconds_training: float
 
 
 class CheckpointFolder:
-    """The checkpoints of a run, newest last. Who reads one asks for the newest that is whole."""
+    """The checkpoints of a run. Readers ask for the newest one that is complete."""
 
     def __init__(self, root: Path, keep_latest_k: int):
         self.root, self.keep_latest_k = root, keep_latest_k
@@ -45,19 +46,20 @@ class CheckpointFolder:
         return self.root / f"step-{step:06d}"
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into; what an interrupted save left behind is removed."""
+        """A new, empty folder to write into. What an interrupted save left behind is removed."""
         for leftover in self.root.glob("writing-*"):
             shutil.rmtree(leftover)
-        folder = self.root / f"writing-{step:06d}-{time.time_ns()}"  # no thread that was given up writes into it
+        # a name of its own, since a writer that was given up may still run
+        folder = self.root / f"writing-{step:06d}-{time.time_ns()}"
         folder.mkdir(parents=True)
         return folder
 
     def abandon(self, folder: Path) -> None:
-        """What could not be written takes no room."""
+        """Remove a folder that could not be written completely."""
         shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, folder: Path, state: ControllerState) -> Path:
-        """The folder becomes the checkpoint of ``state.step``; only then do older ones go."""
+        """The folder becomes the checkpoint of ``state.step``; older ones are removed only after that."""
         manifest = {"state": asdict(state), "files": {name: _described(folder / name) for name in _files(folder)}}
         (folder / _STATE).write_text(json.dumps(manifest | {"checksum": _digest(manifest)}))
         for name in (*_files(folder), _STATE, "."):
@@ -73,7 +75,7 @@ class CheckpointFolder:
         return place
 
     def _set_aside(self, place: Path) -> list[Path]:
-        """Out of the checkpoints' names, so that no half of one is ever found."""
+        """Renamed before it is removed, so that a half removed checkpoint is never found by its name."""
         if not place.exists():
             return []
         return [place.rename(self.root / f"writing-old-{place.name}")]
@@ -102,20 +104,20 @@ class CheckpointFolder:
             return str(error)
         return None
 
-    def newest_whole(
+    def newest_complete(
         self, at_most: int | None = None, say: Callable[[str], None] = lambda text: None
     ) -> tuple[Path, ControllerState] | None:
-        """The newest whole checkpoint, of a step no later than ``at_most``; each one that is passed over is told."""
+        """The newest complete checkpoint of a step up to ``at_most``. ``say`` gets a line for each that is skipped."""
         for step in reversed(self.steps()):
             if at_most is not None and step > at_most:
                 continue
             if (flaw := self.flaw(step)) is None:
                 return self.path(step), ControllerState(**self._manifest(step)["state"])
-            say(f"checkpoint {self.path(step)} is not whole: {flaw}; looking for the one before")
+            say(f"checkpoint {self.path(step)} is not complete: {flaw}; trying the one before")
         return None
 
     def drop_after(self, step: int) -> None:
-        """A run that goes on from ``step`` makes the later ones anew; the old stay to be looked at, by other names."""
+        """A run that continues from ``step`` makes the later ones again; the old ones stay, under other names."""
         for later in self.steps():
             if later > step:
                 place = self.root / f"unused-{self.path(later).name}"

@@ -1,4 +1,4 @@
-"""What befell a run, as JSON lines beside its log: who started, who died and why, and when all was whole again."""
+"""The events of a run, as JSON lines: which process started, died (and why), and when it was replaced."""
 
 import json
 import time
@@ -22,7 +22,7 @@ class EventLog:
 
 
 def read_events(root: Path) -> list[dict]:
-    """In order; a line that the process died in is left out."""
+    """In order. A line that is cut short, since the process died while writing it, is left out."""
     path, events = root / _EVENTS, []
     for line in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):

@@ -1,13 +1,13 @@
-"""Every sample's fate, on disk: pending, trained at a step, or discarded for a named reason.
+"""Every sample's outcome, on disk: pending, trained at a step, or discarded for a named reason.
 
-A prompt is issued with all its samples and settled with all of them, in one transaction, so the account
+A prompt is issued with all its samples and settled with all of them, in one transaction. So the account
 
     issued = trained + discarded + pending
 
-holds at every moment, whatever happens to the process. A trigger of the database refuses to settle a sample twice.
+holds at every moment, also after a crash. A trigger of the database refuses to settle a sample twice.
 
-What a power cut may take are the last commits since ``sync``, which every checkpoint calls before it becomes visible:
-so the ledger on disk is never behind the newest checkpoint, to which a resumed run rewinds it anyway.
+A power cut may lose the commits since the last ``sync``. Every checkpoint calls it before it becomes visible, so the
+ledger on disk is never behind the newest checkpoint, and a resumed run rewinds the ledger to that checkpoint anyway.
 """
 
 import sqlite3
@@ -42,16 +42,16 @@ begin select raise(abort, 'a sample that is settled cannot be settled again'); e
 """
 _STATES = ("trained", "discarded", "pending")
 
-Fates = dict[str, list[str | None]]
-"""Of each prompt's samples in order: None for one that was trained, or why it was discarded."""
+Outcomes = dict[str, list[str | None]]
+"""For each prompt's samples, in order: None for one that was trained, or the reason why it was discarded."""
 
 
 class LedgerError(RuntimeError):
-    """The account does not add up: a fault of the program, never of the run's data."""
+    """The account does not add up: an error of this program, never of the run's data."""
 
 
 class Ledger:
-    """One writer: the controller. It survives its process."""
+    """Written by the controller alone. The file outlives its process."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -66,36 +66,36 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing, and no transaction left open, whatever it was that went wrong."""
+        """All or nothing; no transaction stays open after an error."""
         self._connection.execute("begin immediate")
         try:
             yield
-        except BaseException:  # a cancellation too must not leave half a transaction
+        except BaseException:  # a cancellation must not leave half a transaction either
             self._connection.execute("rollback")
             raise
         self._connection.execute("commit")
 
     def issue(self, prompt_ids: list[str], num_samples: int) -> None:
-        """All samples of new prompts are pending. Errors: sqlite3.IntegrityError if one was issued before."""
+        """All samples of new prompts become pending. Errors: sqlite3.IntegrityError if one was issued before."""
         with self._transaction():
             self._connection.executemany("insert into prompts (id) values (?)", ((name,) for name in prompt_ids))
             rows = ((name, sample) for name in prompt_ids for sample in range(num_samples))
             self._connection.executemany("insert into samples (prompt_id, sample) values (?, ?)", rows)
         self._counts["pending"] += len(prompt_ids) * num_samples
 
-    def settle(self, fates: Fates, step: int | None = None) -> None:
-        """Prompts, each with all its samples. ``step`` is that of the batch they were in, if they were trained.
+    def settle(self, outcomes: Outcomes, step: int | None = None) -> None:
+        """Settle prompts, each with all its samples. ``step``: the step whose batch they were in, if they were trained.
 
-        Errors: LedgerError, and nothing is written, if a sample is not pending or a prompt's list is not whole.
+        Errors: LedgerError, and nothing is written, if a sample is not pending or a prompt's list is incomplete.
         """
         rows = [
             ("trained" if reason is None else "discarded", step, reason, prompt_id, sample)
-            for prompt_id, reasons in fates.items()
+            for prompt_id, reasons in outcomes.items()
             for sample, reason in enumerate(reasons)
         ]
         statement = "update samples set state = ?, step = ?, reason = ? where prompt_id = ? and sample = ?"
         with self._transaction():
-            for prompt_id, reasons in fates.items():
+            for prompt_id, reasons in outcomes.items():
                 if (pending := self._num_pending(prompt_id)) != len(reasons):
                     raise LedgerError(f"{prompt_id} has {pending} pending samples, so {len(reasons)} cannot be settled")
             changed = self._connection.executemany(statement, rows).rowcount if rows else 0
@@ -110,13 +110,13 @@ class Ledger:
         return self._connection.execute(statement, (prompt_id,)).fetchone()[0]
 
     def count_retry(self, prompt_id: str) -> None:
-        """A failure of the machinery has the prompt sampled again."""
+        """The prompt is sampled again after a failure of the machinery."""
         self._connection.execute("update prompts set retries = retries + 1 where id = ?", (prompt_id,))
 
     def rewind(self, step: int, num_samples: int) -> list[str]:
-        """Back to a checkpoint's mark: whoever was in a later step's batch is pending again.
+        """Back to a checkpoint's mark: samples of later steps' batches are pending again.
 
-        Gives all prompts that are pending, in order; each has ``num_samples`` samples from now on.
+        Returns all pending prompts, in order; each has ``num_samples`` samples from now on.
         """
         change = self._connection.execute
         with self._transaction():
@@ -124,7 +124,7 @@ class Ledger:
             rows = change(
                 "select distinct prompt_id from samples where state = 'pending' order by prompt_id"
             ).fetchall()
-            # the group's size may have been changed for the resumed run
+            # the resumed run may have another group size
             change("delete from samples where state = 'pending' and sample >= ?", (num_samples,))
             wanted = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
             self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", wanted)
@@ -137,30 +137,30 @@ class Ledger:
         return step or 0
 
     def last_issued(self) -> str | None:
-        """The id that comes last in the stream's order."""
+        """The id that is last in the stream's order; None if nothing was issued."""
         [(prompt_id,)] = self._connection.execute("select max(id) from prompts")
         return prompt_id
 
     def sync(self) -> None:
-        """All that was committed is on disk, beyond a power cut. Any thread may call it."""
+        """Everything that was committed is on disk and survives a power cut. Any thread may call it."""
         for path in (self.path, Path(f"{self.path}-wal"), self.path.parent):
             if path.exists():
                 sync_path(path)
 
     def check(self, num_pending: int) -> None:
-        """After each step. Errors: LedgerError unless as many samples are pending as the caller still owes a fate.
+        """Called after each step. Errors: LedgerError unless exactly ``num_pending`` samples are pending.
 
-        The other two states only ever grow by what left ``pending``, so that is the side on which a loss would show.
+        The other two states grow only by what leaves ``pending``, so a lost sample shows here.
         """
         [(pending,)] = self._connection.execute("select count(*) from samples where state = 'pending'")
         if not pending == num_pending == self._counts["pending"]:
             raise LedgerError(
                 f"the ledger holds {pending} pending samples and counted {self._counts['pending']}, "
-                f"but {num_pending} are under way"
+                f"but {num_pending} are in progress"
             )
 
     def verify(self) -> None:
-        """Every row counted again. Errors: LedgerError if that is not what was counted as it happened."""
+        """Count every row again. Errors: LedgerError if the result differs from the running counts."""
         if any(self._count()[state] != self._counts[state] for state in _STATES):
             raise LedgerError(f"the ledger holds {dict(self._count())} samples, but {dict(self._counts)} were counted")
 

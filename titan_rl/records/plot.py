@@ -9,7 +9,7 @@ _PANELS = {
     "reward of the samples": ("reward",),
     "held-out accuracy": ("held_out_accuracy",),
     "entropy (nats)": ("entropy",),
-    "trainer-sampler disagreement: mean of exp|Δ logprob|, less 1": ("disagreement",),
+    "trainer-sampler disagreement: mean of exp|Δ logprob| - 1": ("disagreement",),
     "share of groups with signal": ("groups_with_signal",),
     "seconds a step": _PHASES,
 }
@@ -24,7 +24,7 @@ def _with_disagreement(record: dict[str, float]) -> dict[str, float]:
 
 
 def plot_curves(root: Path, out: Path) -> None:
-    """Draw a run directory's metrics; nothing if it has no step."""
+    """Draw a run directory's metrics. Without a step, no file is written."""
     import matplotlib
 
     matplotlib.use("agg")

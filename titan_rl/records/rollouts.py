@@ -1,4 +1,4 @@
-"""Rollouts as Parquet, a file a step: what was trained on can be read, audited and trained on again."""
+"""Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from titan_rl.data.files import replacing
 from titan_rl.data.types import Group, Rollout, Turn
 
 _SCHEMA = pa.schema(
@@ -46,7 +47,7 @@ def has_rollouts(folder: Path, step: int) -> bool:
 
 
 def last_recorded(folder: Path, first: int, last: int) -> int:
-    """The last of the steps up to ``last`` that can be trained again after step ``first``, in turn."""
+    """The last step up to ``last`` that recorded steps lead to from step ``first`` without a gap."""
     step = first
     while step < last and has_rollouts(folder, step + 1):
         step += 1
@@ -56,19 +57,18 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     """All rollouts of a step's groups, in the order in which they were trained."""
     rows = [_row(rollout) for group in groups for rollout in group.rollouts]
-    writing = folder / f"writing-{step:06d}"
-    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), writing)
-    writing.rename(_path(folder, step))
+    with replacing(_path(folder, step)) as writing:
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), writing)
 
 
 def set_aside_rollouts(folder: Path, step: int) -> Path:
-    """A batch that was not trained on stays to be looked at; its new place."""
+    """Keep a batch that was not trained on under another name; returns its new path."""
     number = 1 + sum(1 for _ in folder.glob(f"bad-{step:06d}-*.parquet"))
     return _path(folder, step).rename(folder / f"bad-{step:06d}-{number}.parquet")
 
 
 def read_rollouts(folder: Path, step: int) -> list[Group]:
-    """A step's groups as they were trained; timings are not kept."""
+    """A step's groups as they were trained, without timings, which are not stored."""
     groups: dict[str, Group] = {}
     for row in pq.read_table(_path(folder, step), schema=_SCHEMA).to_pylist():
         turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)

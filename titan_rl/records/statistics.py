@@ -1,4 +1,4 @@
-"""Proportions with their uncertainty."""
+"""Proportions with their confidence intervals."""
 
 import math
 from dataclasses import dataclass

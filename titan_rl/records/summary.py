@@ -1,10 +1,10 @@
-"""summary.json: what a run came to, written whatever ended it."""
+"""summary.json: the result of a run, written however the run ended."""
 
 import json
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
+from titan_rl.data.files import replace_text
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rundir import RunDir, package_versions
 from titan_rl.records.statistics import Proportion
@@ -12,7 +12,7 @@ from titan_rl.records.statistics import Proportion
 
 @dataclass
 class Progress:
-    """What the controller alone knows of a run, kept up as it goes."""
+    """What only the controller knows of a run, updated as it goes."""
 
     step: int = 0
     held_out_before: Proportion | None = None
@@ -33,7 +33,7 @@ def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
 def write_summary(
     run_dir: RunDir, progress: Progress, steps_asked: int, why_ended: str, account: dict[str, int]
 ) -> dict:
-    """Also gives it back."""
+    """Returns what it wrote."""
     records = [record for record in read_metrics(run_dir.root) if "reward" in record]
     before, after = progress.held_out_before, progress.held_out_after
     summary = {
@@ -54,11 +54,5 @@ def write_summary(
         "samples": account,
         "versions": package_versions(),
     }
-    _write(run_dir.summary, summary)
+    replace_text(run_dir.summary, json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def _write(path: Path, summary: dict) -> None:
-    writing = path.with_suffix(".writing")
-    writing.write_text(json.dumps(summary, indent=2) + "\n")
-    writing.rename(path)

@@ -1,4 +1,4 @@
-"""Whether a model can be laid out over trainer ranks as ``[parallelism]`` says: told before any process starts."""
+"""Whether a model can be spread over trainer ranks as ``[parallelism]`` says: checked before any process starts."""
 
 from math import ceil
 
@@ -10,7 +10,7 @@ from titan_rl.config.load import ConfigError
 
 
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
-    """Errors: ConfigError with the reason and the mend."""
+    """Errors: ConfigError with the reason and what to change."""
     experts = getattr(hf, "num_experts", 0)
     if parallelism.tensor_parallel_degree > 1:
         _check_tensor_parallel(hf, parallelism, experts)
@@ -34,12 +34,12 @@ def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig,
             )
     if (degree - 1) * ceil(hf.vocab_size / degree) >= hf.vocab_size:
         raise ConfigError(
-            f"parallelism.tensor_parallel_degree = {degree} leaves ranks without a word of the model's vocab_size = "
+            f"parallelism.tensor_parallel_degree = {degree} leaves some ranks without any of the model's vocab_size = "
             f"{hf.vocab_size}: lower it"
         )
     if parallelism.expert_parallel_degree > 1 and not parallelism.enable_sequence_parallel:
         raise ConfigError(
-            "parallelism.enable_sequence_parallel = false has no form with expert parallelism: leave it out"
+            "parallelism.enable_sequence_parallel = false does not work with expert parallelism: leave it out"
         )
 
 
@@ -52,8 +52,8 @@ def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> Non
         )
     stages = stage_modules(parallelism, hf.num_hidden_layers)
     given = parallelism.module_fqns_per_model_part
-    whole = ["tok_embeddings", *(f"layers.{layer}" for layer in range(hf.num_hidden_layers)), "norm", "lm_head"]
-    if given is not None and sum(given, []) != whole:
+    expected = ["tok_embeddings", *(f"layers.{layer}" for layer in range(hf.num_hidden_layers)), "norm", "lm_head"]
+    if given is not None and sum(given, []) != expected:
         raise ConfigError(
             "parallelism.module_fqns_per_model_part must hold tok_embeddings, every layers.N, norm and lm_head once "
             "and in this order: correct it, or leave it out"
@@ -68,7 +68,7 @@ def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> Non
 
 
 def stage_modules(parallelism: ParallelismConfig, num_layers: int) -> list[list[str]]:
-    """TorchTitan's names of what each pipeline stage holds. Errors: ConfigError if it cannot be cut so."""
+    """TorchTitan's names of the modules in each pipeline stage. Errors: ConfigError if they cannot be cut so."""
     if parallelism.module_fqns_per_model_part is not None:
         return parallelism.module_fqns_per_model_part
     first, last = (
@@ -106,7 +106,7 @@ def _check_experts(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts
         ranks, each, pieces = shard * tensor, shard * tensor // degree, 1
     else:
         ranks, each, pieces = shard * parallelism.data_parallel_replicate_degree, shard, tensor
-    # with more ranks than experts, FSDP cuts through each expert, and must cut evenly
+    # with more ranks than experts, FSDP splits each expert, and must split it evenly
     for name, size in (("moe_intermediate_size", hf.moe_intermediate_size // pieces), ("hidden_size", hf.hidden_size)):
         if ranks > experts and size % each:
             raise ConfigError(

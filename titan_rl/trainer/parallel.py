@@ -1,4 +1,4 @@
-"""A model spec becomes this rank's part of a sharded model, by TorchTitan's own functions."""
+"""Builds this rank's part of a sharded model from its spec, with TorchTitan's own functions."""
 
 from dataclasses import replace
 
@@ -18,9 +18,9 @@ from titan_rl.trainer.titan_config import TitanConfig
 def parallel_model(
     spec: ModelSpec, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device
 ) -> tuple[list[torch.nn.Module], Pipeline | None]:
-    """Model parts: one, or with a pipeline this rank's stages.
+    """Model parts: one, or this rank's stages of a pipeline.
 
-    Built on the meta device, sharded, then given memory; the weights are still to come.
+    They are built on the meta device, sharded, and then get memory, but no weights yet.
     """
     apply_parallelism(spec, titan.parallelism, titan.training)
     with torch.device("meta"):
@@ -50,7 +50,7 @@ def parallel_model(
 
 
 def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device, common: dict):
-    """TorchTitan cuts and shards the stages; the schedule that it makes is for one shape of batch, so not ours."""
+    """TorchTitan cuts and shards the stages. Its schedule is for one shape of batch, so it is not used."""
     parallelism, training = titan.parallelism, titan.training
     num_stages = len(stage_modules(parallelism, len(spec.model.layers)))
     schedule, parts, _, _ = spec.pipelining_fn(

@@ -1,8 +1,8 @@
 """A rank's pipeline stages, driven by PyTorch's schedules.
 
-Rows differ from step to step in number and length, so each shape gets a schedule of its own; what stages exchange is
-told beforehand, so that none has to be tried out. Gradients are sums (weights carry all normalization), so nothing
-is scaled. The loss sees each microbatch's output with the microbatch's number.
+Rows differ from step to step in number and length, so each shape gets a schedule of its own. The shapes that stages
+exchange are given, so that no trial run is needed. Gradients are sums (token weights hold all normalization), so they
+are not scaled. The loss gets each microbatch's output with the microbatch's number.
 
 Dimensions: B = 1 row a microbatch, L tokens of a row (of this rank's part of it under sequence parallel), D features.
 """
@@ -48,7 +48,7 @@ class Pipeline:
             self.num_stages,
             self.device,
             input_args=torch.empty_like(tokens_BL, device="meta") if index == 0 else hidden_BLD,
-            output_args=hidden_BLD,  # the last stage's own is sent nowhere
+            output_args=hidden_BLD,  # the last stage's real output is sent nowhere
             group=self.group,
         )
 
@@ -72,7 +72,7 @@ class Pipeline:
         hidden_shape: tuple[int, int, int],
         loss: Callable[[torch.Tensor, int], torch.Tensor],
     ) -> None:
-        """Add up the gradients of all microbatches, whose tokens [B, L] must be of one shape."""
+        """Add up the gradients of all microbatches, whose tokens [B, L] must have one shape."""
         key = (len(tokens), tokens[0].shape)
         if self._built is None or self._built[0] != key:
             self._built = key, *self._build(tokens[0], hidden_shape, len(tokens))
@@ -80,7 +80,7 @@ class Pipeline:
         self._loss = loss
         for stage in stages:
             stage.clear_runtime_states()
-        # step() would cut one batch into microbatches, but a plan of attention cannot be cut
+        # step() would cut one batch into microbatches, but an attention plan cannot be cut
         schedule._step_microbatches(
             [(t,) for t in tokens] if self.has_first else None,
             keywords,

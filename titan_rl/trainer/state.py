@@ -1,6 +1,6 @@
-"""A rank's whole state, through torch.distributed.checkpoint: written while training goes on, and read again.
+"""A rank's complete state, through torch.distributed.checkpoint: written while training goes on, and read again.
 
-It is each rank's shard of weights and optimizer, the schedule, and every rank's random state.
+The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state.
 """
 
 import json
@@ -47,23 +47,23 @@ def _learner_state(learner) -> dict:
 
 
 class BackgroundSave:
-    """A rank's own: copies its state, then has a thread write it while training goes on. One at a time."""
+    """Saves one rank's state: copies it, and a thread writes the copy while training goes on. One save at a time."""
 
     def __init__(self, learner):
         self.learner = learner
-        # the thread's collectives must not meet those of training; and none waits for a dead rank for ever
+        # a group of its own, apart from training's collectives; its timeout ends the wait for a dead rank
         timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._stager = DefaultStager(StagingOptions(False, False, False, False))
         self._writing: Future | None = None
 
     def begin(self, folder: Path) -> None:
-        """All ranks together; the state as it is now goes into a folder that is not the checkpoint's own yet.
+        """All ranks call this together. The present state goes into ``folder``, which gets its final name later.
 
-        Errors: RuntimeError if the one before is still being written.
+        Errors: RuntimeError if the save before is still being written.
         """
         if self._writing is not None and not self._writing.done():
-            raise RuntimeError("a checkpoint is begun while the one before is being written")
+            raise RuntimeError("a checkpoint was begun while the one before is still being written")
         self._writing = dcp.async_save(
             _learner_state(self.learner),
             storage_writer=dcp.FileSystemWriter(folder, sync_files=False),  # CheckpointFolder.commit does
@@ -72,16 +72,16 @@ class BackgroundSave:
         )
 
     def outcome(self) -> str | None:
-        """None while it is being written, then why it failed, or "" if it did not."""
+        """None while it is being written; then why it failed, or "" if it succeeded."""
         if self._writing is None:
-            return "the rank that began it was replaced, or its world rebuilt"
+            return "the rank that began it was replaced, or its process group rebuilt"
         if not self._writing.done():
             return None
         error = self._writing.exception()
         return "" if error is None else f"{type(error).__name__}: {error}"
 
     def wait(self) -> None:
-        """Errors: RuntimeError if it failed."""
+        """Wait for the end of the save. Errors: RuntimeError if it failed."""
         if self._writing is not None:
             wait([self._writing])
         if failure := self.outcome():
@@ -89,14 +89,14 @@ class BackgroundSave:
 
 
 def load_learner(learner, folder: Path) -> None:
-    """All ranks together. Errors: whatever DCP raises for a folder that is not whole."""
+    """All ranks call this together. Errors: those of DCP for a folder that is not complete."""
     state = _learner_state(learner)
-    # the length of Python's state, as text, varies: ask the checkpoint
+    # the length of Python's state, as text, varies, so it is read from the checkpoint
     metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     mine = f"random_rank{dist.get_rank()}"
     if saved := metadata.get(f"{mine}.python"):
         state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
-    else:  # there were fewer ranks then
+    else:  # the checkpoint was written by fewer ranks
         del state[mine]
     learner.before_update()
     dcp.load(state, checkpoint_id=folder)

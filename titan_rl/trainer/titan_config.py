@@ -1,4 +1,4 @@
-"""TorchTitan's sections of the TOML, built into TorchTitan's own dataclasses."""
+"""TorchTitan's sections of the TOML, as TorchTitan's own dataclasses."""
 
 from dataclasses import asdict, dataclass, fields
 
@@ -12,12 +12,12 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.schema import Config
 
-# what TorchTitan 0.3 defaults to serves pre-training on GPUs; these serve RL on any device
+# TorchTitan 0.3's defaults are for pre-training on GPUs; these are for RL on any device
 _TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local_batch_size=1)
 _PARALLELISM = dict(data_parallel_shard_degree=1, spmd_backend="partial_dtensor")
 _LR_SCHEDULER = dict(warmup_steps=0, decay_ratio=0.0)
 _ADAMW = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
-# a setting that changes nothing would be a silent mistake, so only these may be given
+# a setting without effect would be a silent mistake, so only these are accepted
 _HONOURED = {
     "training": {"seq_len", "steps", "max_norm", "mixed_precision_param"},
     "parallelism": {
@@ -38,8 +38,7 @@ _HONOURED = {
     "debug": set(),
 }
 _REFUSED = {
-    "parallelism.context_parallel_degree": "attention over packed rows with shared prompts has no kernel that is split "
-    "along the row",
+    "parallelism.context_parallel_degree": "no attention kernel for packed rows with shared prompts can split a row",
     "training.enable_cpu_offload": "weights are published and saved from the device that trains them",
     "parallelism.spmd_backend": "only 'partial_dtensor' trains with this release of torch",
 }
@@ -59,7 +58,7 @@ class TitanConfig:
     debug: DebugConfig
 
     def as_dict(self) -> dict:
-        """All sections as plain values, what was left out included; ``build_titan`` reads them back."""
+        """All sections as plain values, defaults included; ``build_titan`` reads them back."""
         sections, policy = asdict(self), self.activation_checkpoint
         modes = {cls.Config if cls else type(None): mode for mode, cls in _ACTIVATION_CHECKPOINT.items()}
         checkpointing = {"mode": modes[type(policy)]} | (sections["activation_checkpoint"] or {})
@@ -67,27 +66,27 @@ class TitanConfig:
 
     @property
     def world_size(self) -> int:
-        """Trainer ranks; experts are spread over those of the other kinds."""
+        """Number of trainer ranks. Expert parallelism adds none: it uses those of the other kinds."""
         p = self.parallelism
         return self.batch_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
 
     @property
     def batch_degree(self) -> int:
-        """Groups of ranks that take rows of their own."""
+        """Number of groups of ranks that take rows of their own."""
         return self.parallelism.data_parallel_replicate_degree * self.parallelism.data_parallel_shard_degree
 
     def batch_rank(self, rank: int) -> int:
-        """Which group's rows a rank takes: TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
+        """Which group's rows a rank takes. TorchTitan counts pipeline, replicate, shard, tensor, the last fastest."""
         return rank // self.parallelism.tensor_parallel_degree % self.batch_degree
 
     @property
     def row_multiple(self) -> int:
-        """The number of a group's rows must be a multiple of it, for the pipeline's schedule to come out even."""
+        """The pipeline's schedule needs a number of rows per group that is a multiple of this."""
         return self.parallelism.pipeline_parallel_degree
 
 
 def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:
-    """One AdamW for all parameters, in the fused form where there is one."""
+    """One fused AdamW for all parameters."""
     config = default_adamw(lr=lr, **kwargs)
     config.implementation = "fused"
     return config
@@ -132,7 +131,7 @@ def _activation_checkpoint(values: dict):
 
 
 def build_titan(config: Config) -> TitanConfig:
-    """Errors: ConfigError for an unknown key, a wrong type, or a layout that this release does not train."""
+    """Errors: ConfigError for an unknown key, a wrong type, or a layout that this version cannot train."""
     section = {name: dict(values) for name, values in config.titan.items()}
     _refuse_unhonoured(section)
     titan = TitanConfig(
@@ -163,7 +162,7 @@ def _refuse_unhonoured(section: dict[str, dict]) -> None:
 
 
 def _check_parallelism(parallelism: ParallelismConfig) -> None:
-    """What can be told without the model; the rest is in model/layout.py."""
+    """What can be checked without the model; layout.py checks the rest."""
     kinds = (
         "data_parallel_shard",
         "data_parallel_replicate",
@@ -195,8 +194,7 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
 def _check_optimizer(titan: "TitanConfig") -> None:
     if titan.parallelism.pipeline_parallel_degree > 1 and len(titan.optimizer.param_groups) > 1:
         raise ConfigError(
-            "optimizer.param_groups: not every stage of a pipeline has parameters of each pattern, as TorchTitan "
-            "wants: give one group"
+            "optimizer.param_groups: with a pipeline, each pattern must match parameters in every stage: give one group"
         )
 
 

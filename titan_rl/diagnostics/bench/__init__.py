@@ -1,1 +1,1 @@
-"""``titan-rl bench NAME``: every figure of the documentation, measured again."""
+"""``titan-rl bench NAME``: measures the figures of the documentation again."""

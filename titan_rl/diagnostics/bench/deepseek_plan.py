@@ -1,7 +1,7 @@
 """The pull plan for DeepSeek-V3: a trainer of EP64 x PP8, a generator of TP64, sizes only.
 
-vLLM's own DeepSeek-V3 is built on the meta device as each of its 64 tensor-parallel ranks would build it, with one
-layer of each kind, and its own loader is recorded; layers alike share the recording. The trainer's side is stated
+vLLM's own DeepSeek-V3 is built on the meta device, as each of its 64 tensor-parallel ranks would build it, with one
+layer of each kind, and its own loader is recorded; equal layers share a recording. The trainer's side is defined
 here: each of 8 pipeline stages has 64 ranks, each with 4 experts of every layer and 1/64 of the rows of everything
 else (FSDP2).
 
@@ -21,7 +21,7 @@ _LAYERS, _DENSE_LAYERS, _EXPERTS = 61, 3, 256
 NETWORK_BYTES_PER_SECOND = 50e9
 """Of one GPU's network card: 400 Gb/s."""
 READ_SECONDS = 20e-6
-"""Of one RDMA read besides its bytes."""
+"""Overhead of one RDMA read."""
 
 
 def _shapes() -> dict[str, tuple[int, ...]]:
@@ -60,7 +60,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 
 class _Ranks:
-    """Stands for a vLLM process group of which this process is one rank. Nothing is ever sent."""
+    """Replaces a vLLM process group in which this process is one rank. Nothing is ever sent."""
 
     class _Group:
         def __init__(self, rank: int, size: int):
@@ -90,7 +90,7 @@ def _vllm_config(folder: str):
 
 
 def generator_needs(interner) -> list:
-    """Of each tensor-parallel rank, as vLLM's loader told."""
+    """For each tensor-parallel rank, as recorded from vLLM's loader."""
     import torch
     import vllm.distributed.parallel_state as parallel
     from vllm.config import set_current_vllm_config
@@ -120,7 +120,7 @@ def _all_layers(units: dict) -> dict:
 
 
 def stage_starts(sizes: list[int]) -> list[int]:
-    """First layer of each stage, such that no stage has more bytes than it must."""
+    """First layer of each stage, such that the largest stage is as small as possible."""
     ends = [0, *accumulate(sizes)]
     low, high = max(sizes), ends[-1]
     while low < high:
@@ -138,7 +138,7 @@ def _fill(ends: list[int], limit: int) -> list[int]:
 
 
 def trainer_holdings(interner) -> list:
-    """Of each rank, stage by stage; the embedding is at the first stage, norm and head at the last."""
+    """For each rank, stage by stage; the embedding is in the first stage, norm and head in the last."""
     import math
 
     from titan_rl.mesh.channel.plan import Box, Holding, split_name
@@ -214,7 +214,7 @@ def main() -> None:
 
 
 ENVIRONMENT = {"VLLM_MLA_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-"""vLLM has no MLA attention for CPUs; without it the weights are the same and attention is plain."""
+"""vLLM has no MLA attention for CPUs; without it the weights are the same, and plain attention is used."""
 
 if __name__ == "__main__":
     os.environ |= ENVIRONMENT

@@ -1,7 +1,7 @@
-"""The generator actor against plain ``LLM.generate``: same prompts, same engine settings, in turn, in one run.
+"""The generator actor against plain ``LLM.generate``: same prompts, same engine settings, alternating, in one run.
 
-Both sample with the same seeds. The actor is asked as episodes ask it: one call for each group of samples, all at
-once. Give a larger model with ``--model.path DIR``.
+Both sample with the same seeds. The actor is called as episodes call it: one call per group of samples, all at the
+same time. Give a larger model with ``--model.path DIR``.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def _measure(config, path: str) -> dict[str, list[float]]:
-    """Round by round in turn, so that the machine's drift hits both alike; the first round of each is not counted."""
+    """In alternating rounds, so that drift of the machine affects both; the first round of each is not counted."""
     from monarch.actor import default_bootstrap_cmd, this_host
 
     from titan_rl.actors.generator import Generator

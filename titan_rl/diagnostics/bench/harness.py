@@ -1,6 +1,7 @@
-"""``titan-rl bench NAME``: figures that anyone can measure again. One JSON object: the rows, and the machine.
+"""``titan-rl bench NAME``: figures that anyone can measure again. The result is one JSON object:
+the rows, and the machine.
 
-A bench may name bars; a row that carries one says whether it holds. Timings are medians within one run.
+A row may have a bar, and then says whether it is met. Timings are medians within one run.
 """
 
 import platform
@@ -41,7 +42,7 @@ def machine() -> dict[str, Any]:
 def row(
     name: str, value: float, unit: str, bar: float | None = None, at_most: bool = True, **details: Any
 ) -> dict[str, Any]:
-    """One figure, with the bar that it is held to if there is one."""
+    """One figure; with ``bar``, also whether it is met."""
     result = {"name": name, "value": value, "unit": unit, **details}
     if bar is not None:
         result |= {"bar": f"{'<=' if at_most else '>='} {bar}", "met": value <= bar if at_most else value >= bar}

@@ -1,13 +1,13 @@
-"""One form of a computation in a process of its own, for bench/kernels.py: what it takes in time and in memory.
+"""One form of a computation in a process of its own, for bench/kernels.py: its time and its memory.
 
     python -m titan_rl.diagnostics.bench.kernel_forms head FORM
     python -m titan_rl.diagnostics.bench.kernel_forms step FORM MODEL_DIRECTORY CHECKPOINTING
 
 ``head`` is the vocabulary projection alone, forward and backward; ``step`` a whole trainer step of a model. Forms are
 ``kernel`` (what the trainer does), ``again`` (the same without an expected gradient, so that the backward computes the
-logits again), ``naive`` and ``by_hand`` (logits in full, by autograd and by hand). Peak memory is the kernel's count of
-resident pages (VmHWM, set back before the computation): it sees all that was touched, by whatever library. Memory that
-was freed before is given back first, so that nothing hides in it.
+logits again), ``naive`` and ``by_hand`` (all logits, by autograd and by hand). Peak memory is the operating system's
+count of resident pages (VmHWM, reset before the computation), which includes the memory of every library. Freed memory
+is returned to the system first, so that the computation cannot reuse it unseen.
 
 Dimensions: S tokens, D hidden size, V words.
 """
@@ -35,9 +35,9 @@ def _status_mib(key: str) -> float:
 
 
 def measure(run: Callable[[], None]) -> dict[str, float]:
-    """MiB at most, and beyond those before; and medians over later runs, whose memory is there already.
+    """Peak MiB, in total and beyond the MiB before; and medians of time over later runs, which reuse that memory.
 
-    Seconds are of the clock; processor seconds of all threads, which do not count what others took of the cores.
+    Seconds are wall-clock; processor seconds are of all threads, so other processes do not count.
     """
     ctypes.CDLL(None).malloc_trim(0)
     before = _status_mib("VmRSS")
@@ -59,7 +59,7 @@ def measure(run: Callable[[], None]) -> dict[str, float]:
 
 
 def _naive(hidden_SD, weight_VD, target_S):
-    """What anyone writes: logits, log-softmax, the target's; the entropy for the log."""
+    """The usual code: logits, log-softmax, the target's value; the entropy for the log."""
     logprob_SV = torch.log_softmax(F.linear(hidden_SD, weight_VD), -1)
     with torch.no_grad():
         entropy_S = -(logprob_SV.exp() * logprob_SV).sum(-1)
@@ -67,7 +67,7 @@ def _naive(hidden_SD, weight_VD, target_S):
 
 
 class _Softmax(torch.autograd.Function):
-    """Logits become probabilities, and those their own gradient, in the same memory."""
+    """Logits, probabilities and the gradient take turns in the same memory."""
 
     @staticmethod
     def forward(ctx, logits_SV, target_S):
@@ -88,12 +88,12 @@ class _Softmax(torch.autograd.Function):
 
 
 def _by_hand(hidden_SD, weight_VD, target_S):
-    """Logits in full in as little memory and as few passes as torch allows; good for one backward."""
+    """All logits, in as little memory and as few passes as torch allows; for one backward only."""
     return _Softmax.apply(F.linear(hidden_SD, weight_VD), target_S)
 
 
 def _expecting(hidden_SD, weight_VD, target_S):
-    """The gradient of the log-probabilities' sum, as the trainer's head is told that of its loss."""
+    """With the gradient of the log-probabilities' sum given, as the trainer's head is given that of its loss."""
     return linear_logprob(
         hidden_SD, weight_VD, target_S, expected_grad=lambda logprob_S, tokens: torch.ones_like(logprob_S)
     )
@@ -138,7 +138,7 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     def run() -> None:
         assert not isinstance(learner.train(rows, True, AlgorithmConfig()), BadNumbers)
 
-    run()  # the optimizer's state is made in the first step
+    run()  # the first step creates the optimizer's state
     return run
 
 
@@ -166,7 +166,7 @@ def _documents(num_words: int) -> list:
 
 
 def _put_logits_in_full(output_head: torch.nn.Module, statistics: Callable) -> None:
-    """Within the module's forward, where FSDP has the weight gathered, as the trainer's own."""
+    """In the module's forward, for which FSDP gathers the weight, as for the trainer's own."""
 
     def forward(hidden_SD, target_S, **_):
         return torch.stack(statistics(hidden_SD.float(), output_head.weight.float(), target_S))

@@ -1,8 +1,8 @@
-"""The kernels' references on this machine's CPU: linear_logprob against logits in full, alone and in a trainer step.
+"""The kernels' references on this machine's CPU: linear_logprob against all logits, alone and in a trainer step.
 
-The step needs ``--model.path DIR`` (SmolLM2-135M). Every figure comes from fresh processes, which take turns, in the
-trainer actor's environment; a ratio is the median of those of the rounds. What a GPU does is measured by
-``python kernels/bench.py``, which needs no titan_rl.
+The step needs ``--model.path DIR`` (SmolLM2-135M). Every figure comes from fresh processes, in alternating rounds, with
+the trainer actor's environment; a ratio is the median over the rounds. ``python kernels/bench.py`` measures a GPU, and
+needs no titan_rl.
 """
 
 import json
@@ -18,7 +18,7 @@ from titan_rl.mesh.launch.placement import available_cores, share_cores, trainer
 
 _ROUNDS = {"head": 3, "step": 2}
 _BARS = {"head": {"seconds": 1.25, "mib": 0.15}, "step": {"seconds": 1.1, "mib": 0.6}}
-"""At most, of the naive form's."""
+"""Upper limits, as a share of the naive form's."""
 _NAIVE = {"naive": "log_softmax of all logits"}
 _OTHERS = {
     "head": _NAIVE
@@ -47,7 +47,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rows(what: str, name: str, *arguments: str) -> list[dict[str, Any]]:
-    """Against forms of logits in full; bars are held to the one that anyone writes."""
+    """Against forms that compute all logits; the bars apply to the naive one."""
     rounds = [
         {form: _fresh(what, form, *arguments) for form in ("kernel", *_OTHERS[what])} for _ in range(_ROUNDS[what])
     ]
@@ -59,7 +59,7 @@ def _rows(what: str, name: str, *arguments: str) -> list[dict[str, Any]]:
 
 
 def _ratio(name: str, key: str, rounds: list[dict], other: str, bar: float | None) -> dict[str, Any]:
-    """Of what was measured next to each other, as the machine is shared."""
+    """The median ratio of measurements of the same round, since other work shares the machine."""
     ratio = statistics.median(forms["kernel"][key] / forms[other][key] for forms in rounds)
     with_it, without = (statistics.median(forms[form][key] for forms in rounds) for form in ("kernel", other))
     return row(name, ratio, "ratio", bar, **{f"{key}_with": with_it, f"{key}_without": without})

@@ -1,4 +1,4 @@
-"""Plain ``LLM.generate`` in a process of its own, for bench/generate.py: a round number in, tokens a second out."""
+"""Plain ``LLM.generate`` in a process of its own, for bench/generate.py: a round number in, tokens per second out."""
 
 import sys
 import time
@@ -13,7 +13,8 @@ _SETTINGS = (
     *("model", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
     *("enforce_eager", "kv_cache_memory_bytes", "block_size", "logprobs_mode", "skip_tokenizer_init", "hf_overrides"),
 )
-"""The actor's, but for what plain vLLM has no use for (weight transfer) or may do better (asynchronous scheduling)."""
+"""The actor's settings, without those that plain vLLM does not need (weight transfer) or has better defaults for
+(asynchronous scheduling)."""
 
 
 def main(path: str, dtype: str, max_len: int) -> None:

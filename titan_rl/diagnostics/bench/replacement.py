@@ -1,7 +1,6 @@
-"""How soon after a kill all is whole again, in a run of two generators that goes on meanwhile.
+"""How long a repair takes after a kill, in a run of two generators that continues meanwhile.
 
-Faults are far enough apart for a standby, or a spare, to be ready again: what they cost in close succession is what
-``titan-rl chaos`` tells.
+Each kill waits until a standby, or a spare, is ready again; ``titan-rl chaos`` measures faults in close succession.
 """
 
 import json
@@ -28,8 +27,8 @@ _CHAOS = Path(__file__).parents[3] / "configs" / "chaos.toml"
 _COLD = """
 import sys
 from pathlib import Path
-from titan_rl.config import load_config
-from titan_rl.generation.engine import GenerationEngine
+from titan_rl.config.load import load_config
+from titan_rl.generator.engine import GenerationEngine
 GenerationEngine(load_config(sys.argv[1]).generator, sys.argv[2], 64)
 print("up", flush=True)
 """
@@ -40,13 +39,13 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     cold = statistics.median(_cold_start() for _ in range(3))
     with _run(overrides, {}) as root:
         _await_standbys(root)
-        trainer = _replacements(root, "trainer rank 1", "trainer_whole", ("standby_waits", {"of": "trainer"}))
+        trainer = _replacements(root, "trainer rank 1", "trainer_repaired", ("standby_waits", {"of": "trainer"}))
         generator = _replacements(root, "generator 1", "generator_serves", ("standby_waits", {"of": "generator"}))
     with _run(overrides, {"warm_spares": 1}) as root:
         _await_standbys(root)
         spare = _replacements(root, "generator 1", "generator_serves", ("spare_waits", {}))
     return [
-        row("trainer rank whole again", statistics.median(trainer), "s", _BAR_TRAINER, all=trainer),
+        row("trainer rank repaired", statistics.median(trainer), "s", _BAR_TRAINER, all=trainer),
         row("cold start of an engine, on a machine that does nothing else", cold, "s"),
         row("generator replaced", statistics.median(generator), "s", all=generator),
         row("  against a cold start", statistics.median(generator) / cold, "ratio", _BAR_COLD),
@@ -55,7 +54,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cold_start() -> float:
-    """Seconds from nothing to an engine that can be asked."""
+    """Seconds from starting a process to an engine that accepts requests."""
     from titan_rl.mesh.launch.placement import available_cores, generator_environment, share_cores
 
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as model:
@@ -77,7 +76,7 @@ def _cold_start() -> float:
 
 @contextmanager
 def _run(overrides: dict[str, dict[str, Any]], recovery: dict[str, Any]):
-    """The directory of a training that goes on until it is left."""
+    """The directory of a run that lasts until the context is left."""
     tables = overrides | {
         "training": {"steps": 100_000},
         "mesh": {"hosts": 0},
@@ -103,8 +102,8 @@ def _await_standbys(root: Path) -> None:
         _event(root, 0.0, "standby_waits", {"of": kind})
 
 
-def _replacements(root: Path, name: str, whole: str, ready: tuple[str, dict]) -> list[float]:
-    """Seconds from each kill to ``whole``; each follows a ``ready`` that came after the one before."""
+def _replacements(root: Path, name: str, repaired: str, ready: tuple[str, dict]) -> list[float]:
+    """Seconds from each kill to the event ``repaired``. Before each kill, a new event ``ready`` is waited for."""
     seconds, since = [], 0.0
     for _ in range(_ROUNDS):
         _event(root, since, *ready)
@@ -112,7 +111,7 @@ def _replacements(root: Path, name: str, whole: str, ready: tuple[str, dict]) ->
             time.sleep(0.1)
         since = time.time()
         os.kill(pids[0], signal.SIGKILL)
-        seconds.append(_event(root, since, whole, {})["time"] - since)
+        seconds.append(_event(root, since, repaired, {})["time"] - since)
     return seconds
 
 
@@ -121,7 +120,7 @@ def _pids(root: Path, name: str) -> list[int]:
 
 
 def _event(root: Path, since: float, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The first of that kind. Errors: RuntimeError if it does not come."""
+    """The first event of that kind. Errors: RuntimeError if none comes in time."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
         for event in read_events(root):

@@ -1,4 +1,4 @@
-"""What the mesh itself costs: steps of the tiny model, 16 prompts x 8 samples, through all actors."""
+"""The cost of the mesh itself: steps of the tiny model, 16 prompts x 8 samples, through all actors."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from titan_rl.diagnostics.bench.training import train_for_bench
 
 _BAR_STEP, _BAR_START = 0.3, 45.0
 _OVERRIDES = {
-    "recovery": {"standby": False},  # while it is prepared, steps are slower
+    "recovery": {"standby": False},  # its preparation slows the steps down
     "training": {"steps": 60},
     "rollout": {"prompts_per_step": 16, "group_size": 8, "max_staleness": 0},
 }

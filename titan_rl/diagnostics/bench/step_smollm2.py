@@ -7,7 +7,7 @@ from titan_rl.diagnostics.bench.training import train_for_bench
 
 _BAR_STEP = 21.0
 _OVERRIDES = {
-    "recovery": {"standby": False},  # while it is prepared, steps are slower
+    "recovery": {"standby": False},  # its preparation slows the steps down
     "task": {"name": "gcd", "style": "chat", "options": {"shots": 0, "max_value": 1000}},
     "training": {"steps": 8},
     "rollout": {"prompts_per_step": 8, "group_size": 8, "max_new_tokens": 32, "max_staleness": 0},

@@ -1,4 +1,4 @@
-"""A training run in a temporary directory, and what its steps took."""
+"""A training run in a temporary directory, and the times of its steps."""
 
 import json
 import statistics
@@ -16,7 +16,7 @@ from titan_rl.records.metrics import read_metrics
 
 _CONFIGS = Path(__file__).parents[3] / "configs"
 _NUM_WARMING = 2
-"""First steps that are left out of the medians."""
+"""The first steps, which are left out of the medians."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ def trained(
     overrides: dict[str, Any],
     command: tuple[str, ...] = ("titan_rl.cli", "train"),
 ) -> Iterator[Path]:
-    """The directory of a run that is done. ``command``: the module that runs it, and its first arguments.
+    """The directory of a finished run. ``command``: the module that runs it, and its first arguments.
 
     Errors: ConfigError if the run could not start; RuntimeError if it failed.
     """
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         root = Path(folder) / "run"
         tables = [*_arguments(fixed), *_arguments(overrides), "--run.dir", str(root)]
-        whole = [sys.executable, "-m", *command, str(_CONFIGS / config_file), *tables]
-        done = subprocess.run(whole, capture_output=True, text=True)
+        arguments = [sys.executable, "-m", *command, str(_CONFIGS / config_file), *tables]
+        done = subprocess.run(arguments, capture_output=True, text=True)
         if done.returncode == 2:
             raise ConfigError(done.stderr.strip().removeprefix("titan-rl: "))
         if done.returncode:

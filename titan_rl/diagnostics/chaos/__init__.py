@@ -1,13 +1,14 @@
-"""A training under fire, ``titan-rl chaos CONFIG --kills N --seed S``, and what became of it.
+"""``titan-rl chaos CONFIG --kills N --seed S``: faults are injected into a training run, and what follows is measured.
 
-    drawing ──▶ siege ──▶ strike ──▶ matching ──▶ report ──▶ verdict
-    (by seed)   (when)    (witness)  (events)      ▲
-                                     account ──────┘  (ledger and records, read independently)
+    schedule ──▶ experiment ──▶ injection ──▶ outcomes ──▶ report ──▶ verdict
+    (by seed)    (who, when)    (witness)     (events)       ▲
+                                audit, baseline ─────────────┘
+                                (ledger and records, read independently; runs without faults)
 
-Victims, moments and ways are drawn by seed: trainer ranks, generators, verifiers, their scorers and the controller
-itself, in every state, by SIGKILL, SIGSTOP, exceptions and exits. A killed controller's run is resumed. For each fault
-there is a witness that it happened, and how soon it was noticed and all was whole again. Standbys and spares are not
-struck.
+Targets, times and ways come from the seed: trainer ranks, generators, verifiers, their scorers, hosts and the
+controller itself, in every state, by SIGKILL, SIGSTOP, exceptions and exits. After its controller was killed, the run
+is resumed. Each fault has a witness that it happened, and the time until it was noticed and until it was repaired.
+Standbys and spares are never targets.
 """
 
 from titan_rl.diagnostics.chaos.command import Options, chaos

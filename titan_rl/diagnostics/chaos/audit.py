@@ -1,4 +1,4 @@
-"""What a run left on disk, read by queries of our own: was a sample lost, or used twice?"""
+"""An audit of what a run left on disk, by queries of its own: was a sample lost, or used twice?"""
 
 import json
 import sqlite3
@@ -16,12 +16,12 @@ from titan_rl.records.rollouts import has_rollouts, read_rollouts
 from titan_rl.records.rundir import RunDir
 
 Sample = tuple[str, int]
-Fate = tuple[str, int, str, int | None, str | None]
+SampleRow = tuple[str, int, str, int | None, str | None]
 """Prompt, sample, state, step and reason."""
 
 
-def read_samples(root: Path) -> list[Fate]:
-    """Every sample that was ever issued; nothing if there is no ledger."""
+def read_samples(root: Path) -> list[SampleRow]:
+    """Every sample that was ever issued; empty if there is no ledger."""
     path = RunDir(root).ledger
     if not path.is_file():
         return []
@@ -30,12 +30,12 @@ def read_samples(root: Path) -> list[Fate]:
 
 
 def trained_prompts(root: Path) -> dict[str, int]:
-    """The step that each prompt was trained at."""
+    """Prompt to the step that it was trained at."""
     return {prompt: step for prompt, _, state, step, _ in read_samples(root) if state == "trained"}
 
 
 def recorded_samples(root: Path, steps: int) -> dict[int, set[Sample]]:
-    """Of each step's rollout file."""
+    """Step to the samples of its rollout file."""
     folder = RunDir(root).rollouts
     return {
         step: {
@@ -56,8 +56,8 @@ def summary(root: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def account(root: Path, config: Config, steps: int) -> dict[str, Any]:
-    """Counts of samples and of what is wrong with them."""
+def audit(root: Path, config: Config, steps: int) -> dict[str, Any]:
+    """Counts of samples, and of each thing that is wrong with them."""
     samples = read_samples(root)
     states = Counter(state for _, _, state, _, _ in samples)
     return {
@@ -70,13 +70,13 @@ def account(root: Path, config: Config, steps: int) -> dict[str, Any]:
 
 
 def _skipped_prompts(issued: set[str], config: Config) -> set[str]:
-    """Of as many prompts as were issued, those of the stream that were not: taken from it and then forgotten."""
+    """Prompts of the stream that were passed over: of its first ``len(issued)``, those that were not issued."""
     stream = PromptStream(make_task(config.task.name, config.task.style, config.task.options), config.run.seed)
     return {prompt.id for prompt in islice(stream, len(issued))} - issued
 
 
-def compare_records(samples: list[Fate], recorded: dict[int, set[Sample]], steps: int) -> dict[str, int]:
-    """The ledger against the rollout files, which are what was trained on. Pure."""
+def compare_records(samples: list[SampleRow], recorded: dict[int, set[Sample]], steps: int) -> dict[str, int]:
+    """The ledger against the rollout files, which hold what was trained on. Pure."""
     times = Counter(sample for of_step in recorded.values() for sample in of_step)
     trained = {(prompt, sample): step for prompt, sample, state, step, _ in samples if state == "trained"}
     step_of = {(prompt, sample): step for prompt, sample, _, step, _ in samples}

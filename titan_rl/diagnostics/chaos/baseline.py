@@ -1,4 +1,4 @@
-"""Runs without faults, to hold the run under fire against: the same one, and others of its kind."""
+"""Comparison with runs without faults: the same run, and the same with other seeds."""
 
 import math
 import statistics
@@ -15,16 +15,16 @@ MAX_SEEDS = len(_STUDENT_T) + 1
 def against_undisturbed(root: Path, undisturbed: Path) -> dict[str, Any]:
     """Two run directories: were the same prompts trained, and were each step's numbers the same, bit for bit?
 
-    The loss of an on-policy step is next to nothing whatever was trained, so gradient norms are compared, too.
+    The loss of an on-policy step is close to 0 for any data, so gradient norms are compared, too.
     """
-    told = compare_prompts(trained_prompts(root), trained_prompts(undisturbed))
+    found = compare_prompts(trained_prompts(root), trained_prompts(undisturbed))
     for name, plural in (("loss", "losses"), ("grad_norm", "grad_norms")):
-        told |= compare_steps(step_values(root, name), step_values(undisturbed, name), plural)
-    return told
+        found |= compare_steps(step_values(root, name), step_values(undisturbed, name), plural)
+    return found
 
 
 def compare_prompts(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, Any]:
-    """Prompts with the step that they were trained at. Pure."""
+    """Both: prompt to the step that it was trained at. Pure."""
     differ = ours.keys() ^ theirs.keys()
     return {
         "same_prompts": not differ,
@@ -34,7 +34,7 @@ def compare_prompts(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, A
 
 
 def compare_steps(ours: dict[int, float], theirs: dict[int, float], plural: str) -> dict[str, Any]:
-    """Numbers by step. Pure."""
+    """Both: step to number. ``plural`` names the numbers in the result. Pure."""
     steps = sorted(ours.keys() | theirs.keys())
     differ = [step for step in steps if ours.get(step) != theirs.get(step)]
     return {
@@ -49,9 +49,10 @@ def held_out_accuracy(root: Path) -> float | None:
 
 
 def among_seeds(accuracy: float | None, others: list[float | None]) -> dict[str, Any]:
-    """Whether an accuracy is one that fault-free seeds lead one to expect. Pure.
+    """Whether an accuracy is among what fault-free runs with other seeds reach. Pure.
 
-    ``interval`` is where one more run would be found with 95 %: mean ± t s √(1 + 1/n), Student's t with n - 1 degrees.
+    ``interval`` holds the accuracy of one more such run with 95 % probability: mean ± t s √(1 + 1/n), where t is
+    Student's with n - 1 degrees of freedom.
     """
     known = [value for value in others if value is not None]
     if len(known) < 2:

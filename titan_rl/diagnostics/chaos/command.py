@@ -1,4 +1,4 @@
-"""``titan-rl chaos``: what was asked is checked, the runs are made, and what became of them is told."""
+"""``titan-rl chaos``: checks the options, makes the runs, and reports on them."""
 
 import json
 import shutil
@@ -14,13 +14,13 @@ from typing import Any
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import Config
 from titan_rl.diagnostics.chaos import report as reports
-from titan_rl.diagnostics.chaos.audit import account, summary
+from titan_rl.diagnostics.chaos.audit import audit, summary
 from titan_rl.diagnostics.chaos.baseline import MAX_SEEDS, against_undisturbed, among_seeds, held_out_accuracy
-from titan_rl.diagnostics.chaos.experiment import Siege
-from titan_rl.diagnostics.chaos.injection import Struck
-from titan_rl.diagnostics.chaos.outcomes import match
-from titan_rl.diagnostics.chaos.run_process import TimedOut, Training
-from titan_rl.diagnostics.chaos.schedule import KINDS, draw_faults, kinds_of, last_step_to_strike
+from titan_rl.diagnostics.chaos.experiment import Experiment
+from titan_rl.diagnostics.chaos.injection import Injection
+from titan_rl.diagnostics.chaos.outcomes import outcome_of
+from titan_rl.diagnostics.chaos.run_process import RunProcess, TimedOut
+from titan_rl.diagnostics.chaos.schedule import KINDS, kinds_of, last_fault_step, schedule_faults
 from titan_rl.trainer.titan_config import build_titan
 
 EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
@@ -30,12 +30,12 @@ Overrides = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of a run under fire."""
+    """What the experiment is asked to do."""
 
     kills: int = 20
     seed: int = 1
-    victims: tuple[str, ...] | None = None
-    """None: every kind that the run has."""
+    targets: tuple[str, ...] | None = None
+    """Kinds of processes; None: every kind that the run has."""
     undisturbed: bool = False
     fault_free_seeds: int = 0
     timeout: float = 4 * 3600.0
@@ -44,14 +44,14 @@ class Options:
 
 
 def chaos(config_file: str | None, overrides: Overrides, options: Options) -> int:
-    """0 if the run went through all its steps, lost nothing and left nobody behind; 1 if not; 130 for Ctrl-C.
+    """0 if the run did all its steps, lost no sample and left no process; 1 if not; 130 for Ctrl-C.
 
-    Errors: ConfigError, with nothing left running.
+    Errors: ConfigError; no process is left running.
     """
     config = load_config(config_file, overrides)
     steps = build_titan(config).training.steps
-    if options.victims is None:
-        options = replace(options, victims=kinds_of(config.mesh.hosts))
+    if options.targets is None:
+        options = replace(options, targets=kinds_of(config.mesh.hosts))
     _check(options, config, steps)
     scratch = None if config.run.dir else tempfile.mkdtemp(prefix="titan_rl_chaos_")
     root = Path(config.run.dir if scratch is None else f"{scratch}/run")
@@ -61,41 +61,45 @@ def chaos(config_file: str | None, overrides: Overrides, options: Options) -> in
         report = _Runs(root, config_file, overrides, options, config, steps).report()
         is_kept = not report["ok"]
     except KeyboardInterrupt:
-        print("titan-rl: stopped, and nobody is left", file=sys.stderr)
+        print("titan-rl: stopped; no process is left", file=sys.stderr)
         return EXIT_STOPPED
     finally:
         if scratch is not None and not is_kept:
             shutil.rmtree(scratch, ignore_errors=True)
     print(json.dumps(report, indent=2) if options.as_json else reports.for_people(report))
     if is_kept:
-        print(f"titan-rl: the run is kept in {root}, what it said in {root}.out", file=sys.stderr)
+        print(f"titan-rl: the run is kept in {root}, its output in {root}.out", file=sys.stderr)
     return EXIT_OK if report["ok"] else EXIT_FAULT
 
 
 def _check(options: Options, config: Config, steps: int) -> None:
-    if unknown := [kind for kind in options.victims if kind not in KINDS]:
-        raise ConfigError(f"no such victim: {unknown[0]!r}; --victims takes some of {','.join(KINDS)}")
-    if not options.victims or len(set(options.victims)) < len(options.victims):
-        raise ConfigError(f"--victims takes some of {','.join(KINDS)}, each once")
-    if "host" in options.victims and not config.mesh.hosts:
-        raise ConfigError("the run has no hosts of its own: give --mesh.hosts 2, say, or other --victims")
+    _check_targets(options.targets, config)
     if options.kills < 1:
         raise ConfigError("chaos needs at least one fault: give --kills 1 or more")
-    if last_step_to_strike(steps, config.checkpoint.every) < 1:
+    if last_fault_step(steps, config.checkpoint.every) < 1:
         raise ConfigError(
-            f"{steps} steps are too few to strike in: give more --training.steps (a tenth of them, three and "
-            f"checkpoint.every are left alone at the end)"
+            f"{steps} steps are too few: give more --training.steps (no fault is injected in the last three, plus "
+            f"checkpoint.every, plus a tenth of all)"
         )
-    if "trainer" in options.victims and not config.recovery.snapshot_every:
-        raise ConfigError("recovery.snapshot_every = 0 lets a trainer's death end the run: give other --victims")
     if options.fault_free_seeds and not 2 <= options.fault_free_seeds <= MAX_SEEDS:
         raise ConfigError(f"--fault-free-seeds takes 2 to {MAX_SEEDS}: fewer give no interval")
     if not options.timeout > 0:
         raise ConfigError("--timeout takes seconds above 0")
 
 
+def _check_targets(targets: tuple[str, ...], config: Config) -> None:
+    if unknown := [kind for kind in targets if kind not in KINDS]:
+        raise ConfigError(f"no such target: {unknown[0]!r}; --targets takes some of {','.join(KINDS)}")
+    if not targets or len(set(targets)) < len(targets):
+        raise ConfigError(f"--targets takes some of {','.join(KINDS)}, each once")
+    if "host" in targets and not config.mesh.hosts:
+        raise ConfigError("the run has no hosts of its own: give --mesh.hosts 2, or other --targets")
+    if "trainer" in targets and not config.recovery.snapshot_every:
+        raise ConfigError("recovery.snapshot_every = 0 lets a trainer's death end the run: give other --targets")
+
+
 def _roots(root: Path, options: Options) -> list[Path]:
-    """The run under fire, the undisturbed one if there is one, and those of other seeds."""
+    """Of the run with faults, the undisturbed one if it is asked for, and those of other seeds."""
     undisturbed = [beside(root, "undisturbed")] if options.undisturbed else []
     return [root, *undisturbed, *(beside(root, f"seed-{i}") for i in range(1, options.fault_free_seeds + 1))]
 
@@ -125,12 +129,12 @@ def _interrupt(number, frame) -> None:
 
 
 _AS_CTRL_C = {signal.SIGTERM: _interrupt}
-_DEAF = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
-"""While processes are ended: a second Ctrl-C must not leave some."""
+_IGNORE_SIGNALS = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
+"""While processes are ended: a second Ctrl-C must not leave some of them."""
 
 
 class _Runs:
-    """The run under fire and those without faults, one after the other."""
+    """The run with faults and those without, one after the other."""
 
     def __init__(
         self,
@@ -144,65 +148,65 @@ class _Runs:
         self.root, self.config_file, self.overrides = root, config_file, overrides
         self.options, self.config, self.steps = options, config, steps
         self.deadline = time.monotonic() + options.timeout
-        self._trainings: list[Training] = []
-        self._told: set[int] = set()
+        self._processes: list[RunProcess] = []
+        self._reported: set[int] = set()
 
-    def _training(self, root: Path, overrides: Overrides) -> Training:
+    def _new_process(self, root: Path, overrides: Overrides) -> RunProcess:
         root.parent.mkdir(parents=True, exist_ok=True)
-        self._trainings.append(Training(root, self.config_file, overrides, self.deadline))
-        return self._trainings[-1]
+        self._processes.append(RunProcess(root, self.config_file, overrides, self.deadline))
+        return self._processes[-1]
 
     def report(self) -> dict[str, Any]:
-        """Nobody is left afterwards, whatever happens. Errors: ConfigError if the training refuses its config."""
+        """No process is left afterwards, in any case. Errors: ConfigError if the run refuses its config."""
         try:
             with _on_signals(_AS_CTRL_C):
-                report = self._under_fire()
+                report = self._with_faults()
                 if not report["timed_out"] and report["exit_code"] == 0:
-                    report |= self._in_peace(report)
+                    report |= self._baselines(report)
         finally:
-            with _on_signals(_DEAF):
-                for training in self._trainings:
-                    training.end()
+            with _on_signals(_IGNORE_SIGNALS):
+                for process in self._processes:
+                    process.end()
         report["flaws"] = reports.flaws(report)
         return {"ok": not report["flaws"]} | report
 
-    # under fire
+    # with faults
 
-    def _under_fire(self) -> dict[str, Any]:
+    def _with_faults(self) -> dict[str, Any]:
         options, every = self.options, self.config.checkpoint.every
-        faults = draw_faults(options.kills, options.seed, last_step_to_strike(self.steps, every), options.victims)
-        training = self._training(self.root, self.overrides)
-        siege = Siege(training, faults, options.seed, every, lambda struck: self._tell(struck, training.events()))
+        faults = schedule_faults(options.kills, options.seed, last_fault_step(self.steps, every), options.targets)
+        process = self._new_process(self.root, self.overrides)
+        experiment = Experiment(process, faults, options.seed, every, lambda done: self._say(done, process.events()))
         start, timed_out, code = time.monotonic(), False, None
         try:
-            code = siege.run()
+            code = experiment.run()
         except TimedOut:
             timed_out = True
-            training.end()
-        seconds, left = time.monotonic() - start, training.left_behind()
-        if code == EXIT_USER and training.num_starts == 1:
-            raise ConfigError(training.last_words().removeprefix("titan-rl: "))
-        self._tell(siege.struck, training.events(), at_last=True)
-        return self._figures(siege.struck, training.events(), left) | {
+            process.end()
+        seconds, left = time.monotonic() - start, process.left_behind()
+        if code == EXIT_USER and process.num_starts == 1:
+            raise ConfigError(process.last_line().removeprefix("titan-rl: "))
+        self._say(experiment.injections, process.events(), is_last=True)
+        return self._figures(experiment.injections, process.events(), left) | {
             "timed_out": timed_out,
             "exit_code": code,
             "seconds": round(seconds, 3),
-            "controller_starts": training.num_starts,
+            "controller_starts": process.num_starts,
         }
 
-    def _tell(self, struck: list[Struck], events: list[dict], at_last: bool = False) -> None:
-        """A line for each fault as soon as all is known of it."""
-        for number in (number for number in range(len(struck)) if number not in self._told):
-            outcome = match(struck[number], events)
-            if at_last or outcome.whole_after is not None:
-                self._told.add(number)
-                words = reports.line(reports.row(struck[number], outcome))
+    def _say(self, injections: list[Injection], events: list[dict], is_last: bool = False) -> None:
+        """A line for each fault as soon as its outcome is known."""
+        for number in (number for number in range(len(injections)) if number not in self._reported):
+            outcome = outcome_of(injections[number], events)
+            if is_last or outcome.repaired_after is not None:
+                self._reported.add(number)
+                words = reports.line(reports.row(injections[number], outcome))
                 print(f"fault {number + 1:>3}/{self.options.kills}  {words}", file=sys.stderr, flush=True)
 
-    def _figures(self, struck: list[Struck], events: list[dict], left: list[int]) -> dict[str, Any]:
+    def _figures(self, injections: list[Injection], events: list[dict], left: list[int]) -> dict[str, Any]:
         summed = summary(self.root)
-        rows = [reports.row(one, match(one, events)) for one in struck]
-        controllers = [one for one in struck if one.kind == "controller"]
+        rows = [reports.row(one, outcome_of(one, events)) for one in injections]
+        controllers = [one for one in injections if one.kind == "controller"]
         return {
             "run": str(self.root),
             "seed": self.options.seed,
@@ -211,48 +215,49 @@ class _Runs:
             "why_ended": summed.get("why_ended"),
             "held_out_accuracy": held_out_accuracy(self.root),
             "faults_asked": self.options.kills,
-            "faults_witnessed": sum(one.is_witnessed for one in struck),
-            "faults_seen_whole": sum(row["whole_after"] is not None for row in rows),
+            "faults_witnessed": sum(one.is_witnessed for one in injections),
+            "faults_repaired": sum(row["repaired_after"] is not None for row in rows),
             "processes_left": left,
             "orphans_left": sum(one.orphans_gone_after is None for one in controllers),
-            "samples": account(self.root, self.config, self.steps),
+            "samples": audit(self.root, self.config, self.steps),
             "samples_may_be_pending": self.config.rollout.max_staleness > 0,
             **reports.redone_losses(events),
             **reports.tables(rows),
             "faults": rows,
         }
 
-    # in peace
+    # without faults
 
-    def _in_peace(self, report: dict[str, Any]) -> dict[str, Any]:
-        """What runs without faults say about this one. One that fails or takes too long is told as such."""
-        told: dict[str, Any] = {}
+    def _baselines(self, report: dict[str, Any]) -> dict[str, Any]:
+        """The comparison with runs without faults. One that fails or takes too long is reported as such."""
+        found: dict[str, Any] = {}
         if self.options.undisturbed:
             root = beside(self.root, "undisturbed")
-            code = self._run_in_peace(root, self.overrides)
-            told["undisturbed"] = {
+            code = self._run_baseline(root, self.overrides)
+            found["undisturbed"] = {
                 "exit_code": code,
                 **against_undisturbed(self.root, root),
                 "held_out_accuracy": held_out_accuracy(root),
             }
         if self.options.fault_free_seeds:
             accuracies = [self._accuracy_of_seed(i) for i in range(1, self.options.fault_free_seeds + 1)]
-            told["fault_free_seeds"] = among_seeds(report["held_out_accuracy"], accuracies)
-        return told
+            found["fault_free_seeds"] = among_seeds(report["held_out_accuracy"], accuracies)
+        return found
 
     def _accuracy_of_seed(self, number: int) -> float | None:
         root, run = beside(self.root, f"seed-{number}"), self.overrides.get("run", {})
-        self._run_in_peace(root, self.overrides | {"run": run | {"seed": self.config.run.seed + number}})
+        self._run_baseline(root, self.overrides | {"run": run | {"seed": self.config.run.seed + number}})
         return held_out_accuracy(root)
 
-    def _run_in_peace(self, root: Path, overrides: Overrides) -> int | None:
-        print(f"a run without faults, {root.name}, to compare with", file=sys.stderr, flush=True)
-        training = self._training(root, overrides)
+    def _run_baseline(self, root: Path, overrides: Overrides) -> int | None:
+        """The exit code; None if it took too long."""
+        print(f"baseline {root.name}: a run without faults, to compare with", file=sys.stderr, flush=True)
+        process = self._new_process(root, overrides)
         try:
-            training.start()
-            code = training.await_end()
+            process.start()
+            code = process.await_end()
         except TimedOut:
             code = None
-            training.end()
-        training.left_behind()
+            process.end()
+        process.left_behind()
         return code

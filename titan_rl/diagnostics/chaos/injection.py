@@ -1,4 +1,4 @@
-"""Hitting one process, and the witness that it was really hit."""
+"""Injects one fault into one process, with a witness that it really happened."""
 
 import os
 import signal
@@ -8,44 +8,45 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from titan_rl.data.files import replace_text
 from titan_rl.diagnostics.chaos.schedule import Fault
-from titan_rl.diagnostics.chaos.targets import GONE, Victim, process_state
+from titan_rl.diagnostics.chaos.targets import GONE, Target, process_state
 
 _POLL_SECONDS = 0.0005
 _SIGNAL_SECONDS = 5.0
 _ORDER_SECONDS = 20.0
-"""How long a process may take to come by an order."""
+"""How long a process may take to carry out an order."""
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 @dataclass(frozen=True)
 class Witness:
-    """A process's state before and after, as the kernel tells it. Times are seconds since 1970."""
+    """A process's state before and after, as the kernel reports it. Times are seconds since 1970."""
 
     before: str
     after: str
-    """``obeyed`` if the process itself says that it raised what it was told to."""
+    """``obeyed`` if the process itself says that it raised the ordered exception."""
     ordered: float
     happened: float
 
 
 @dataclass
-class Struck:
-    """What really happened."""
+class Injection:
+    """What was really injected."""
 
     fault: Fault
-    victim: Victim
+    target: Target
     way: str
-    """Another one than was drawn if the victim did not come by that order."""
+    """Not the scheduled one if the target did not carry out that order."""
     witness: Witness
     state: str
-    """What the victim did at that moment."""
+    """What the target did at that moment."""
     step: int
     """Steps done by then; -1 while a run starts."""
     orphans_gone_after: float | None = None
-    """A killed controller's: seconds until none of its processes was left."""
-    seen_whole: float | None = None
-    """When the harness itself saw that all was whole: for what the run's events do not tell."""
+    """For a killed controller: seconds until none of its processes was left."""
+    seen_repaired: float | None = None
+    """When the experiment itself saw the repair, for what the run's events do not say."""
 
     @property
     def kind(self) -> str:
@@ -57,37 +58,35 @@ class Struck:
         return self.witness.before not in (GONE, "T") and self.witness.after == wanted
 
 
-def strike(victim: Victim, way: str, orders: Path, meanwhile: Callable[[], None]) -> Witness:
-    """Do it, and look until it is done. ``meanwhile`` is called while an order is on its way, and may raise."""
-    before, ordered = process_state(victim.pid), time.time()
+def inject(target: Target, way: str, orders: Path, meanwhile: Callable[[], None]) -> Witness:
+    """Do it and watch until it has happened. ``meanwhile`` is called while an order is pending, and may raise."""
+    before, ordered = process_state(target.pid), time.time()
     if way in _SIGNALS:
         with suppress(ProcessLookupError):
-            os.kill(victim.pid, _SIGNALS[way])
-        after = _await(lambda: _end(victim.pid), _SIGNAL_SECONDS, lambda: None)
-        return Witness(before, after or process_state(victim.pid), ordered, ordered)
-    order = orders / str(victim.pid)
-    beside = orders / f"new-{victim.pid}"
-    beside.write_text(way)
-    beside.rename(order)  # a reader never meets half of it
-    after = _await(lambda: _outcome(victim.pid, order.with_suffix(".obeyed")), _ORDER_SECONDS, meanwhile)
-    return Witness(before, after or process_state(victim.pid), ordered, time.time())
+            os.kill(target.pid, _SIGNALS[way])
+        after = _await(lambda: _end(target.pid), _SIGNAL_SECONDS, lambda: None)
+        return Witness(before, after or process_state(target.pid), ordered, ordered)
+    order = orders / str(target.pid)
+    replace_text(order, way)
+    after = _await(lambda: _effect(target.pid, order.with_suffix(".obeyed")), _ORDER_SECONDS, meanwhile)
+    return Witness(before, after or process_state(target.pid), ordered, time.time())
 
 
 def _end(pid: int) -> str:
-    """``gone`` or ``T``; nothing while it goes on."""
+    """``gone`` or ``T``; empty while it runs."""
     state = process_state(pid)
     return state if state in (GONE, "T") else ""
 
 
-def _outcome(pid: int, obeyed: Path) -> str:
+def _effect(pid: int, obeyed: Path) -> str:
     end = _end(pid)
-    return "obeyed" if obeyed.exists() else end  # in this order: it may obey and then die
+    return "obeyed" if obeyed.exists() else end  # read in this order, since it may obey and then die
 
 
 def _await(what: Callable[[], str], seconds: float, meanwhile: Callable[[], None]) -> str:
-    """What it gives at last, or nothing."""
+    """The first result that is not empty; empty after ``seconds``."""
     deadline = time.monotonic() + seconds
-    while not (outcome := what()) and time.monotonic() < deadline:
+    while not (result := what()) and time.monotonic() < deadline:
         meanwhile()
         time.sleep(_POLL_SECONDS)
-    return outcome
+    return result

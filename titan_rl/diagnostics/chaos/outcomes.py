@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from titan_rl.diagnostics.chaos.injection import Struck
+from titan_rl.diagnostics.chaos.injection import Injection
 
 
 @dataclass(frozen=True)
@@ -11,58 +11,58 @@ class Outcome:
     """Seconds after the fault, as far as they are known."""
 
     noticed_after: float | None = None
-    """Until the run knew; for a controller, until none of its processes was left."""
-    whole_after: float | None = None
-    """Until everybody worked again."""
+    """Until the run noticed it; for a controller, until none of its processes was left."""
+    repaired_after: float | None = None
+    """Until all processes worked again."""
     steps_redone: int | None = None
     why: str = ""
-    """As the run calls it: died, hung, raised ..."""
-    mended_by: str = ""
-    """``itself``, or ``resume`` if the controller was killed before it had mended this."""
+    """The run's word for it: died, hung, raised ..."""
+    repaired_by: str = ""
+    """``itself``, or ``resume`` if the controller was killed before it had repaired this."""
 
 
-def match(one: Struck, events: list[dict]) -> Outcome:
-    """``events`` in the order in which they were written. Faults may overlap: events are told apart by name."""
+def outcome_of(one: Injection, events: list[dict]) -> Outcome:
+    """``events`` in the order in which they were written. Faults may overlap: names tell their events apart."""
     later = [event for event in events if event["time"] >= one.witness.ordered]
     if one.kind == "controller":
         return _of_controller(one, later)
     if one.kind == "scorer":
-        return Outcome(None, _since(one, one.seen_whole), mended_by="itself" if one.seen_whole else "")
-    died = next((event for event in later if event["kind"] == "died" and event["pid"] == one.victim.pid), None)
+        return Outcome(None, _since(one, one.seen_repaired), repaired_by="itself" if one.seen_repaired else "")
+    died = next((event for event in later if event["kind"] == "died" and event["pid"] == one.target.pid), None)
     if one.kind == "host":
         return _of_host(one, died, later)
-    # what was written between the fault and its notice belongs to an earlier death of the same name
+    # events between the fault and its notice belong to an earlier death of a process of the same name
     start = died["time"] if died else one.witness.happened
-    whole = next((e for e in later if e["time"] >= start and _makes_whole(e, one.kind, one.victim.name)), None)
-    is_resume = whole is not None and whole["kind"] == "resumed"
+    repair = next((e for e in later if e["time"] >= start and _is_repair(e, one.kind, one.target.name)), None)
+    is_resume = repair is not None and repair["kind"] == "resumed"
     return Outcome(
         noticed_after=_since(one, died and died["time"]),
-        whole_after=_since(one, whole and whole["time"]),
-        steps_redone=None if whole is None else whole.get("redone" if is_resume else "steps_redone"),
+        repaired_after=_since(one, repair and repair["time"]),
+        steps_redone=None if repair is None else repair.get("redone" if is_resume else "steps_redone"),
         why=died["why"] if died else "",
-        mended_by="" if whole is None else "resume" if is_resume else "itself",
+        repaired_by="" if repair is None else "resume" if is_resume else "itself",
     )
 
 
-def _of_host(one: Struck, died: dict | None, later: list[dict]) -> Outcome:
-    """It is whole when everybody that it took along has been replaced."""
+def _of_host(one: Injection, died: dict | None, later: list[dict]) -> Outcome:
+    """Repaired when every process that was lost with it has been replaced."""
     if died is None:
         return Outcome()
     after = later[later.index(died) + 1 :]
-    again = next((i for i, e in enumerate(after) if e["kind"] == "died" and e["name"] == one.victim.name), len(after))
-    lost = [event for event in after[:again] if event["kind"] == "died" and event["why"] == f"lost {one.victim.name}"]
+    again = next((i for i, e in enumerate(after) if e["kind"] == "died" and e["name"] == one.target.name), len(after))
+    lost = [event for event in after[:again] if event["kind"] == "died" and event["why"] == f"lost {one.target.name}"]
     lost = [event for event in lost if _kind(event) in ("trainer", "generator", "verifier") and _has_number(event)]
-    wholes = [
-        next((e for e in after if e["time"] >= gone["time"] and _makes_whole(e, _kind(gone), gone["name"])), None)
+    repairs = [
+        next((e for e in after if e["time"] >= gone["time"] and _is_repair(e, _kind(gone), gone["name"])), None)
         for gone in lost
     ]
-    is_whole = None not in wholes
+    is_complete = None not in repairs
     return Outcome(
         noticed_after=_since(one, died["time"]),
-        whole_after=_since(one, max([died["time"], *(whole["time"] for whole in wholes)])) if is_whole else None,
-        steps_redone=max((whole.get("steps_redone", 0) for whole in wholes), default=0) if is_whole else None,
+        repaired_after=_since(one, max([died["time"], *(e["time"] for e in repairs)])) if is_complete else None,
+        steps_redone=max((e.get("steps_redone", 0) for e in repairs), default=0) if is_complete else None,
         why=died["why"],
-        mended_by="" if not is_whole else "resume" if any(w["kind"] == "resumed" for w in wholes) else "itself",
+        repaired_by="" if not is_complete else "resume" if any(e["kind"] == "resumed" for e in repairs) else "itself",
     )
 
 
@@ -71,42 +71,42 @@ def _kind(died: dict) -> str:
 
 
 def _has_number(died: dict) -> bool:
-    """A spare has none, and nobody waits for it."""
+    """A spare has none, and nothing waits for it."""
     return died["name"].split()[-1].isdigit()
 
 
-def _of_controller(one: Struck, later: list[dict]) -> Outcome:
+def _of_controller(one: Injection, later: list[dict]) -> Outcome:
     resumed = next((event for event in later if event["kind"] == "resumed"), None)
     return Outcome(
         noticed_after=one.orphans_gone_after,
-        whole_after=_since(one, resumed["time"] if resumed else one.seen_whole),
+        repaired_after=_since(one, resumed["time"] if resumed else one.seen_repaired),
         steps_redone=resumed["redone"] if resumed else None,
         why="killed",
-        mended_by="resume" if resumed or one.seen_whole else "",
+        repaired_by="resume" if resumed or one.seen_repaired else "",
     )
 
 
-def _makes_whole(event: dict, kind: str, name: str) -> bool:
-    """Whether it tells that all of that kind works again, as far as ``name`` was concerned."""
+def _is_repair(event: dict, kind: str, name: str) -> bool:
+    """Whether this event says that ``name``, a process of that kind, has been replaced and works again."""
     if event["kind"] == "resumed":
         return True
     if kind == "host":
         return event["kind"] == "started" and event["name"] == name
     if kind == "trainer":
-        return event["kind"] == "trainer_whole" and name in re.split(r",\s*", event["who"])
+        return event["kind"] == "trainer_repaired" and name in re.split(r",\s*", event["who"])
     return event["kind"] == f"{kind}_serves" and event["number"] == int(name.split()[1])
 
 
-def is_mended(kind: str, name: str, events: list[dict]) -> bool:
-    """Whether that cell is not still being replaced or brought up. ``events`` since the controller's start."""
+def is_repaired(kind: str, name: str, events: list[dict]) -> bool:
+    """False while that process is being replaced or started. ``events``: those since the controller's start."""
     for event in reversed(events):
-        if _makes_whole(event, kind, name):
+        if _is_repair(event, kind, name):
             return True
         if event["kind"] == "died" and event["name"] == name:
             return False
     return True
 
 
-def _since(one: Struck, moment: float | None) -> float | None:
-    """An order is seen to be obeyed a little later than it is: so never less than nothing."""
+def _since(one: Injection, moment: float | None) -> float | None:
+    """Seconds, at least 0: the witness sees an order obeyed a little later than the run may notice it."""
     return None if moment is None else max(moment - one.witness.happened, 0.0)

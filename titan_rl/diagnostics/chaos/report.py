@@ -1,45 +1,43 @@
-"""What became of a run under fire: figures, verdict, and text for people. Pure."""
+"""The result of an experiment: figures, verdict, and text for people. Pure."""
 
 import statistics
 from collections import Counter
 from typing import Any
 
-from titan_rl.diagnostics.chaos.injection import Struck
+from titan_rl.diagnostics.chaos.injection import Injection
 from titan_rl.diagnostics.chaos.outcomes import Outcome
 from titan_rl.diagnostics.chaos.schedule import KINDS, STATES, WAYS
 
-Row = tuple[Struck, Outcome]
 
-
-def row(one: Struck, outcome: Outcome) -> dict[str, Any]:
+def row(one: Injection, outcome: Outcome) -> dict[str, Any]:
     """One fault, as JSON."""
     return {
-        "victim": one.victim.name,
-        "pid": one.victim.pid,
+        "target": one.target.name,
+        "pid": one.target.pid,
         "kind": one.kind,
         "state": one.state,
         "way": one.way,
         "step": one.step,
-        "drawn": {"after_step": one.fault.after_step, "state": one.fault.state, "way": one.fault.way},
+        "scheduled": {"after_step": one.fault.after_step, "state": one.fault.state, "way": one.fault.way},
         "witness": f"{one.witness.before} -> {one.witness.after}",
         "witnessed": one.is_witnessed,
         "time": one.witness.happened,
         "noticed_after": outcome.noticed_after,
-        "whole_after": outcome.whole_after,
+        "repaired_after": outcome.repaired_after,
         "steps_redone": outcome.steps_redone,
         "why": outcome.why,
-        "mended_by": outcome.mended_by,
+        "repaired_by": outcome.repaired_by,
     }
 
 
 def line(row: dict[str, Any]) -> str:
-    """One fault, for somebody who watches."""
+    """One fault, as a line of text."""
     redone, step = row["steps_redone"], "start" if row["step"] < 0 else f"step {row['step']}"
     return (
-        f"{step:<9}  {row['victim']:<16} {row['state']:<14} {row['way']:<5} "
-        f"noticed after {_seconds(row['noticed_after'])}, whole after {_seconds(row['whole_after'])}"
+        f"{step:<9}  {row['target']:<16} {row['state']:<14} {row['way']:<5} "
+        f"noticed after {_seconds(row['noticed_after'])}, repaired after {_seconds(row['repaired_after'])}"
         + (f", {redone} steps redone" if redone else "")
-        + (" by a resume" if row["mended_by"] == "resume" and row["kind"] != "controller" else "")
+        + (" by a resume" if row["repaired_by"] == "resume" and row["kind"] != "controller" else "")
         + ("" if row["witnessed"] else f"  NOT WITNESSED ({row['witness']})")
     )
 
@@ -49,14 +47,14 @@ def _seconds(value: float | None) -> str:
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often each kind was really struck in each state and way, and the medians of each kind."""
-    struck = [row for row in rows if row["witnessed"]]
-    states = Counter((row["kind"], row["state"]) for row in struck)
-    ways = Counter((row["kind"], row["way"]) for row in struck)
+    """How many faults each kind really had in each state and way, and the medians of each kind."""
+    witnessed = [row for row in rows if row["witnessed"]]
+    states = Counter((row["kind"], row["state"]) for row in witnessed)
+    ways = Counter((row["kind"], row["way"]) for row in witnessed)
     return {
         "by_state": {kind: {state: states[kind, state] for state in _states(kind)} for kind in KINDS},
         "by_way": {kind: {way: ways[kind, way] for way in WAYS[kind]} for kind in KINDS},
-        "by_kind": {kind: _figures([row for row in struck if row["kind"] == kind]) for kind in KINDS},
+        "by_kind": {kind: _figures([row for row in witnessed if row["kind"] == kind]) for kind in KINDS},
     }
 
 
@@ -72,8 +70,8 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "noticed_after_median": _of(statistics.median, noticed),
         "noticed_after_median_unless_stopped": _of(statistics.median, unstopped),
         "noticed_after_max": _of(max, noticed),
-        "whole_after_median": _of(statistics.median, [row["whole_after"] for row in rows]),
-        "whole_after_max": _of(max, [row["whole_after"] for row in rows]),
+        "repaired_after_median": _of(statistics.median, [row["repaired_after"] for row in rows]),
+        "repaired_after_max": _of(max, [row["repaired_after"] for row in rows]),
         "steps_redone_median": _of(statistics.median, [row["steps_redone"] for row in rows]),
         "steps_redone_max": _of(max, [row["steps_redone"] for row in rows]),
     }
@@ -85,17 +83,17 @@ def _of(statistic, values: list[float | None]) -> float | None:
 
 
 def redone_losses(events: list[dict]) -> dict[str, int]:
-    """Steps that were trained again from their record after a resume, and how many had another loss than before."""
+    """Steps that were trained again from their records after a resume, and how many of them had another loss."""
     redone = [event for event in events if event["kind"] == "redone"]
     return {"redone": len(redone), "redone_differently": sum(not event["same"] for event in redone)}
 
 
 def flaws(report: dict[str, Any]) -> list[str]:
-    """Why a run did not hold; nothing if it did."""
+    """Why the verdict is negative; empty if it is positive."""
     samples, witnessed = report["samples"], report["faults_witnessed"]
     settled = samples["trained"] + samples["discarded"] + samples["pending"]
     wrong = {
-        "the time was up": report["timed_out"],
+        "the time limit was reached": report["timed_out"],
         f"exit code {report['exit_code']}: {report['why_ended']}": report["exit_code"] != 0,
         f"{report['steps_done']} of {report['steps_asked']} steps": report["steps_done"] != report["steps_asked"],
         f"{witnessed} of {report['faults_asked']} faults happened": witnessed != report["faults_asked"],
@@ -130,7 +128,7 @@ def for_people(report: dict[str, Any]) -> str:
         lines.append("against the undisturbed run: " + ", ".join(f"{k} {v}" for k, v in undisturbed.items()))
     if seeds := report.get("fault_free_seeds"):
         lines.append(f"held-out accuracy {report['held_out_accuracy']} against fault-free seeds: {seeds}")
-    lines.append("all of it held" if report["ok"] else "it did not hold: " + "; ".join(report["flaws"]))
+    lines.append("verdict: ok" if report["ok"] else "verdict: failed: " + "; ".join(report["flaws"]))
     return "\n".join(lines)
 
 
@@ -139,6 +137,6 @@ def _figures_line(figures: dict[str, Any]) -> str:
         return ""
     return (
         f"noticed after {_seconds(figures['noticed_after_median']).strip()}, "
-        f"whole after {_seconds(figures['whole_after_median']).strip()} (medians), "
+        f"repaired after {_seconds(figures['repaired_after_median']).strip()} (medians), "
         f"at most {figures['steps_redone_max'] or 0} steps redone"
     )

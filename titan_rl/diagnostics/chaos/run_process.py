@@ -1,4 +1,4 @@
-"""A training in a process of its own, and all that it starts: begun, resumed, looked at, ended."""
+"""A training run in a process of its own: start, resume, observe and end it, with all processes that it starts."""
 
 import json
 import os
@@ -19,18 +19,18 @@ EVENTS = "events.jsonl"
 _POLL_SECONDS = 0.05
 _ORPHANS_SECONDS = 60.0
 _LEFT_SECONDS = 10.0
-"""How long processes of a run that ended may take to be gone."""
+"""How long the processes of a run may outlive it."""
 
 
 class TimedOut(RuntimeError):
-    """All the time that there was is used up."""
+    """The time limit of the whole command was reached."""
 
 
-class Training:
+class RunProcess:
     """``titan_rl.train`` into one run directory. Errors of every wait: TimedOut."""
 
     def __init__(self, root: Path, config_file: str | None, overrides: dict[str, dict[str, Any]], deadline: float):
-        """``deadline``: of everything, on the monotonic clock."""
+        """``deadline``: of the whole command, on the monotonic clock."""
         self.root, self.deadline = root, deadline
         self.output = root.parent / f"{root.name}.out"
         self.orders = (root.parent / f"{root.name}-orders").absolute()
@@ -40,14 +40,14 @@ class Training:
         self.seconds_to_first_step = 0.0
         """Of the first start."""
         self.started = 0.0
-        """When the process of now was, in seconds since 1970."""
+        """When the current process was started, in seconds since 1970."""
         self._events = _EventTail(root)
         file = ["--job.config_file", config_file] if config_file else []
         arguments = override_arguments(overrides | {"run": overrides.get("run", {}) | {"dir": str(root)}})
         self._command = [sys.executable, "-m", "titan_rl.train", *file, *arguments]
 
     def start(self) -> None:
-        """The second and all later times it goes on from where the one before was killed."""
+        """From the second time on, the run is resumed."""
         self.orders.mkdir(parents=True, exist_ok=True)
         resume = ["--resume"] if self.num_starts else []
         self.started, self.num_starts = time.time(), self.num_starts + 1
@@ -69,12 +69,12 @@ class Training:
 
     @property
     def is_writing_checkpoint(self) -> bool:
-        """One that this start began: what a killed one left behind does not count."""
+        """A checkpoint of the current process: what a killed one left behind does not count."""
         began = (int(folder.name.rpartition("-")[2]) for folder in self.root.glob("checkpoints/writing-*-*"))
         return any(nanoseconds / 1e9 > self.started for nanoseconds in began)
 
     def position(self) -> tuple[int, str]:
-        """Steps done, and the phase, which is none of PHASES until this start is in its first step."""
+        """Steps done, and the phase, which is none of PHASES until the current process is in its first step."""
         path = self.root / "phase"
         with suppress(OSError, ValueError):
             if path.stat().st_mtime > self.started:
@@ -85,15 +85,15 @@ class Training:
         return -1, ""
 
     def events(self) -> list[dict]:
-        """All that befell the run so far, over all its starts."""
+        """All events of the run so far, over all its starts."""
         return self._events.read()
 
     def learn_marks(self) -> None:
-        """By which scorers are found; for before a controller's death, while there is somebody to learn them from."""
+        """Learn the marks by which scorers are found. Call it before a controller's death, while its processes live."""
         self.members.pids()
 
     def await_orphans_gone(self, since: float) -> float | None:
-        """Seconds since then until no process of the run was left; None if some had to be killed from here."""
+        """Seconds from ``since`` until no process of the run was left; None if some had to be killed from here."""
         self.process.wait()
         end = time.monotonic() + _ORPHANS_SECONDS
         while self.members.pids():
@@ -111,7 +111,7 @@ class Training:
         return self.process.returncode
 
     def left_behind(self) -> list[int]:
-        """Processes that are still there a while after the run's end; they are gone then."""
+        """Processes that still exist a while after the run's end. They are killed."""
         end = time.monotonic() + _LEFT_SECONDS
         while (left := self.members.pids()) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
@@ -119,7 +119,7 @@ class Training:
         return sorted(left)
 
     def end(self) -> None:
-        """Whatever happened: nobody is left, and no order either."""
+        """In any case: leave no process, and no orders."""
         if self.process is not None and self.process.poll() is None:
             self.learn_marks()
             self.process.kill()
@@ -133,13 +133,13 @@ class Training:
             self.members.kill()
             time.sleep(_POLL_SECONDS)
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         lines = self.output.read_text(errors="replace").strip().splitlines() if self.output.exists() else []
         return lines[-1] if lines else ""
 
 
 class _EventTail:
-    """The events of a run that goes on: only what is new is read."""
+    """The events of a running run; each read adds what is new."""
 
     def __init__(self, root: Path):
         self._path = root / EVENTS
@@ -149,16 +149,16 @@ class _EventTail:
     def read(self) -> list[dict]:
         with suppress(OSError), open(self._path, "rb") as file:
             file.seek(self._offset)
-            whole, end, _ = file.read().rpartition(b"\n")  # the last line may be half written
-            self._offset += len(whole + end)
-            for line in whole.splitlines():
-                with suppress(ValueError):  # a line that a killed controller died in
+            complete, end, _ = file.read().rpartition(b"\n")  # the last line may be half written
+            self._offset += len(complete + end)
+            for line in complete.splitlines():
+                with suppress(ValueError):  # the controller was killed while writing this line
                     self._events.append(json.loads(line))
         return self._events
 
 
 def override_arguments(overrides: dict[str, dict[str, Any]]) -> list[str]:
-    """``{"training": {"steps": 3}}`` as it is written on a command line: ``--training.steps 3``. Pure."""
+    """``{"training": {"steps": 3}}`` as command-line arguments: ``--training.steps 3``. Pure."""
     return [part for name, value in _flat("", overrides) for part in (f"--{name}", _as_toml(value))]
 
 
@@ -171,5 +171,5 @@ def _flat(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _as_toml(value: Any) -> str:
-    """Numbers, texts, truth values and lists of them are written alike in JSON and TOML."""
+    """Numbers, strings, booleans and lists of them look the same in JSON and TOML."""
     return json.dumps(value, ensure_ascii=False)

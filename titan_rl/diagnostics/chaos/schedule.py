@@ -1,11 +1,11 @@
-"""What may happen to a run under fire, and the drawing of it by seed. Pure."""
+"""Which faults an experiment may inject, and a schedule of them by seed. Pure."""
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 PHASES = ("generating", "training", "publishing", "saving")
-"""What a run's ``phase`` file says that it is doing, once it is in its first step."""
+"""What a run's ``phase`` file says, from its first step on."""
 _PHASE_OF_STATE = {
     "trainer": {
         "idle": "generating",
@@ -30,10 +30,10 @@ _PHASE_OF_STATE = {
         "starting": "",
     },
 }
-"""In which phase each kind of process is met in each of its states."""
+"""The phase in which each kind of process is in each of its states."""
 KINDS = tuple(_PHASE_OF_STATE)
 STATES = {kind: tuple(phases) for kind, phases in _PHASE_OF_STATE.items()}
-"""Those that are drawn. Whoever is struck while it takes a dead one's place was ``starting``."""
+"""Those that are scheduled. A process hit while it replaces a dead one is reported as ``starting``."""
 WAYS = {
     "trainer": ("kill", "stop", "exit", "raise"),
     "generator": ("kill", "stop", "exit", "raise"),
@@ -42,11 +42,11 @@ WAYS = {
     "host": ("kill", "stop"),
     "controller": ("kill",),
 }
-"""SIGKILL, SIGSTOP, an exit that looks clean, an exception."""
+"""SIGKILL, SIGSTOP, an exit with code 0, an exception."""
 
 
 def kinds_of(num_hosts: int) -> tuple[str, ...]:
-    """Those that a run has: hosts only if it has worker loops."""
+    """The kinds that a run has: hosts only if it has worker loops."""
     return tuple(kind for kind in KINDS if kind != "host" or num_hosts)
 
 
@@ -55,7 +55,7 @@ _LAST_STEPS = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """What is to happen: to whom, once so many steps are done, in which state, and how."""
+    """What is planned: after how many steps, to which kind of process, in which state, and how."""
 
     after_step: int
     kind: str
@@ -64,12 +64,12 @@ class Fault:
 
 
 def phase_of(kind: str, state: str) -> str:
-    """The phase in which that kind is met in that state; empty before a run's first step."""
+    """The phase in which that kind is in that state; empty before a run's first step."""
     return _PHASE_OF_STATE[kind][state]
 
 
 def state_of(kind: str, phase: str, *, is_scoring: bool = False, is_writing: bool = False) -> str:
-    """What a process of that kind does in a phase.
+    """The state of a process of that kind in a phase.
 
     ``is_scoring``: its scorer (or the scorer itself) runs; ``is_writing``: a checkpoint is being written.
     """
@@ -81,29 +81,29 @@ def state_of(kind: str, phase: str, *, is_scoring: bool = False, is_writing: boo
     return next(states, "starting" if kind == "controller" else "idle")
 
 
-def last_step_to_strike(steps: int, checkpoint_every: int) -> int:
-    """Faults that come late, since those before them took long, must still meet the run and not its end.
+def last_fault_step(steps: int, checkpoint_every: int) -> int:
+    """The last step that a fault is scheduled after; below 1 if there are too few steps.
 
-    A checkpoint is waited for, too. Below 1 if there are too few steps.
+    Faults may come late, if earlier ones took long or a checkpoint is waited for, but never after the run's end.
     """
     return steps - _LAST_STEPS - checkpoint_every - steps // 10
 
 
-def draw_faults(count: int, seed: int, last_step: int, kinds: tuple[str, ...]) -> list[Fault]:
-    """Spread evenly over steps 1 to ``last_step``: each kind in turn, and of each kind every state and way in turn,
-    all in an order drawn by seed."""
+def schedule_faults(count: int, seed: int, last_step: int, kinds: tuple[str, ...]) -> list[Fault]:
+    """Faults spread evenly over steps 1 to ``last_step``: each kind in turn, and of each kind every state and way in
+    turn. The seed decides the order."""
     chosen = random.Random(f"chaos {seed}")
-    victims = [kinds[index % len(kinds)] for index in range(count)]
-    chosen.shuffle(victims)
+    targets = [kinds[index % len(kinds)] for index in range(count)]
+    chosen.shuffle(targets)
     turns = {kind: _in_turn(kind, chosen) for kind in kinds}
     when = sorted(chosen.randint(1, last_step) for _ in range(count))
     return _starts_follow_ends(
-        [Fault(step, kind, *next(turns[kind])) for step, kind in zip(when, victims, strict=True)]
+        [Fault(step, kind, *next(turns[kind])) for step, kind in zip(when, targets, strict=True)]
     )
 
 
 def _in_turn(kind: str, chosen: random.Random) -> Iterator[tuple[str, str]]:
-    """Every state with every way, before any of them comes again. Ends never."""
+    """Every state with every way once, then all of them again in another order, without end."""
     while True:
         combinations = [(state, way) for state in STATES[kind] for way in WAYS[kind]]
         chosen.shuffle(combinations)
@@ -111,7 +111,7 @@ def _in_turn(kind: str, chosen: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def _starts_follow_ends(faults: list[Fault]) -> list[Fault]:
-    """A controller starts only after one was killed: a fault during its start comes right behind the one before."""
+    """A controller starts only after one was killed, so a fault during its start follows that kill directly."""
     ordered: list[Fault] = []
     for fault in faults:
         before = [index for index, other in enumerate(ordered) if other.kind == "controller"]

@@ -1,4 +1,4 @@
-"""Whom a fault may meet: a run's processes, found by its ``pids.json``, in /proc, and by marks in their environment."""
+"""A run's processes as targets of faults: found by ``pids.json``, in /proc, and by marks in their environment."""
 
 import json
 import os
@@ -15,14 +15,14 @@ GONE = "gone"
 
 
 @dataclass(frozen=True)
-class Victim:
+class Target:
     name: str
-    """As the run calls it, such as ``trainer rank 0``."""
+    """The run's name for it, such as ``trainer rank 0``."""
     pid: int
 
 
 def process_state(pid: int) -> str:
-    """As in /proc: R, S, D run, T is stopped, by a signal or a debugger; ``gone`` for what is dead."""
+    """As in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -35,14 +35,14 @@ def is_well(pid: int) -> bool:
 
 
 def is_running(pid: int | None) -> bool:
-    """Whether it is on a core, or waits for one."""
+    """Whether it is on a core or waits for one."""
     return pid is not None and process_state(pid) == "R"
 
 
 def scorer_of(verifier: int) -> int | None:
-    """The living scorer process below a verifier. The run's own record of it is stale once a scorer was replaced."""
+    """The living scorer process below a verifier. ``pids.json`` is out of date once a scorer was replaced."""
     for task in Path(f"/proc/{verifier}/task").glob("*/children"):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # it ended meanwhile
             for child in map(int, task.read_text().split()):
                 if _SCORER in Path(f"/proc/{child}/cmdline").read_bytes() and process_state(child) != GONE:
                     return child
@@ -50,21 +50,21 @@ def scorer_of(verifier: int) -> int | None:
 
 
 def named_processes(root: Path) -> dict[str, int]:
-    """The run's cells by name, as it knows them; without scorers."""
+    """The run's actor processes by name, from ``pids.json``; without scorers."""
     with suppress(OSError, ValueError):
         names = json.loads((root / "pids.json").read_text())
         return {name: int(pid) for pid, name in names.items() if not name.startswith("scorer")}
     return {}
 
 
-def victims_of(root: Path, kind: str) -> list[Victim]:
-    """Those of a kind (all but the controller) that live and are not stopped."""
-    cells = named_processes(root)
+def targets_of(root: Path, kind: str) -> list[Target]:
+    """Processes of a kind (any but the controller) that are alive and not stopped."""
+    named = named_processes(root)
     if kind == "scorer":
-        pairs = [(f"scorer {_number(name)}", scorer_of(pid)) for name, pid in cells.items() if _is_of("verifier", name)]
+        pairs = [(f"scorer {_number(name)}", scorer_of(pid)) for name, pid in named.items() if _is_of("verifier", name)]
     else:
-        pairs = [(name, pid) for name, pid in cells.items() if _is_of(kind, name)]
-    return [Victim(name, pid) for name, pid in sorted(pairs) if pid is not None and is_well(pid)]
+        pairs = [(name, pid) for name, pid in named.items() if _is_of(kind, name)]
+    return [Target(name, pid) for name, pid in sorted(pairs) if pid is not None and is_well(pid)]
 
 
 def _is_of(kind: str, name: str) -> bool:
@@ -82,18 +82,18 @@ def scorer_below(root: Path, name: str) -> int | None:
 
 
 class Members:
-    """All processes that a run ever started, whoever lost track of them."""
+    """All processes that a run ever started, also those that it lost track of."""
 
     def __init__(self, orders: Path):
-        """``orders``: the folder that the run was given by TITAN_RL_CHAOS; it is the run's alone."""
+        """``orders``: the folder that TITAN_RL_CHAOS names for this run, and for no other."""
         self._given = f"{CHAOS_FOLDER}={orders}".encode()
         self._marks: set[bytes] = set()
 
     def pids(self) -> list[int]:
-        """Those that are alive now. Scorers carry the mark of their mesh only, which is learnt from the others."""
+        """Those alive now. Scorers carry only the mark of their mesh, which is learnt from the other processes."""
         found: dict[int, set[bytes]] = {}
         for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # gone meanwhile, or somebody else's
+            with suppress(OSError):  # it ended meanwhile, or belongs to another user
                 variables = set((process / "environ").read_bytes().split(b"\0"))
                 found[int(process.name)] = variables
                 if self._given in variables:
