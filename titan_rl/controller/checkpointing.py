@@ -28,7 +28,7 @@ async def written(meshes, folder: Path, timeout: float) -> None:
 
     async def wait() -> None:
         while True:
-            outcomes = await meshes.call_trainer("checkpoint_outcome")
+            outcomes = await meshes.trainer.call("checkpoint_outcome")
             if failures := sorted({outcome for outcome in outcomes if outcome}):
                 raise SaveError(failures[0])
             if None not in outcomes:
@@ -66,7 +66,7 @@ class Saving:
         except OSError as error:
             self._warn(state.step, error)
             return
-        await self.meshes.call_trainer("begin_checkpoint", str(folder))
+        await self.meshes.trainer.call("begin_checkpoint", str(folder))
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:

@@ -51,7 +51,7 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 _RESCUE_SECONDS = 60.0
 _WISH_SECONDS = 0.5
-_CHANGES = {"started", "died", "trainer_whole", "generator_serves", "verifier_serves"}
+_CHANGES = {"started", "died", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 _MAX_DISCARDS = 20
 """Batches' worth of groups that may be discarded in a row before the run gives up."""
@@ -101,8 +101,6 @@ class Controller:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
-        meshes.say, meshes.tell = display.say, self._note
-        meshes.dispatcher.reissued = ledger.count_retry
         self.events = EventLog(run_dir.root)
         self.saving = Saving(
             CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k),
@@ -118,7 +116,6 @@ class Controller:
             say=display.say,
             note=self._note,
         )
-        meshes.catch_up = self.recovery.catch_up
         self.stop_requested = asyncio.Event()
         self._started = time.perf_counter()
         self._in_flight: deque[InFlight] = deque()
@@ -186,7 +183,7 @@ class Controller:
 
     async def _begin(self) -> None:
         await self._interruptible(self.recovery.warm_up())
-        await self.meshes.begin_at(0)
+        await self.meshes.trainer.begin_at(0)
         self._open_admission(0)
         await self._go_live(0)
         self.progress.held_out_before = await self._evaluate("before reinforcement learning")
@@ -231,7 +228,7 @@ class Controller:
         self.progress.held_out_after = await self._evaluate("after")
         await self._save()
         await self.saving.finish()
-        await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
+        await self.meshes.trainer.call("save_hf", str(self.run_dir.model))
 
     async def _rescue(self, error: BaseException) -> None:
         """Save a whole checkpoint if the trainer is between two steps and has something new."""
@@ -253,7 +250,7 @@ class Controller:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self._save())
             await within(_RESCUE_SECONDS, "writing the last checkpoint", self.saving.finish())
             if isinstance(error, Stopped):
-                await self.meshes.call_trainer("save_hf", str(self.run_dir.model))
+                await self.meshes.trainer.call("save_hf", str(self.run_dir.model))
         except Exception as failure:  # the error that ended the run matters more
             self.display.say(f"could not save step {self.progress.step}: {failure}")
 
@@ -375,7 +372,7 @@ class Controller:
         step = self.progress.step + 1
         writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
         self._trainer_is_idle = False
-        answers = await self.meshes.train(batches, step)
+        answers = await self.meshes.trainer.train(batches, step)
         self._trainer_is_idle = True
         await writing
         parts = list(zip(update_parts(groups, self.config.algorithm), answers, strict=True))
@@ -433,10 +430,10 @@ class Controller:
     ) -> None:
         """Publish the weights; generators take them beside what comes next, and then more may be admitted."""
         start = time.perf_counter()
-        await self.meshes.publish(version)
+        await self.meshes.weights.publish(version)
 
         async def deliver() -> None:
-            statistics = await self.meshes.deliver(version)
+            statistics = await self.meshes.weights.deliver(version)
             self.admission.advance(version)
             record(statistics, time.perf_counter() - start)
 

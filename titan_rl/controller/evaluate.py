@@ -5,6 +5,7 @@ import asyncio
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.controller.preflight import check_model, check_prompts
+from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.base import correct, make_task
 from titan_rl.environments.prompts import held_out_prompts
@@ -38,7 +39,7 @@ async def evaluate_directory(config: Config) -> Proportion:
     check_model(config)
     titan = build_titan(config)
     check_prompts(config, titan.training.seq_len, task, prompts)
-    meshes = Meshes(config, titan, config.model.path, ALL_PARTS - {"trainer"})
+    meshes = make_meshes(config, titan, config.model.path, parts=ALL_PARTS - {"trainer"})
     try:
         await meshes.start()
         return await evaluate(meshes, prompts, config.rollout.max_new_tokens)

@@ -17,6 +17,7 @@ from titan_rl.controller.checkpointing import Saving
 from titan_rl.data.types import Prompt, StepMetrics
 from titan_rl.environments.prompts import PromptStream, warm_up_stream
 from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.checkpoints import ControllerState
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, trained_metrics
@@ -62,7 +63,7 @@ class Recovery:
             list(islice(stream, warmup.steps * warmup.examples_per_step))
         )
         rows = [batch.rows for batch in warm_up_batches(rollouts, self.config, self.titan)]
-        losses = await self.meshes.warm_up(rows)
+        losses = await self.meshes.trainer.sft(rows)
         self._warm_up_rows = rows
         self.progress.seconds_warm_up = time.perf_counter() - start
         self.say(
@@ -78,8 +79,8 @@ class Recovery:
         if (found := await self._newest_whole()) is None:
             return None
         path, state = found
-        await self.meshes.call_trainer("load_checkpoint", str(path))
-        await self.meshes.begin_at(state.step)
+        await self.meshes.trainer.call("load_checkpoint", str(path))
+        await self.meshes.trainer.begin_at(state.step)
         self.saving.folder.drop_after(state.step)
         self.stream.position = state.stream_position
         self.progress.step = self.saving.saved_step = state.step
@@ -104,7 +105,7 @@ class Recovery:
     async def _train_again(self, step: int, recorded: dict[str, float] | None) -> None:
         """A recorded step. It ought to come out as it did, bit for bit."""
         groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step)
-        answers = await self.meshes.train(step_batches(groups, self.config, self.titan), step)
+        answers = await self.meshes.trainer.train(step_batches(groups, self.config, self.titan), step)
         self.progress.step = step
         done = [answer for answer in answers if isinstance(answer, StepMetrics)]
         again = trained_metrics(mean_metrics(done)) if done else {}
@@ -116,8 +117,8 @@ class Recovery:
         if new != old:
             self.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
 
-    async def catch_up(self, step: int | None) -> int:
-        """A mended trainer is at this step, or (None) at the file's weights: bring it to the steps that are done.
+    async def catch_up(self, trainers: Trainers, step: int | None) -> int:
+        """A repaired trainer is at this step, or (None) at the file's weights: bring it to the steps that are done.
 
         The number of these steps.
         """
@@ -125,12 +126,12 @@ class Recovery:
             if (found := await self._newest_whole()) is not None:
                 path, state = found
                 step = state.step
-                await self.meshes.call_trainer_without_mending("load_checkpoint", str(path))
+                await trainers.call("load_checkpoint", str(path), what="loading the checkpoint")
             else:
                 step = 0
                 if self._warm_up_rows:
-                    await self.meshes.warm_up_without_mending(self._warm_up_rows)
+                    await trainers.sft(self._warm_up_rows)
         for redone in range(step + 1, self.progress.step + 1):
             groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, redone)
-            await self.meshes.train_without_mending(step_batches(groups, self.config, self.titan), redone)
+            await trainers.train(step_batches(groups, self.config, self.titan), redone)
         return self.progress.step - step

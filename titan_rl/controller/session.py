@@ -34,7 +34,7 @@ def check_resumable(run_dir: RunDir, config: Config) -> None:
 async def run(config: Config, titan, run_dir: RunDir, task, held_out, resume: bool) -> int:
     from titan_rl.controller.controller import Controller, Stopped
     from titan_rl.controller.display import Display
-    from titan_rl.mesh.meshes import Meshes
+    from titan_rl.controller.wiring import make_meshes
     from titan_rl.records.ledger import Ledger
     from titan_rl.records.metrics import MetricsLog
     from titan_rl.records.plot import plot_curves
@@ -43,9 +43,18 @@ async def run(config: Config, titan, run_dir: RunDir, task, held_out, resume: bo
     ledger = Ledger(run_dir.ledger)
     metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
     stream = PromptStream(task, config.run.seed)
-    meshes = Meshes(config, titan, model_path(config, run_dir), logs=run_dir.logs.absolute())
     with Display(titan.training.steps, run_dir.log) as display:
         display.say(f"run directory {run_dir.root}")
+        meshes = make_meshes(
+            config,
+            titan,
+            model_path(config, run_dir),
+            logs=run_dir.logs.absolute(),
+            say=display.say,
+            tell=lambda kind, **fields: controller._note(kind, **fields),
+            reissued=ledger.count_retry,
+            catch_up=lambda trainers, step: controller.recovery.catch_up(trainers, step),
+        )
         controller = Controller(config, titan, run_dir, meshes, stream, held_out, ledger, metrics, display)
         _stop_on_signals(controller.stop_requested)
         why, code = "completed", EXIT_OK

@@ -91,28 +91,28 @@ async def replay_steps(
 ) -> list[StepMetrics]:
     """Train on fresh trainer actors; ``tell`` hears of each step."""
     from titan_rl.controller.base_model import model_path
-    from titan_rl.mesh.meshes import Meshes
+    from titan_rl.controller.wiring import make_meshes
 
     path = model_path(plan.config, plan.run_dir)
     # a death ends it: it can be asked again
     config = replace(plan.config, recovery=replace(plan.config.recovery, snapshot_every=0))
-    meshes = Meshes(config, plan.titan, path, frozenset({"trainer"}))
+    meshes = make_meshes(config, plan.titan, path, parts=frozenset({"trainer"}))
     all_metrics = []
     try:
         await meshes.start()
         if plan.checkpoint is not None:
-            await meshes.call_trainer("load_checkpoint", str(plan.checkpoint))
+            await meshes.trainer.call("load_checkpoint", str(plan.checkpoint))
         elif plan.warm_up and plan.config.warmup.steps:
             batches = warm_up_batches(_demonstrations(plan.config, Path(path)), plan.config, plan.titan)
-            await meshes.warm_up([batch.rows for batch in batches])
+            await meshes.trainer.sft([batch.rows for batch in batches])
         for step in range(plan.first, plan.last + 1):
             groups = read_rollouts(plan.run_dir.rollouts, step)
             batches = step_batches(groups, plan.config, plan.titan)
-            metrics = _as_metrics(await meshes.train(batches, step))
+            metrics = _as_metrics(await meshes.trainer.train(batches, step))
             all_metrics.append(metrics)
             tell(step, metrics)
         if plan.keep_in is not None:
-            await meshes.call_trainer("begin_checkpoint", str(plan.keep_in))
+            await meshes.trainer.call("begin_checkpoint", str(plan.keep_in))
             await written(meshes, plan.keep_in, plan.config.mesh.step_timeout)
         return all_metrics
     finally:

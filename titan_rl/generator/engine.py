@@ -118,11 +118,11 @@ class GenerationEngine:
         model_path: str | Path,
         max_model_len: int,
         rank: int = 0,
-        meeting_file: Path | None = None,
+        rendezvous_file: Path | None = None,
     ):
-        """``meeting_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
+        """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
         vllm_backend.register()
-        self.version, self._rank, self._meeting_file = -1, rank, meeting_file
+        self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
         self._num_updates = 0
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
@@ -202,7 +202,7 @@ class GenerationEngine:
         size = self._config.tensor_parallel
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
-        join_ranks(self._rank, size, self._meeting_file)
+        join_ranks(self._rank, size, self._rendezvous_file)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
         dist.barrier()
         forget_shared_memory()

@@ -11,11 +11,11 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 _IDENTITY = "TITAN_RL_ENGINE"
 
 
-def join_ranks(rank: int, size: int, meeting_file: Path) -> None:
-    """vLLM takes the process group that it finds. A file to meet at opens no port; it must not exist yet."""
+def join_ranks(rank: int, size: int, rendezvous_file: Path) -> None:
+    """vLLM takes the process group that it finds. The rendezvous file opens no port; it must not exist yet."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ[_IDENTITY] = f"{meeting_file.parent.name}-{meeting_file.name}"
-    store = dist.FileStore(str(meeting_file), size)
+    os.environ[_IDENTITY] = f"{rendezvous_file.parent.name}-{rendezvous_file.name}"
+    store = dist.FileStore(str(rendezvous_file), size)
     dist.init_process_group(current_platform.dist_backend, store=store, rank=rank, world_size=size)
 
 

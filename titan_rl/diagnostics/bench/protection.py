@@ -46,7 +46,7 @@ class _InTurn(Controller):
             recovery=replace(self.config.recovery, snapshot_every=int(protected)),
             checkpoint=replace(self.config.checkpoint, every=int(protected and not place)),
         )
-        self.config = self.meshes.config = config
+        self.config = self.meshes.trainers.config = config
         await super()._step()
 
     async def _finish(self) -> None:

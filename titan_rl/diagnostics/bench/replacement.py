@@ -28,8 +28,8 @@ _CHAOS = Path(__file__).parents[3] / "configs" / "chaos.toml"
 _COLD = """
 import sys
 from pathlib import Path
-from titan_rl.config import load_config
-from titan_rl.generation.engine import GenerationEngine
+from titan_rl.config.load import load_config
+from titan_rl.generator.engine import GenerationEngine
 GenerationEngine(load_config(sys.argv[1]).generator, sys.argv[2], 64)
 print("up", flush=True)
 """
@@ -40,7 +40,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     cold = statistics.median(_cold_start() for _ in range(3))
     with _run(overrides, {}) as root:
         _await_standbys(root)
-        trainer = _replacements(root, "trainer rank 1", "trainer_whole", ("standby_waits", {"of": "trainer"}))
+        trainer = _replacements(root, "trainer rank 1", "trainer_repaired", ("standby_waits", {"of": "trainer"}))
         generator = _replacements(root, "generator 1", "generator_serves", ("standby_waits", {"of": "generator"}))
     with _run(overrides, {"warm_spares": 1}) as root:
         _await_standbys(root)
