@@ -14,8 +14,10 @@ from titan_rl.mesh.channel.weights import ReaderSetup
 
 
 class Generator(Actor):
-    """A tensor-parallel rank of one replica; rank 0 answers for all. The engine runs in a thread of its own, so no
-    endpoint ever blocks the actor."""
+    """A tensor-parallel rank of one replica; rank 0 answers for all.
+
+    The engine runs in a thread of its own, so no endpoint blocks the actor.
+    """
 
     def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int):
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
@@ -26,13 +28,13 @@ class Generator(Actor):
         await asyncio.to_thread(importlib.import_module, "titan_rl.generator.engine")
 
     @concurrent_endpoint
-    async def start(self, rank: int, meeting_file: str) -> None:
-        """Load vLLM and the model, with the replica's other ranks."""
+    async def start(self, rank: int, rendezvous_file: str) -> None:
+        """Load vLLM and the model, together with the replica's other ranks, which meet at ``rendezvous_file``."""
 
         def load():
             from titan_rl.generator.engine import GenerationEngine
 
-            return GenerationEngine(self.config, self.model_path, self.max_model_len, rank, Path(meeting_file))
+            return GenerationEngine(self.config, self.model_path, self.max_model_len, rank, Path(rendezvous_file))
 
         self.engine = await asyncio.to_thread(load)
 
@@ -42,24 +44,24 @@ class Generator(Actor):
 
     @concurrent_endpoint
     async def needs(self) -> Units:
-        """What this rank stores, as vLLM's own loader told."""
+        """What this rank stores, as it was recorded while vLLM's own loader ran."""
         from titan_rl.generator.vllm_recording import needs
 
         return needs(self.engine.recorded, Interner())
 
     @concurrent_endpoint
     async def connect(self, setup: ReaderSetup) -> None:
-        """Open the trainer's regions: before the first update, and again when its ranks have begun anew."""
+        """Open the trainer's regions: before the first update, and again after a repair of the trainer."""
         self.reader = await asyncio.to_thread(self.engine.connect, setup)
 
     @concurrent_endpoint
     async def fetch(self, version: int, timeout: float) -> None:
-        """Bring this rank's bytes of a version here, while the engine goes on."""
+        """Copy this rank's bytes of a version here, while the engine goes on."""
         await self.reader.fetch(version, timeout)
 
     @concurrent_endpoint
     async def apply(self, version: int) -> EngineStatistics:
-        """Rank 0, when all ranks have fetched: use the version from the next step on; what was done under the last."""
+        """Rank 0, when all ranks have fetched: use the version from the next step on. Statistics of the one before."""
         return await asyncio.wrap_future(self.engine.update(version))
 
     @concurrent_endpoint
@@ -69,10 +71,10 @@ class Generator(Actor):
 
     @concurrent_endpoint
     async def generate(self, request: Request) -> list[Completion]:
-        """Rank 0."""
+        """All samples of a request. Rank 0."""
         return await asyncio.wrap_future(self.engine.generate(request))
 
     @concurrent_endpoint
     async def take_statistics(self) -> EngineStatistics:
-        """Rank 0."""
+        """Since the last update, or since this was last asked. Rank 0."""
         return await asyncio.wrap_future(self.engine.take_statistics())

@@ -1,4 +1,4 @@
-"""The trainer actor: one rank of the TorchTitan model. Its arithmetic is in learner.py."""
+"""The trainer actor: one rank of the TorchTitan model. Its arithmetic is in trainer/learner.py."""
 
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -34,10 +34,11 @@ class Trainer(Actor):
         import titan_rl.trainer.learner  # noqa: F401
 
     @endpoint
-    def join(self, rank: int, world_size: int, meeting_file: str) -> None:
-        """Meet the other ranks in a new process group and build this rank's part of the model, weights from the file.
+    def join(self, rank: int, world_size: int, rendezvous_file: str) -> None:
+        """Meet the other ranks in a new process group, build this rank's part of the model, load the file's weights.
 
-        At the start, and again when a rank was replaced: the process keeps what it knows, the snapshots among it.
+        At the start, and again when a rank was replaced: the process and its snapshots stay. ``rendezvous_file``: where
+        the ranks find each other; it must not exist yet.
         """
         import torch
         import torch.distributed as dist
@@ -54,13 +55,13 @@ class Trainer(Actor):
             torch.accelerator.set_device_index(local_device(rank).index)
         dist.init_process_group(
             "gloo" if DEVICE_TYPE == "cpu" else "nccl",
-            store=dist.FileStore(meeting_file, world_size),  # a file opens no port
+            store=dist.FileStore(rendezvous_file, world_size),  # a file opens no port
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=self.titan.comm.init_timeout_seconds),
         )
         self.learner = Learner(self.config, self.titan, self.model_path)
-        # here and not at the first checkpoint: a rank whose peer dies while groups are made waits for it in vain
+        # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 
     def _withdraw(self) -> None:
@@ -70,30 +71,31 @@ class Trainer(Actor):
 
     @endpoint
     def open_snapshots(self) -> RegionHandle:
-        """From now on snapshots are taken here; where a keeper finds them."""
+        """From now on snapshots are taken here; where another process can read them."""
         self.snapshots = Snapshots(self.rank, self.learner)
         self.learner.before_update = self._wait_for_copies
         return self.snapshots.region.handle(over_rdma=False)
 
     def _wait_for_copies(self) -> None:
-        """Parameters may change once nobody copies them any more."""
+        """Parameters may change only when nobody copies them any more."""
         for copier in (self.snapshots, self.writer):
             if copier is not None:
                 copier.wait_until_copied()
 
     @endpoint
     def take_snapshot(self, step: int) -> None:
-        """Begin to put the state after a step aside."""
+        """Begin to copy the state, which is that after ``step``."""
         self.snapshots.take(step)
 
     @endpoint
     def snapshot_steps(self) -> list[int]:
+        """Of complete snapshots in this process's own memory."""
         return self.snapshots.steps() if self.snapshots is not None else []
 
     @endpoint
-    def restore(self, step: int, kept: RegionHandle | None) -> None:
-        """The state after a step: from a keeper's region, or from the snapshots of before ``join``."""
-        slot = fetch_step(kept, step) if kept is not None else self.snapshots.slot_of(step)
+    def restore(self, step: int, replica: RegionHandle | None) -> None:
+        """The state after a step: from the replica in another process, or from this one's snapshots before ``join``."""
+        slot = fetch_step(replica, step) if replica is not None else self.snapshots.slot_of(step)
         Snapshots(self.rank, self.learner).load(slot)
 
     @endpoint
@@ -114,8 +116,8 @@ class Trainer(Actor):
         return self.writer.region.handle(over_rdma)
 
     @endpoint
-    def warm_up(self, batches: list[RowsHandle]) -> list[float]:
-        """Supervised steps; ``batches[group]`` holds that group's rows of every step."""
+    def sft(self, batches: list[RowsHandle]) -> list[float]:
+        """Supervised steps; ``batches[group]`` holds that group's rows of every step. The losses."""
         with self._peers_are_told():
             return self.learner.warm_up(self._pull(batches), self.config.sft.lr)
 
@@ -123,7 +125,7 @@ class Trainer(Actor):
     def train(self, batch: list[RowsHandle], has_signal: bool, snapshot: int | None):
         """One optimizer step on the rows of this rank's group: StepMetrics of all ranks together, or BadNumbers.
 
-        ``snapshot``: the step of which the state is put aside then, if it is.
+        ``snapshot``: the step of the run that this ends, if a snapshot of it is to be taken.
         """
         with self._peers_are_told():
             fail_if_told()
@@ -137,12 +139,12 @@ class Trainer(Actor):
 
     @contextmanager
     def _peers_are_told(self):
-        """A rank that fails leaves the group at once: peers that are no neighbours of a dead one would wait for it."""
+        """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on."""
         import torch.distributed as dist
 
         try:
             yield
-        except BaseException:  # whatever it is, it is raised again once the peers can know
+        except BaseException:  # any error is raised again once the peers can know
             with suppress(Exception):
                 dist.destroy_process_group()
             raise
@@ -152,7 +154,7 @@ class Trainer(Actor):
 
     @endpoint
     def publish(self, version: int) -> None:
-        """Begin to lay the weights down for the generators; the next update waits until they are."""
+        """Begin to stage the weights for the generators; the next update waits until they are copied."""
         self.writer.publish(version)
 
     @endpoint
@@ -167,10 +169,12 @@ class Trainer(Actor):
 
     @endpoint
     def load_checkpoint(self, folder: str) -> None:
+        """All of this rank's state. Errors: what DCP raises for a folder that is not complete."""
         from titan_rl.trainer.state import load_learner
 
         load_learner(self.learner, Path(folder))
 
     @endpoint
     def save_hf(self, folder: str) -> None:
+        """Write the model as a Hugging Face directory."""
         self.learner.save_hf(folder)

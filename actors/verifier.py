@@ -1,4 +1,4 @@
-"""The verifier actor: it drives episodes and has them scored, so that no slow tool or scorer stalls the controller."""
+"""The verifier actor: it drives episodes and has them scored, so a slow tool or scorer never stalls the controller."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ class Verifier(Actor):
         """All samples of a prompt, scored, from one generator actor (they share its prefix cache)."""
 
         fail_if_told()
-        patience = 0.8 * self.config.verifier.episode_timeout  # before whoever waits for us loses theirs
+        patience = 0.8 * self.config.verifier.episode_timeout  # the dispatcher's own deadline must come later
 
         async def ask(request: Request) -> list[Completion]:
             try:
@@ -68,6 +68,7 @@ class Verifier(Actor):
 
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
+        """Worked examples to train on, as rollouts."""
         return [demonstrate(prompt, self.task, self.tokenizer) for prompt in prompts]
 
 

@@ -1,4 +1,4 @@
-"""Rows arrive as they were laid down, each group's alone, and nothing stays behind."""
+"""Rows arrive as they were staged, each group's alone, and nothing stays behind."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from titan_rl.data.types import Row, Segment
-from titan_rl.mesh.channel.batches import LaidRows, pull_rows
+from titan_rl.mesh.channel.batches import StagedRows, pull_rows
 
 
 def row_of(seed: int) -> Row:
@@ -23,7 +23,7 @@ def same(a: Row, b: Row) -> bool:
 
 def test_each_group_pulls_its_own():
     rows = [[row_of(0), row_of(1)], [row_of(2)], []]
-    with LaidRows(rows, over_rdma=False) as handles:
+    with StagedRows(rows, over_rdma=False) as handles:
         pulled = [pull_rows(handle, 1.0) for handle in handles]
     for wanted, got in zip(rows, pulled, strict=True):
         assert len(wanted) == len(got) and all(same(a, b) for a, b in zip(wanted, got, strict=True))
@@ -34,7 +34,7 @@ def _check(handle) -> None:
 
 
 def test_another_process_can_pull():
-    with LaidRows([[row_of(7)]], over_rdma=False) as [handle]:
+    with StagedRows([[row_of(7)]], over_rdma=False) as [handle]:
         child = multiprocessing.get_context("spawn").Process(target=_check, args=(handle,))
         child.start()
         child.join(60)
@@ -42,12 +42,12 @@ def test_another_process_can_pull():
 
 
 def test_a_wrong_byte_is_seen():
-    with LaidRows([[row_of(1)]], over_rdma=False) as [handle], pytest.raises(ValueError, match="checksum"):
+    with StagedRows([[row_of(1)]], over_rdma=False) as [handle], pytest.raises(ValueError, match="checksum"):
         pull_rows(replace(handle, checksum=handle.checksum ^ 1), 1.0)
 
 
 def test_memory_goes_with_the_block():
-    with LaidRows([[row_of(1)]], over_rdma=False) as [handle]:
+    with StagedRows([[row_of(1)]], over_rdma=False) as [handle]:
         assert os.path.exists(f"/proc/{handle.pid}/fd/{handle.fd}")
     with pytest.raises(FileNotFoundError):
         pull_rows(handle, 1.0)

@@ -1,4 +1,4 @@
-"""A weight version is read whole or not at all. One process plays both sides, over the mapping that two would share."""
+"""A weight version is read completely or not at all. One process plays both sides, over a shared mapping."""
 
 import asyncio
 import mmap
@@ -80,7 +80,7 @@ def test_values_arrive_as_they_were_cast(ranks, dtype):
         assert channel.reader.held == version
 
 
-def test_what_was_fetched_stays_while_the_next_is_laid_down():
+def test_what_was_fetched_stays_while_the_next_is_staged():
     channel = Channel()
     channel.publish(1)
     before = channel.fetch(1)
@@ -106,10 +106,10 @@ def test_a_torn_read_is_read_again():
     channel.publish(1)
     channel.writers[0].wait()
     channel.scribble(0, 1, 0)
-    mend = threading.Timer(0.2, channel.scribble, (0, 1, 0))
-    mend.start()
+    repair = threading.Timer(0.2, channel.scribble, (0, 1, 0))
+    repair.start()
     got = channel.fetch(1)
-    mend.join()
+    repair.join()
     assert torch.equal(got["norm"], values_of(1)["norm"])
 
 

@@ -1,4 +1,4 @@
-"""Whoever is killed is replaced, and the run ends as it would have."""
+"""A process that is killed is replaced, and the run ends as it would have."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def wait_for_name(root: Path, pid: int, name: str) -> None:
 
 
 def run_under_fire(root: Path, victim: str, number: signal.Signals = signal.SIGKILL, **settings) -> str:
-    """A run whose victim is struck after step 2; what it said. It must end well and leave nobody behind."""
+    """A run of which one process is signalled after step 2; what it said. It must end well and leave no process."""
     process = running.start(root, training__steps=STEPS, **settings)
     running.wait_for_step(root, 2)
     children = running.descendants(process.pid)
@@ -86,7 +86,7 @@ def replay(root: Path) -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_trainer_rank_is_replaced_from_memory(tmp_path, ranks):
-    """A rank that is alone has its snapshots kept by a generator."""
+    """The replica of a rank that has no peers is held by a generator."""
     root = tmp_path / "run"
     layout = dict(parallelism__data_parallel_shard_degree=ranks)
     said = run_under_fire(root, f"trainer rank {ranks - 1}", **layout)
@@ -150,7 +150,7 @@ def test_warm_spare_serves_at_once(tmp_path):
     assert process.wait(60) == 130, running.output(root)[-3000:]
 
 
-def test_an_exception_is_mended_as_a_death(tmp_path, monkeypatch):
+def test_an_exception_is_repaired_as_a_death(tmp_path, monkeypatch):
     """In each kind of actor, where it works."""
     root, orders = tmp_path / "run", tmp_path / "orders"
     orders.mkdir()

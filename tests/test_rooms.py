@@ -1,4 +1,4 @@
-"""The house: who may import whom, how large a file may be, what lies in the root. Read from the sources, nothing runs."""
+"""The house: who may import whom, how large a file may be, what lies in the root. Read from the sources."""
 
 import ast
 import statistics

@@ -1,4 +1,4 @@
-"""A state that was put aside comes back bit for bit, from the rank's own memory and from its keeper's."""
+"""A state that was put aside comes back bit for bit, from the rank's own memory and from its replica."""
 
 import time
 
@@ -9,7 +9,7 @@ from test_learner import SETTINGS, batch_of, train, weights
 
 from titan_rl.config.load import load_config
 from titan_rl.mesh.channel.region import WRITING
-from titan_rl.mesh.channel.snapshot_replica import Keeper, fetch_step
+from titan_rl.mesh.channel.snapshot_replica import SnapshotReplica, fetch_step
 from titan_rl.mesh.channel.sources import TornRead
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
@@ -31,34 +31,34 @@ def make_learner(tmp_path):
     return lambda: Learner(config, build_titan(config), tmp_path)
 
 
-def kept(keeper: Keeper, step: int) -> None:
+def wait_for_replica(replica: SnapshotReplica, step: int) -> None:
     deadline = time.monotonic() + 10
-    while step not in [int(stamp) for stamp in keeper.region.header.stamps]:
+    while step not in [int(stamp) for stamp in replica.region.header.stamps]:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("from_keeper", [False, True])
+@pytest.mark.parametrize("from_replica", [False, True])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, from_keeper, steps_before):
+def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, from_replica, steps_before):
     learner = make_learner()
     for seed in range(steps_before):
         train(learner, seed)
     snapshots = Snapshots(0, learner)
     learner.before_update = snapshots.wait_until_copied
-    keeper = Keeper(snapshots.region.handle(over_rdma=False))
+    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
     torch.manual_seed(5)
     snapshots.take(steps_before)
     saved = weights(learner)
     wanted = [train(learner, seed) for seed in (7, 8)]
     random_wanted = torch.rand(1)
-    kept(keeper, steps_before)
+    wait_for_replica(replica, steps_before)
 
     other = make_learner()
     train(other, 3)
     slot = snapshots.slot_of(steps_before)
-    if from_keeper:
-        slot = fetch_step(keeper.region.handle(over_rdma=False), steps_before)
+    if from_replica:
+        slot = fetch_step(replica.region.handle(over_rdma=False), steps_before)
     Snapshots(0, other).load(slot)
     loaded = weights(other)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
@@ -69,23 +69,23 @@ def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, from_keeper,
     assert torch.equal(torch.rand(1), random_wanted)
     after, wanted_after = weights(other), weights(learner)
     assert all(torch.equal(after[name], wanted_after[name]) for name in after)
-    keeper.stop()
+    replica.stop()
 
 
 def test_two_steps_are_kept_and_the_oldest_goes(make_learner):
     learner = make_learner()
     snapshots = Snapshots(0, learner)
     learner.before_update = snapshots.wait_until_copied
-    keeper = Keeper(snapshots.region.handle(over_rdma=False))
+    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
     for step in range(1, 5):
         learner.train(batch_of(step).rows[0], True, SETTINGS)
         snapshots.take(step)
         assert snapshots.steps() == [s for s in (step - 1, step) if s > 0]
-        kept(keeper, step)
-    assert keeper.steps() == [3, 4]
+        wait_for_replica(replica, step)
+    assert replica.steps() == [3, 4]
 
 
-def test_a_half_written_step_is_not_kept(make_learner):
+def test_a_half_written_step_is_not_copied(make_learner):
     learner = make_learner()
     snapshots = Snapshots(0, learner)
     snapshots.take(1)
@@ -93,22 +93,22 @@ def test_a_half_written_step_is_not_kept(make_learner):
     snapshots.take(2)
     snapshots.steps()
     snapshots.region.header.stamps[1] = WRITING
-    keeper = Keeper(snapshots.region.handle(over_rdma=False))
-    assert keeper.steps() == [1]
+    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
+    assert replica.steps() == [1]
     with pytest.raises(TornRead, match="not 2"):
-        fetch_step(keeper.region.handle(over_rdma=False), 2)
+        fetch_step(replica.region.handle(over_rdma=False), 2)
 
 
-def test_what_was_kept_outlives_its_source(make_learner):
+def test_a_replica_outlives_its_source(make_learner):
     snapshots = Snapshots(0, make_learner())
     snapshots.take(1)
-    keeper = Keeper(snapshots.region.handle(over_rdma=False))
-    kept(keeper, 1)
-    keeper.stop()
+    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
+    wait_for_replica(replica, 1)
+    replica.stop()
     wanted = snapshots.slot_of(1).clone()
     for slot in snapshots.region.slots:
         slot.fill_(255)
-    assert torch.equal(fetch_step(keeper.region.handle(over_rdma=False), 1), wanted)
+    assert torch.equal(fetch_step(replica.region.handle(over_rdma=False), 1), wanted)
 
 
 def test_going_back_makes_later_steps_undone(make_learner):
@@ -116,21 +116,21 @@ def test_going_back_makes_later_steps_undone(make_learner):
     learner = make_learner()
     snapshots = Snapshots(0, learner)
     learner.before_update = snapshots.wait_until_copied
-    keeper = Keeper(snapshots.region.handle(over_rdma=False))
+    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
     for step in (4, 8):
         train(learner, step)
         snapshots.take(step)
-        kept(keeper, step)
+        wait_for_replica(replica, step)
     snapshots.take(5)
-    kept(keeper, 5)
+    wait_for_replica(replica, 5)
     assert snapshots.steps() == [4, 5] or snapshots.steps() == [5]
     train(learner, 9)
     snapshots.take(8)
     again = snapshots.slot_of(snapshots.steps()[-1]).clone()
-    assert torch.equal(again, _slot_at(keeper, 8))
-    keeper.stop()
+    assert torch.equal(again, _slot_at(replica, 8))
+    replica.stop()
 
 
-def _slot_at(keeper: Keeper, step: int) -> torch.Tensor:
-    assert step in keeper.steps()
-    return fetch_step(keeper.region.handle(over_rdma=False), step)
+def _slot_at(replica: SnapshotReplica, step: int) -> torch.Tensor:
+    assert step in replica.steps()
+    return fetch_step(replica.region.handle(over_rdma=False), step)

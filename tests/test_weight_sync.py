@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from titan_rl.config.load import load_config
+from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Completion, Request
 from titan_rl.diagnostics.bench.weight_pairs import batch_of, guess
 from titan_rl.mesh.channel.region import header_pages
 from titan_rl.mesh.channel.transports import has_ibverbs
-from titan_rl.mesh.meshes import ActorFault, Meshes
-from titan_rl.mesh.supervision.actor_process import CellDied
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.calls import call, call_all
-from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.mesh.trainer_mesh import ActorFault
+from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.titan_config import build_titan
 
@@ -36,7 +38,7 @@ def model(tmp_path_factory) -> str:
 
 
 @asynccontextmanager
-async def meshes_of(model: str, logs, parts=BOTH, **tables):
+async def meshes_of(model: str, logs, parts=BOTH, say=print, **tables):
     tables = {
         "training": {"seq_len": 256, "steps": 1000},
         "optimizer": {"lr": 3e-2},
@@ -47,7 +49,7 @@ async def meshes_of(model: str, logs, parts=BOTH, **tables):
     }
     tables["generator"] = {"kv_cache_gib": 0.1, **tables.get("generator", {})}
     config = load_config(None, tables)
-    meshes = Meshes(config, build_titan(config), model, parts, logs)
+    meshes = make_meshes(config, build_titan(config), model, parts=parts, logs=logs, say=say)
     try:
         await meshes.start()
         yield meshes
@@ -62,12 +64,12 @@ def pid_of(meshes: Meshes, name: str) -> int:
 async def learn(meshes: Meshes, seed: int) -> None:
     """Move the weights a good way."""
     random = np.random.default_rng(seed)
-    await meshes.train([batch_of([guess(random) for _ in range(4)], meshes.titan, random)], 1)
+    await meshes.trainer.train([batch_of([guess(random) for _ in range(4)], build_titan(meshes.config), random)], 1)
 
 
 async def sync(meshes: Meshes, version: int) -> None:
-    await meshes.publish(version)
-    await meshes.deliver(version)
+    await meshes.weights.publish(version)
+    await meshes.weights.deliver(version)
 
 
 def ask(meshes: Meshes, seeds: list[int], num_tokens: int, replica: int = 0) -> asyncio.Future:
@@ -82,7 +84,7 @@ def ask(meshes: Meshes, seeds: list[int], num_tokens: int, replica: int = 0) -> 
 
 async def worst_difference(meshes: Meshes, *groups) -> float:
     """Of any token's log-probability, between the trainer as it is and the generator when it sampled."""
-    [metrics] = await meshes.train([batch_of(list(groups), meshes.titan, None)], 1)
+    [metrics] = await meshes.trainer.train([batch_of(list(groups), build_titan(meshes.config), None)], 1)
     return math.log(metrics.agreement_max)
 
 
@@ -107,8 +109,8 @@ async def update_under_way(meshes: Meshes):
         await asyncio.sleep(0.15)
         await learn(meshes, 1)
         version = number_of_tries + 1
-        await meshes.publish(version)
-        delivery = asyncio.ensure_future(meshes.deliver(version))
+        await meshes.weights.publish(version)
+        delivery = asyncio.ensure_future(meshes.weights.deliver(version))
         await delivery
         fresh = ask(meshes, list(range(101, 109)), 20)
         group = await running
@@ -148,8 +150,8 @@ def test_drain_lets_running_requests_end_under_their_version(model, tmp_path):
             running = ask(meshes, list(range(1, 17)), 120)
             await asyncio.sleep(0.1)
             await learn(meshes, 1)
-            await meshes.publish(1)
-            delivery = asyncio.ensure_future(meshes.deliver(1))
+            await meshes.weights.publish(1)
+            delivery = asyncio.ensure_future(meshes.weights.deliver(1))
             later = ask(meshes, [5], 8)
             assert {int(v) for c in (await running)[1] for v in c.versions} == {0}
             await delivery
@@ -163,15 +165,15 @@ def test_a_replica_that_fails_an_update_is_replaced(model, tmp_path):
 
     async def run():
         layout, mesh = {"tensor_parallel_degree": 2}, {"step_timeout": 5.0}
-        async with meshes_of(model, tmp_path, generator={"replicas": 2}, parallelism=layout, mesh=mesh) as meshes:
-            said = []
-            meshes.say = said.append
+        said = []
+        tables = dict(generator={"replicas": 2}, parallelism=layout, mesh=mesh)
+        async with meshes_of(model, tmp_path, say=said.append, **tables) as meshes:
             await sync(meshes, 0)
-            await meshes.publish(1)
+            await meshes.weights.publish(1)
             await asyncio.sleep(0.5)  # it is stamped
             flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)
             first = meshes.generators.replicas[1]
-            statistics = await meshes.deliver(1)
+            statistics = await meshes.weights.deliver(1)
             assert len(statistics) == 1 and meshes.generators.router.healthy == [0]
             await asyncio.wait_for(first.ranks[0].died, 10)
             assert "generator 1 failed weights version 1" in said[0] and "checksum" in said[0]
@@ -186,25 +188,25 @@ def test_a_replica_that_fails_an_update_is_replaced(model, tmp_path):
 
 
 def flip_a_byte_that_only_one_replica_reads(meshes: Meshes, replica: int, version: int) -> None:
-    plan = meshes.weights.plan
+    plan = meshes.weights.link.plan
     mine, others = ({(r.holder, r.block) for r in plan.reads(0, r).reads} for r in (replica, 1 - replica))
     holder, block = min(mine - others)
-    handle = meshes.weights.regions[holder]
+    handle = meshes.weights.link.regions[holder]
     offset = header_pages(len(handle.blocks)) + version % 2 * handle.slot_bytes + handle.blocks[block][0]
     with open(f"/proc/{handle.pid}/fd/{handle.fd}", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory[offset] ^= 1
 
 
 def test_a_trainer_rank_killed_in_a_sync_is_named(model, tmp_path):
-    """Without recovery it ends the run; test_recovery.py has it mended."""
+    """Without recovery it ends the run; test_recovery.py has it repaired."""
 
     async def run():
         async with meshes_of(model, tmp_path, parallelism={"data_parallel_shard_degree": 2}) as meshes:
             await sync(meshes, 0)
             victim = pid_of(meshes, "trainer rank 1")
-            os.kill(victim, signal.SIGSTOP)  # it will never lay its part down
-            publishing = asyncio.ensure_future(meshes.weights.publish(1))
-            delivery = asyncio.ensure_future(meshes.deliver(1))
+            os.kill(victim, signal.SIGSTOP)  # it will never stage its part
+            publishing = asyncio.ensure_future(meshes.weights.link.publish(1))
+            delivery = asyncio.ensure_future(meshes.weights.deliver(1))
             await asyncio.sleep(0.3)
             assert not delivery.done()
             os.kill(victim, signal.SIGKILL)
@@ -212,7 +214,7 @@ def test_a_trainer_rank_killed_in_a_sync_is_named(model, tmp_path):
             with pytest.raises(ActorFault, match="trainer rank 1 died"):
                 await delivery
             assert time.monotonic() - start < SUPERVISION_SECONDS
-            with pytest.raises(CellDied, match="trainer rank 1 died while publishing weights version 1"):
+            with pytest.raises(ActorDied, match="trainer rank 1 died while publishing weights version 1"):
                 await publishing
             assert (await meshes.generators.replicas[0].leader.account.call_one())[0] == 0
 
@@ -225,7 +227,7 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             await sync(meshes, 0)
             replica = meshes.generators.replicas[0]
             victim = pid_of(meshes, "generator 0 rank 1")
-            await meshes.publish(1)
+            await meshes.weights.publish(1)
             await call_all(replica.ranks, "fetch", 1, 30.0, seconds=30, what="fetching")
             os.kill(victim, signal.SIGSTOP)  # both have the bytes, and one will never apply them
             applying = asyncio.ensure_future(call(replica.ranks[0], "apply", 1, seconds=60, what="applying"))
@@ -233,13 +235,13 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             assert not applying.done()
             os.kill(victim, signal.SIGKILL)
             start = time.monotonic()
-            with pytest.raises(CellDied, match="generator 0 rank 0 died"):  # it is worth nothing alone
+            with pytest.raises(ActorDied, match="generator 0 rank 0 died"):  # it is worth nothing alone
                 await applying
             assert time.monotonic() - start < SUPERVISION_SECONDS and meshes.generators.router.healthy == []
             while meshes.generators.router.healthy != [0]:
                 await asyncio.sleep(0.1)
             assert meshes.generators.replicas[0] is not replica
-            await meshes.deliver(1)
+            await meshes.weights.deliver(1)
             assert await worst_difference(meshes, await ask(meshes, [1], 4)) < 1e-4
 
     asyncio.run(run())
@@ -256,8 +258,8 @@ def test_a_trainer_can_be_followed_by_another(model, tmp_path):
             await sync(meshes, 0)
             await learn(second, 3)
             replicas = list(meshes.generators.replicas.values())
-            takeover = WeightSync(second.trainers.ranks, replicas, "rdma_tcp", 60.0)
-            await takeover.connect()
+            takeover = WeightLink(second.trainers, "rdma_tcp", 60.0)
+            await takeover.connect(replicas)
             assert takeover.transports == "rdma_tcp (2 pairs)"
             await takeover.publish(1)
             assert len(await takeover.deliver(1, replicas, lambda number, reason: None)) == 1

@@ -84,16 +84,16 @@ def what_happened(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{place}"
 
 
-def check_signature(said: str, function: Callable, parameters: Sequence[str]) -> None:
-    """Errors: ConfigError unless ``function`` is a callable that takes these positional arguments."""
+def check_signature(said: str, function: Callable, parameters: Sequence[str], keywords: Sequence[str] = ()) -> None:
+    """Errors: ConfigError unless ``function`` is a callable that takes these arguments, by place and by keyword."""
+    wanted = ", ".join([*parameters, *(["*", *keywords] if keywords else [])])
     if not callable(function):
-        raise ConfigError(f"{said} is a {type(function).__name__}: name a function ({', '.join(parameters)})")
+        raise ConfigError(f"{said} is a {type(function).__name__}: name a function ({wanted})")
     try:
         signature = inspect.signature(function)
-        signature.bind(*parameters)
-    except TypeError:
-        raise ConfigError(
-            f"{said} must take ({', '.join(parameters)}), but it takes {inspect.signature(function)}"
-        ) from None
     except ValueError:  # written in C: it does not tell
         return
+    try:
+        signature.bind(*parameters, **dict.fromkeys(keywords))
+    except TypeError:
+        raise ConfigError(f"{said} must take ({wanted}), but it takes {signature}") from None

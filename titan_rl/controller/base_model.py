@@ -1,6 +1,7 @@
 """The model that a run starts from."""
 
 from titan_rl.config.schema import Config
+from titan_rl.data.files import replacing
 from titan_rl.records.rundir import RunDir
 
 
@@ -11,7 +12,6 @@ def base_model(config: Config, run_dir: RunDir) -> str:
     if not run_dir.base_model.exists():
         from titan_rl.models.tiny import make_tiny
 
-        half = run_dir.base_model.with_suffix(".writing")  # a run that is killed must not leave half a model
-        make_tiny(half, seed=config.run.seed)
-        half.rename(run_dir.base_model)
+        with replacing(run_dir.base_model) as folder:  # a run that is killed must not leave half a model
+            make_tiny(folder, seed=config.run.seed)
     return str(run_dir.base_model)

@@ -84,7 +84,6 @@ class Controller:
         self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
         self.reporter, self.progress = components.reporter, components.progress
         self.say = components.reporter.display.say
-        self._started = time.perf_counter()
         self._is_between_steps = True
 
     # the beginning and the end of a run
@@ -221,7 +220,7 @@ class Controller:
         if self.progress.step != step:
             return None
         if self.progress.seconds_to_first_step is None:
-            self.progress.seconds_to_first_step = time.perf_counter() - self._started
+            self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
         return mean_metrics([answer for answer in answers if isinstance(answer, StepMetrics)])
 
     async def _after_bad_numbers(self, step: int, answers: list, bad: list[Group], is_lost: bool) -> None:

@@ -15,9 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from titan_rl.actors.generator import Generator
-from titan_rl.actors.trainer import Trainer
-from titan_rl.actors.verifier import Verifier
+from titan_rl.actors.classes import ACTORS
 from titan_rl.config.load import as_dict
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
@@ -35,7 +33,7 @@ from titan_rl.controller.reporting import Reporter
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.mesh.meshes import ALL_PARTS, ActorClasses, Meshes
+from titan_rl.mesh.meshes import ALL_PARTS, Meshes
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.checkpoints import CheckpointFolder
@@ -47,7 +45,6 @@ from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress, write_summary
 
-ACTORS = ActorClasses(Trainer, Generator, Verifier)
 _CHANGES = {"started", "died", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 

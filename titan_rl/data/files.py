@@ -1,4 +1,4 @@
-"""Files that a reader never meets half written."""
+"""Files that appear whole or not at all: written beside their place, then renamed into it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,11 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path beside ``path`` to write to; when the block ends well, what is there takes ``path``'s place."""
+    """A path to write a file or a new folder to; when the block ends without an error, it takes the place of ``path``.
+
+    A reader sees the old file or the new one, never half of either. After an error, what was written stays beside
+    ``path``, and the next attempt writes over it. A folder can only take a place where there is none yet.
+    """
     beside = path.with_name(f".{path.name}.writing")
     yield beside
     beside.replace(path)

@@ -1,4 +1,4 @@
-"""Prompts to a verifier and a replica, and again to others if one of them dies or fails."""
+"""Prompts go to a verifier and a replica, and again to others if one of them dies or fails."""
 
 import asyncio
 import statistics
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import Group, Prompt, Sampling
-from titan_rl.mesh.generators import Generators, Replica
-from titan_rl.mesh.supervision.actor_process import Cell, CellDied
+from titan_rl.data.types import Group, Prompt, Rollout, Sampling
+from titan_rl.mesh.generators import Generators
+from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
+from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.verifiers import Verifiers
 
@@ -17,12 +19,13 @@ _END_SECONDS = 5.0
 
 
 class Dispatcher:
-    """Gets groups done. Errors of all calls: NoneLeft, DeadlineError."""
+    """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError."""
 
-    def __init__(self, config: Config, generators: Generators, verifiers: Verifiers):
-        self.config, self.generators, self.verifiers = config, generators, verifiers
-        self.reissued: Callable[[str], None] = lambda prompt_id: None
-        """Hears of each prompt that is sampled again since somebody died or failed."""
+    def __init__(
+        self, config: Config, generators: Generators, verifiers: Verifiers, *, reissued: Callable[[str], None]
+    ):
+        """``reissued(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed."""
+        self.config, self.generators, self.verifiers, self._reissued = config, generators, verifiers, reissued
         self._scoring_seconds: dict[str, list[float]] = {}
 
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
@@ -43,25 +46,25 @@ class Dispatcher:
                 self.generators.router.worked()
                 self.verifiers.router.worked()
                 return group
-            self.reissued(prompt.id)
+            self._reissued(prompt.id)
 
     async def _run_group_on(self, number: int, replica: Replica, prompt, sampling) -> Group | None:
         """None if somebody died or failed meanwhile."""
         seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
-        verifier: Cell = self.verifiers.procs[number]
+        verifier: ActorProcess = self.verifiers.procs[number]
         work = asyncio.ensure_future(
             call(verifier, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
         )
-        work.add_done_callback(lambda task: task.cancelled() or task.exception())
+        work.add_done_callback(retrieve_exception)
         await asyncio.wait({work, *(rank.died for rank in replica.ranks)}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             work.cancel()
             return None
         try:
             group = work.result()
-        except CellDied:
+        except ActorDied:
             return None
-        except Exception as error:  # an episode never raises: whatever it is, the verifier is at fault
+        except Exception as error:  # an episode never raises, so the verifier itself is at fault
             if not verifier.is_dead:
                 verifier.fail(error)
                 await asyncio.wait({verifier.died}, timeout=_END_SECONDS)
@@ -77,11 +80,11 @@ class Dispatcher:
         taken, self._scoring_seconds = self._scoring_seconds, {}
         return {name: statistics.fmean(seconds) for name, seconds in taken.items()}
 
-    async def demonstrate(self, prompts: list) -> list:
+    async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples, as rollouts."""
         seconds = self.config.mesh.step_timeout
         while True:
             async with self.verifiers.router.choose(self.config.mesh.start_timeout) as number:
-                with suppress(CellDied):
-                    cell = self.verifiers.procs[number]
-                    return await call(cell, "demonstrate", prompts, seconds=seconds, what="preparing the warm-up")
+                with suppress(ActorDied):
+                    verifier = self.verifiers.procs[number]
+                    return await call(verifier, "demonstrate", prompts, seconds=seconds, what="preparing the SFT")

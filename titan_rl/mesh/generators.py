@@ -1,56 +1,25 @@
-"""The replicas: a vLLM engine each, of one rank or several. One that dies is replaced while the others go on.
+"""The replicas: each is a vLLM engine of one rank or several. One that dies is replaced while the others go on.
 
-Their number may change while the run goes on: one more is brought up to the live version before it gets any work,
-one less ends what it has been given.
+Their number may change during the run: a new one is brought up to the live version before it gets any work, and one
+that is taken away ends its groups first.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.replacements import Replacements
+from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.router import Router
-from titan_rl.mesh.supervision.actor_process import Cell, Cells
+from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.standby import Standby
-from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.mesh.weight_link import WeightLink
 
 _MAX_BRING_UPS = 5
 _PAUSE_SECONDS = 1.0
-
-
-@dataclass(eq=False)
-class Replica:
-    """One engine. ``ranks[0]`` answers for all."""
-
-    number: int
-    ranks: list[Cell] = field(default_factory=list)
-    num_groups: int = 0
-    """That it is working on."""
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def leader(self):
-        return self.ranks[0].actor
-
-    @property
-    def is_dead(self) -> bool:
-        return any(cell.is_dead for cell in self.ranks)
-
-    def __enter__(self) -> None:
-        self.num_groups += 1
-        self.idle.clear()
-
-    def __exit__(self, *_) -> None:
-        self.num_groups -= 1
-        if not self.num_groups:
-            self.idle.set()
-
-    def kill(self) -> None:
-        for cell in self.ranks:
-            cell.kill()
 
 
 def _rank_names(number: int | str, count: int) -> list[str]:
@@ -63,27 +32,26 @@ class Generators:
     def __init__(
         self,
         actor: type,
-        cells: Cells,
+        processes: ActorProcesses,
         config: Config,
         model_path: str,
         max_tokens: int,
         environment: dict[str, str],
         scratch: Path,
+        link: WeightLink,
         say: Callable[[str], None],
     ):
-        self.cells, self.config, self.scratch, self.say = cells, config, scratch, say
+        """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer."""
+        self.processes, self.config, self.scratch, self.link, self.say = processes, config, scratch, link, say
         self.router = Router("generator", range(config.generator.replicas))
         self.replicas: dict[int, Replica] = {}
-        self.weights: WeightSync | None = None
-        """From the moment on that there is a trainer to take weights from."""
-        self.changed: Callable[[], None] = lambda: None
-        """Hears of every replica that comes or goes."""
         arguments = environment, actor, config.generator, model_path, max_tokens
-        self.standby = Standby(cells, config, "generator", *arguments)
+        self.standby = Standby(processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = 0
         self._replacements = Replacements(self.router, say)
-        self._work: set[asyncio.Task] = set()
+        self._background = BackgroundTasks()
+        self._on_change: list[Callable[[], None]] = []
         self._num_engines = 0
 
     @property
@@ -92,8 +60,16 @@ class Generators:
         return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
 
     @property
-    def leaders(self) -> list[Cell]:
+    def leaders(self) -> list[ActorProcess]:
         return [replica.ranks[0] for replica in self.replicas.values()]
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Have it called whenever a replica has come or gone."""
+        self._on_change.append(callback)
+
+    def _tell_of_change(self) -> None:
+        for callback in self._on_change:
+            callback()
 
     async def start(self) -> None:
         replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
@@ -102,56 +78,56 @@ class Generators:
 
     async def _start_one(self, number: int | str) -> Replica:
         self._num_engines += 1
-        meeting_file = str(self.scratch / f"generator{self._num_engines}")
+        rendezvous_file = str(self.scratch / f"generator{self._num_engines}")
         names = _rank_names(number, self.config.generator.tensor_parallel)
         ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
         replica = Replica(-1 if isinstance(number, str) else number, ranks)
-        starts = [(cell, (rank, meeting_file)) for rank, cell in enumerate(ranks)]
+        starts = [(process, (rank, rendezvous_file)) for rank, process in enumerate(ranks)]
         what = f"starting generator {number}"
         try:
             await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
-        except BaseException:  # cancelled included: nobody else knows of it yet
+        except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             self._end(replica)
             raise
         return replica
 
     def _take_in(self, replica: Replica) -> None:
         self.replicas[replica.number] = replica
-        for cell in replica.ranks:
-            cell.on_death.append(lambda cell: self._on_death(replica, cell))
-            cell.on_death.append(lambda cell: self.changed())
-        if dead := [cell for cell in replica.ranks if cell.is_dead]:
+        for rank in replica.ranks:
+            rank.on_death.append(lambda rank: self._on_death(replica, rank))
+            rank.on_death.append(lambda rank: self._tell_of_change())
+        if dead := [rank for rank in replica.ranks if rank.is_dead]:
             self._on_death(replica, dead[0])
-        self.changed()
+        self._tell_of_change()
 
     def _end(self, replica: Replica) -> None:
         replica.kill()
-        for cell in replica.ranks:
-            self.cells.forget(cell)
+        for rank in replica.ranks:
+            self.processes.forget(rank)
 
     # faults
 
-    def _on_death(self, replica: Replica, cell: Cell) -> None:
-        """Its other ranks are worth nothing without it."""
+    def _on_death(self, replica: Replica, rank: ActorProcess) -> None:
+        """An engine cannot go on without one of its ranks: the others are ended, and it is replaced."""
         number = replica.number
         if self.replicas.get(number) is not replica:
             return
-        self.router.take_out(number, f"{cell.name} {cell.why}")
+        self.router.take_out(number, f"{rank.name} {rank.why}")
         del self.replicas[number]
         self._end(replica)
-        self.say(f"{cell.name} {cell.why}: its groups are sampled elsewhere, and it is replaced")
+        self.say(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
         self._replacements.begin(number, lambda: self._bring(number))
 
-    def _on_death_of_spare(self, replica: Replica, cell: Cell) -> None:
+    def _on_death_of_spare(self, replica: Replica, rank: ActorProcess) -> None:
         """Another one, if this one was still waiting."""
         if replica in self._spares:
             self._spares.remove(replica)
             self._end(replica)
-            self.say(f"{cell.name} {cell.why}: another is started")
+            self.say(f"{rank.name} {rank.why}: another is started")
             self.prepare()
 
     def fail(self, number: int, reason: str) -> None:
-        """It lives, but cannot be trusted: it is replaced as if it had died."""
+        """It lives, but what it does can no longer be trusted: it is replaced as if it had died."""
         replica = self.replicas.get(number)
         if replica is not None:
             self.router.take_out(number, reason)
@@ -163,7 +139,7 @@ class Generators:
         replica = await self._next_engine(number)
         try:
             await self._bring_up(replica)
-        except BaseException:  # cancelled included: nobody else knows of it yet
+        except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             self._end(replica)
             raise
         if number not in self.router.members:  # it was taken away again
@@ -173,33 +149,31 @@ class Generators:
         if not replica.is_dead:
             self.router.put_in(number)
             self.say(f"generator {number} serves")
-            self.cells.tell("generator_serves", number=number)
+            self.processes.tell("generator_serves", number=number)
         self.prepare()
 
     async def _next_engine(self, number: int) -> Replica:
-        """A spare that waits, or one that is started now."""
+        """A spare that waits, or an engine that is started now."""
         if not self._spares:
             return await self._start_one(number)
         replica = self._spares.pop()
         replica.number = number
-        for cell, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
-            cell.name = name
+        for rank, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
+            rank.name = name
         return replica
 
     async def _bring_up(self, replica: Replica) -> None:
-        """To the version that is live. A trainer that is being mended may withdraw it meanwhile: it comes again."""
+        """To the version that is live. A trainer that is being repaired withdraws that, and publishes it again."""
         for attempt in range(1, _MAX_BRING_UPS + 1):
-            if self.weights is None:
-                return
             try:
-                return await self.weights.bring_up(replica)
-            except Exception:  # the trainer's side may be at fault, which its own owner mends
+                return await self.link.bring_up(replica)
+            except Exception:  # the trainer's side may be at fault, which its own owner repairs
                 if attempt == _MAX_BRING_UPS or replica.is_dead:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def prepare(self) -> None:
-        """Have as many loaded engines wait as the config says, or a process that has its imports done.
+        """Have as many loaded engines wait as the config says, and a process that has its imports done.
 
         A spare pulls the live version when its turn comes.
         """
@@ -211,13 +185,13 @@ class Generators:
             finally:
                 self._num_spares_coming -= 1
             self._spares.append(replica)
-            for cell in replica.ranks:
-                cell.on_death.append(lambda cell: self._on_death_of_spare(replica, cell))
-            self.cells.tell("spare_waits", pid=replica.ranks[0].pid)
+            for rank in replica.ranks:
+                rank.on_death.append(lambda rank: self._on_death_of_spare(replica, rank))
+            self.processes.tell("spare_waits", pid=replica.ranks[0].pid)
 
         for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):
             self._num_spares_coming += 1
-            self._in_background(spare())
+            self._background.start(spare())
 
     # more and fewer
 
@@ -232,7 +206,7 @@ class Generators:
             self.router.remove(number)
             replica = self.replicas.pop(number, None)  # none: it is being replaced, which ends by itself
             if replica is not None:
-                self._in_background(self._dismiss(replica))
+                self._background.start(self._dismiss(replica))
 
     async def _dismiss(self, replica: Replica) -> None:
         """Its groups end first; those that take too long are sampled elsewhere."""
@@ -242,17 +216,10 @@ class Generators:
             )
         self._end(replica)
         self.say(f"generator {replica.number} was taken away")
-        self.cells.tell("generator_gone", number=replica.number)
-
-    def _in_background(self, work) -> None:
-        task = asyncio.ensure_future(work)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self.processes.tell("generator_gone", number=replica.number)
 
     def stop(self) -> None:
         self._replacements.stop()
         self.standby.stop()
-        for task in self._work:
-            task.cancel()
+        self._background.cancel()
         self.replicas = {}

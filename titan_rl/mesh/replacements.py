@@ -1,10 +1,10 @@
-"""Replacing in the background: tried a few times, and whoever waits hears when it is given up."""
+"""Replacing in the background: tried a few times, then given up, which those who wait for it are told."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from titan_rl.mesh.router import Router
 from titan_rl.mesh.supervision.actor_process import last_line
+from titan_rl.mesh.supervision.background import BackgroundTasks
 
 _MAX_ATTEMPTS = 5
 
@@ -14,13 +14,11 @@ class Replacements:
 
     def __init__(self, router: Router, say: Callable[[str], None]):
         self.router, self.say = router, say
-        self._work: set[asyncio.Task] = set()
+        self._background = BackgroundTasks()
 
     def begin(self, number: int, replace: Callable[[], Awaitable[None]]) -> None:
         """Have ``replace`` bring a number back into the router."""
-        task = asyncio.ensure_future(self._try(number, replace))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._background.start(self._try(number, replace))
 
     async def _try(self, number: int, replace: Callable[[], Awaitable[None]]) -> None:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -28,11 +26,10 @@ class Replacements:
                 return
             try:
                 return await replace()
-            except Exception as error:  # it is tried again, and in the end whoever waits hears of it
+            except Exception as error:  # it is tried again, and in the end those who wait are told
                 self.say(f"{self.router.kind} {number} could not be started: {last_line(error)}")
                 if attempt == _MAX_ATTEMPTS:
                     self.router.give_up(number, f"its replacements failed, the last with {last_line(error)}")
 
     def stop(self) -> None:
-        for task in self._work:
-            task.cancel()
+        self._background.cancel()

@@ -1,4 +1,4 @@
-"""Which of several equals a group goes to: the one with the fewest groups, and never one that is out."""
+"""Which of several equal actors a group goes to: the one with the fewest groups, and never one that is out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 from titan_rl.mesh.supervision.deadlines import DeadlineError
 
 _MAX_FAULTS = 12
-"""Faults in a row, without one group that was done in between, after which nobody is tried any more."""
+"""After so many faults without a finished group between them, no further one is tried."""
 
 
 class NoneLeft(RuntimeError):
-    """Every one is out, and none will come back."""
+    """All are out, and none will come back."""
 
 
 class Router:
-    """Owns who may get work. A group's samples stay together, since they share their prompt's cache."""
+    """Owns which actors may get work. A group's samples stay together, since they share their prompt's cache."""
 
     def __init__(self, kind: str, numbers: Iterable[int]):
         self.kind = kind
@@ -67,7 +67,7 @@ class Router:
 
     @asynccontextmanager
     async def choose(self, seconds: float) -> AsyncIterator[int]:
-        """Who gets the group that is worked on inside the block; waits while all are out.
+        """The one that gets the group which the block works on; waits while all are out.
 
         Errors: NoneLeft, with every one's reason; DeadlineError.
         """

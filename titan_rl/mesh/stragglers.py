@@ -1,4 +1,4 @@
-"""Who is slow: each actor's step times against the median of its peers. Pure, but for the clock of this process."""
+"""Which actors are slow: each one's step times against the median of its peers. Pure, but for this process's clock."""
 
 import statistics
 from collections import defaultdict, deque
@@ -10,14 +10,14 @@ _WINDOW = 8
 _LIMIT = 1.5
 """Times its peers' median from which on an actor is a straggler."""
 _LEAST_SECONDS = 0.005
-"""Nobody is slow who takes less: that is noise."""
+"""An actor that takes less is not slow: such times are noise."""
 
 
 def seconds_wanted() -> float:
-    """Seconds for which this process's threads ran or would have, had they been given a core.
+    """Seconds for which this process's threads ran, or were ready to run and waited for a core.
 
-    What they waited for others, in a collective say, is not in it: that would make all ranks look alike. From Linux's
-    schedstat; on a GPU it is the host's part of the work.
+    Waiting for others, in a collective say, does not count: it would make all ranks look alike. From Linux's schedstat.
+    With a GPU it is the host's part of the work.
     """
     nanoseconds = 0
     for thread in Path("/proc/self/task").iterdir():
@@ -37,14 +37,14 @@ class Stragglers:
         self._known: set[str] = set()
 
     def note(self, kind: str, seconds: dict[str, float]) -> None:
-        """A step's seconds of all actors of a kind, by name; who is not among them is forgotten."""
+        """A step's seconds of all actors of a kind, by name; an actor that is not among them is forgotten."""
         known = self._seconds[kind]
         self._seconds[kind] = {name: known.get(name, deque(maxlen=_WINDOW)) for name in seconds}
         for name, value in seconds.items():
             self._seconds[kind][name].append(value)
 
     def ratios(self) -> dict[str, float]:
-        """Each actor's median over that of its peers, for kinds with more than one; whole windows only."""
+        """Each actor's median over that of its peers, for kinds with more than one; full windows only."""
         return {name: ratio for actors in self._seconds.values() for name, ratio in _against_peers(actors)}
 
     def slowest(self) -> dict[str, float]:

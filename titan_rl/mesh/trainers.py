@@ -1,131 +1,110 @@
-"""The trainer's ranks: started together, and mended one by one.
+"""The trainer's ranks, as they are: started together, called together. Here nothing is repaired (trainer_mesh.py).
 
-When a rank dies the others keep their process and their memory. A standby that has its imports behind it takes the
-dead one's place, all join a new process group, and each loads its state of the newest step that everybody has:
-survivors from their own snapshot, the new one from what its keeper kept.
+When a rank dies the others keep their process and their memory. A standby with its imports done takes the dead one's
+place, and all join a new process group.
 """
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 from titan_rl.config.schema import Config
-from titan_rl.mesh.supervision.actor_process import Cell, CellDied, Cells
-from titan_rl.mesh.supervision.calls import call, call_all, call_each
+from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.mesh.channel.batches import StagedRows
+from titan_rl.mesh.channel.transports import RDMA
+from titan_rl.mesh.stragglers import Stragglers
+from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.calls import call, call_each
 from titan_rl.mesh.supervision.standby import Standby
 
 
 class Trainers:
-    """Owns the ranks and their standby. Errors of all calls: CellDied; whatever an actor raises."""
+    """Owns the ranks and their standby. Errors of all calls: ActorDied; whatever an actor raises while it starts."""
 
     def __init__(
         self,
         actor: type,
-        cells: Cells,
+        processes: ActorProcesses,
         config: Config,
         model_path: str,
         world_size: int,
         environment: dict[str, str],
         scratch: Path,
+        stragglers: Stragglers,
     ):
-        self.cells, self.config, self.world_size, self.scratch = cells, config, world_size, scratch
-        self.standby = Standby(cells, config, "trainer", environment, actor, config, model_path)
-        self.ranks: list[Cell] = []
-        self._keepers: list[Cell | None] = []
-        self._handles: list = []
-        """Where each rank's snapshots are."""
-        self._keeping = asyncio.Lock()
-        self._fresh: set[int] = set()
-        """Ranks whose process has no snapshots of its own yet."""
-        self._num_meetings = 0
+        """``stragglers``: gets every step's times of each rank."""
+        self.processes, self.config, self.world_size, self.scratch = processes, config, world_size, scratch
+        self.standby = Standby(processes, config, "trainer", environment, actor, config, model_path)
+        self.ranks: list[ActorProcess] = []
+        self._stragglers = stragglers
+        self._num_rendezvous = 0
 
     async def start(self) -> None:
         names = [f"trainer rank {rank}" for rank in range(self.world_size)]
         self.ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
-        await self._join()
+        await self.join()
 
-    async def _join(self) -> None:
+    async def join(self) -> None:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
-        self._num_meetings += 1
-        meeting_file = str(self.scratch / f"trainer{self._num_meetings}")
-        joins = [(cell, (rank, self.world_size, meeting_file)) for rank, cell in enumerate(self.ranks)]
+        self._num_rendezvous += 1
+        rendezvous_file = str(self.scratch / f"trainer{self._num_rendezvous}")
+        joins = [(process, (rank, self.world_size, rendezvous_file)) for rank, process in enumerate(self.ranks)]
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
     @property
-    def is_whole(self) -> bool:
-        return not any(cell.is_dead for cell in self.ranks)
+    def is_complete(self) -> bool:
+        """Whether no rank is dead."""
+        return not self.dead
+
+    @property
+    def dead(self) -> dict[int, ActorProcess]:
+        """By rank."""
+        return {rank: process for rank, process in enumerate(self.ranks) if process.is_dead}
+
+    async def replace(self, dead: dict[int, ActorProcess]) -> None:
+        """Others take their places, one by one; ``join`` comes next."""
+        for rank, process in dead.items():
+            self.processes.forget(process)
+            self.ranks[rank] = await self._replacement(rank)
+
+    async def _replacement(self, rank: int) -> ActorProcess:
+        """With its imports done: its peers wait for it in ``join``, and if it died there, they would fail too."""
+        name = f"trainer rank {rank}"
+        process = await self.standby.take(name)
+        await call(process, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
+        return process
+
+    # calls
 
     async def call(self, endpoint: str, *arguments, what: str) -> list:
-        """Every rank's answer. Who raises is ended: CellDied, from what it raised."""
-        calls = [(cell, arguments) for cell in self.ranks]
+        """Every rank's answer. A rank that raises is ended: the error is ActorDied then, caused by what was raised."""
+        calls = [(process, arguments) for process in self.ranks]
         seconds = self.config.mesh.step_timeout
         return await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
 
-    async def protect(self, others: list[Cell]) -> None:
-        """Have every rank's snapshots kept by another process: a peer, or one of these others."""
-        handles = await self.call("open_snapshots", what="opening snapshots")
-        async with self._keeping:
-            self._handles, self._keepers, self._fresh = handles, [None] * self.world_size, set()
-        await self.find_keepers(others)
+    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
+        """The optimizer steps that make up a step of the run, one for each batch (``rows[group]`` are its rows).
 
-    async def find_keepers(self, others: list[Cell]) -> None:
-        """For every rank whose snapshots nobody keeps (any more)."""
-        async with self._keeping:
-            for rank, handle in enumerate(self._handles):
-                if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
-                    continue
-                self._keepers[rank] = keeper = self._choose_keeper(rank, others)
-                if keeper is not None:
-                    with suppress(CellDied):  # its death is met elsewhere; without a keeper a disk has to do
-                        await keeper.ask_steward("keep", handle)
-
-    def _choose_keeper(self, rank: int, others: list[Cell]) -> Cell | None:
-        """A peer before others, but another host before either."""
-        peers = [self.ranks[(rank + i) % self.world_size] for i in range(1, self.world_size)]
-        able = [cell for cell in peers + others if not cell.is_dead]
-        elsewhere = [cell for cell in able if cell.host is not self.ranks[rank].host]
-        return next(iter(elsewhere + able), None)
-
-    async def mend(self, step: int) -> int | None:
-        """Replace the dead; all ranks are then at the newest step up to this one that everybody had: given back.
-
-        None: somebody's state is nowhere, so all have the weights of the file and must be given a checkpoint.
+        With the last one a snapshot is taken, if the config wants one of this step.
         """
-        dead = {rank for rank, cell in enumerate(self.ranks) if cell.is_dead}
-        self._fresh |= dead
-        kept = {rank: await self._kept(rank) for rank in self._fresh}
-        own = await call_all(
-            [cell for rank, cell in enumerate(self.ranks) if rank not in self._fresh],
-            "snapshot_steps",
-            seconds=self.config.mesh.step_timeout,
-            what="asking for snapshots",
-        )
-        for rank in dead:
-            self.cells.forget(self.ranks[rank])
-            self.ranks[rank] = await self._replacement(rank)
-        await self._join()
-        steps = set.intersection(*(set(s) for s in own), *(set(s) for s, _ in kept.values()))
-        newest = max((s for s in steps if s <= step), default=None)
-        if newest is not None:
-            restores = [(cell, (newest, kept[r][1] if r in kept else None)) for r, cell in enumerate(self.ranks)]
-            await call_each(restores, "restore", seconds=self.config.mesh.step_timeout, what="restoring a snapshot")
-        return newest
+        metrics, every = [], self.config.recovery.snapshot_every
+        for batch in batches:
+            snapshot = step if every and step % every == 0 and batch is batches[-1] else None
+            with self._staged(batch.rows) as handles:
+                arguments = handles, batch.has_signal, snapshot
+                answers = await self.call("train", *arguments, what=f"training step {step}")
+            metrics.append(answers[0])
+            pairs = zip(self.ranks, answers, strict=True)
+            self._stragglers.note("trainer", {rank.name: getattr(a, "seconds_wanted", 0.0) for rank, a in pairs})
+        return metrics
 
-    async def _replacement(self, rank: int) -> Cell:
-        """With its imports done: its peers wait for it in ``join``, where a death costs them theirs."""
-        name = f"trainer rank {rank}"
-        cell = await self.standby.take(name)
-        await call(cell, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
-        return cell
+    async def sft(self, batches: list[list[list]]) -> list[float]:
+        """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
+        rows = [list(steps) for steps in zip(*batches, strict=True)]
+        with self._staged(rows) as handles:
+            return (await self.call("sft", handles, what="training on demonstrations"))[0]
 
-    async def _kept(self, rank: int) -> tuple[list[int], object]:
-        keeper = self._keepers[rank] if self._keepers else None
-        if keeper is None or keeper.is_dead:
-            return [], None
-        try:
-            return await keeper.ask_steward("kept", rank)
-        except CellDied:
-            return [], None
+    def _staged(self, rows: list[list]) -> StagedRows:
+        return StagedRows(rows, over_rdma=self.config.mesh.transport in RDMA)
 
     def stop(self) -> None:
         self.standby.stop()

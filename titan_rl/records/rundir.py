@@ -51,6 +51,10 @@ class RunDir:
             ) from None
         replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
+    def write_pids(self, names: dict[int, str]) -> None:
+        """Who runs now."""
+        replace_text(self.pids, json.dumps(names, indent=2) + "\n")
+
     def is_in_use(self) -> bool:
         """Whether a process holds the lock."""
         try:

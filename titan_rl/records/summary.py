@@ -2,7 +2,8 @@
 
 import json
 import statistics
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from titan_rl.data.files import replace_text
 from titan_rl.records.metrics import read_metrics
@@ -14,11 +15,14 @@ from titan_rl.records.statistics import Proportion
 class Progress:
     """What only the controller knows of a run, updated as it goes."""
 
+    steps_asked: int
+    started: float = field(default_factory=time.perf_counter)
+    """On the performance counter."""
     step: int = 0
     held_out_before: Proportion | None = None
     held_out_after: Proportion | None = None
     seconds_to_first_step: float | None = None
-    seconds_warm_up: float = 0.0
+    seconds_sft: float = 0.0
     seconds_training: float = 0.0
 
 
@@ -30,21 +34,19 @@ def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
     }
 
 
-def write_summary(
-    run_dir: RunDir, progress: Progress, steps_asked: int, why_ended: str, account: dict[str, int]
-) -> dict:
+def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: dict[str, int]) -> dict:
     """Returns what it wrote."""
     records = [record for record in read_metrics(run_dir.root) if "reward" in record]
     before, after = progress.held_out_before, progress.held_out_after
     summary = {
         "why_ended": why_ended,
         "steps_done": progress.step,
-        "steps_asked": steps_asked,
+        "steps_asked": progress.steps_asked,
         "held_out_before": before.as_dict() if before else None,
         "held_out_after": after.as_dict() if after else None,
         "reward_by_step": [record["reward"] for record in records],
         "seconds_to_first_step": progress.seconds_to_first_step,
-        "seconds_warm_up": progress.seconds_warm_up,
+        "seconds_sft": progress.seconds_sft,
         "seconds_training": progress.seconds_training,
         "seconds_by_phase_median": _median_by_prefix(records, "seconds_"),
         "tokens_per_second_median": _median_by_prefix(records, "tokens_per_second_"),

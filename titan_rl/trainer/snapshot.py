@@ -1,9 +1,9 @@
-"""A trainer rank's state in memory, and the copy of it that another process keeps.
+"""A trainer rank's snapshots: its state in memory, of which another process holds a replica.
 
-After a step a rank copies its shard of weights and moments, beside the next forward, into a region of its own; a keeper
-in another process copies that as soon as it is stamped. Whoever takes a dead rank's place loads the keeper's copy, the
-survivors their own, so all go on from one step. Two steps are kept, lest a rank that died while copying
-leave its peers with a step that it has not.
+After a step a rank copies its shard of weights and moments into a region of its own, beside the next forward. The
+replica's process copies that as soon as it is stamped. When a rank dies, the one that takes its place loads the replica
+and the survivors load their own snapshots, so all go on from one step. Two steps are kept: a rank may die mid-copy, and
+all ranks need one common step.
 """
 
 import pickle
@@ -18,7 +18,7 @@ from titan_rl.mesh.channel.slots import SlotWriter
 from titan_rl.trainer.state import random_state, set_random_state
 
 _SMALL_BYTES = 256 << 10
-"""Room for what is no tensor of the model's size: random states, schedule, counts."""
+"""Room for everything but weights and moments: random states, schedule, counts."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NICE = 10
 """Snapshots are copied beside weights that generators wait for, and beside what they generate."""
@@ -40,7 +40,7 @@ def _parameters(learner) -> list[tuple[torch.Tensor, dict]]:
 
 
 def _layout(learner) -> tuple[list[tuple[int, int]], int]:
-    """(offset, bytes) of each parameter's and moment's place behind the small things, and the size of a slot."""
+    """(offset, bytes) of each parameter's and moment's place behind the small part, and the size of a slot."""
     places, offset = [], _SMALL_BYTES
     for parameter, _ in _parameters(learner):
         for _ in range(1 + len(_MOMENTS)):
@@ -55,7 +55,7 @@ def _blocks(nbytes: int) -> list[tuple[int, int]]:
 
 
 class Snapshots:
-    """A rank's own: takes them, and gives them back."""
+    """A rank's own: takes them, and restores from them."""
 
     def __init__(self, rank: int, learner):
         self.learner = learner
@@ -67,7 +67,7 @@ class Snapshots:
         """Begin to copy the state after ``step``; the next update must wait for it (``wait_until_copied``)."""
         self._writer.wait()
         stamps = self.region.header.stamps
-        stamps[stamps > step] = FAILED  # the run went back: those steps never were
+        stamps[stamps > step] = FAILED  # the run went back, and will take those steps again
         slot = next((s for s in range(NUM_SLOTS) if stamps[s] == step), int(stamps.argmin()))
         into = self.region.slots[slot]
         small = pickle.dumps(self._small())
@@ -78,7 +78,7 @@ class Snapshots:
             into[:8] = torch.tensor([len(small)]).view(torch.uint8)
             into[8 : 8 + len(small)] = torch.frombuffer(bytearray(small), dtype=torch.uint8)
 
-        # anew each time: loading a checkpoint puts other tensors in the place of moments
+        # made anew each time: loading a checkpoint replaces the moments' tensors
         self._writer.copies[slot] = [(_view(into, place, values), values) for place, values in self._tensors()]
         self._writer.begin(step, slot, write_small)
 
@@ -105,7 +105,7 @@ class Snapshots:
         self._writer.wait_until_copied()
 
     def steps(self) -> list[int]:
-        """Steps of which the whole state is here."""
+        """Steps whose state is complete here."""
         self._writer.wait()
         return sorted(int(stamp) for stamp in self.region.header.stamps if stamp >= 0)
 
@@ -114,7 +114,7 @@ class Snapshots:
 
     @torch.no_grad()
     def load(self, slot: torch.Tensor) -> None:
-        """Put the learner into the state that a slot holds, of a rank of the same number and layout."""
+        """Put the learner into the state that a slot holds. It must come from the same rank of the same layout."""
         small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
         assert small["rank"] == dist.get_rank(), "a snapshot of another rank"
         for (parameter, states), count in zip(_parameters(self.learner), small["counts"], strict=True):

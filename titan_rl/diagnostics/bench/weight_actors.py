@@ -13,7 +13,7 @@ from monarch.rdma import RDMABuffer
 from titan_rl.actors.generator import Generator
 from titan_rl.actors.trainer import Trainer
 from titan_rl.actors.verifier import Verifier
-from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.meshes import ActorClasses
 
 
 def median_seconds(run: Callable[[], object], rounds: int) -> float:
@@ -127,7 +127,4 @@ class PlainActor(Actor):
         return sum(tensor.nbytes for tensor in tensors.values())
 
 
-class BenchMeshes(Meshes):
-    @staticmethod
-    def actors() -> tuple[type, type, type]:
-        return BenchTrainer, BenchGenerator, Verifier
+BENCH_ACTORS = ActorClasses(BenchTrainer, BenchGenerator, Verifier)

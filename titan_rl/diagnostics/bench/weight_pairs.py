@@ -13,11 +13,11 @@ import numpy as np
 
 from titan_rl.config.load import load_config
 from titan_rl.config.schema import Config
+from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Batch, Completion, Provenance, Sample
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.mesh.meshes import Meshes
-from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 TRAINERS: dict[str, dict[str, int]] = {
@@ -62,13 +62,13 @@ def _configs(trainer: str, generator: str, overrides: dict) -> tuple[Config, Tit
 
 async def _one_generator(name: str, path: str, logs: Path, overrides: dict) -> list[dict[str, Any]]:
     """Generators stay up while one trainer after the other feeds them."""
-    generators = Meshes(*_configs("1", name, overrides), path, frozenset({"generators"}), logs)
+    generators = make_meshes(*_configs("1", name, overrides), path, parts=frozenset({"generators"}), logs=logs)
     rows = []
     try:
         await generators.start()
         for version, trainer in enumerate(TRAINERS):
             config, titan = _configs(trainer, name, overrides)
-            trainers = Meshes(config, titan, path, frozenset({"trainer"}), logs)
+            trainers = make_meshes(config, titan, path, parts=frozenset({"trainer"}), logs=logs)
             try:
                 await trainers.start()
                 rows.append(await _one_pair(trainer, name, trainers, generators, config, titan, version))
@@ -81,25 +81,25 @@ async def _one_generator(name: str, path: str, logs: Path, overrides: dict) -> l
 
 async def _one_pair(trainer, generator, trainers, generators, config, titan, version: int) -> dict[str, Any]:
     replicas = list(generators.generators.replicas.values())
-    sync = WeightSync(trainers.trainers.ranks, replicas, config.mesh.transport, config.mesh.step_timeout)
-    await sync.connect()
+    link = WeightLink(trainers.trainers, config.mesh.transport, config.mesh.step_timeout)
+    await link.connect(replicas)
     random = np.random.default_rng(version)
-    await trainers.train([batch_of([guess(random) for _ in range(_PROMPTS)], titan, random)], 1)
-    await sync.publish(version)
-    await sync.deliver(version, replicas, _raise)
+    await trainers.trainer.train([batch_of([guess(random) for _ in range(_PROMPTS)], titan, random)], 1)
+    await link.publish(version)
+    await link.deliver(version, replicas, _raise)
     worst = 0.0
     for replica in replicas:
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))
-        [metrics] = await trainers.train([batch_of(groups, titan, None)], 2)
+        [metrics] = await trainers.trainer.train([batch_of(groups, titan, None)], 2)
         worst = max(worst, math.log(metrics.agreement_max))
-    accounts = [await cell.actor.account.call_one() for replica in replicas for cell in replica.ranks]
+    accounts = [await rank.actor.account.call_one() for replica in replicas for rank in replica.ranks]
     return row(
         f"{trainer} to {generator}: largest difference of a logprob",
         worst,
         "nat",
         _BAR_LOGPROB,
         bytes_read_over_stored=max(read / stored for _, read, stored in accounts),
-        transports=sync.transports,
+        transports=link.transports,
     )
 
 

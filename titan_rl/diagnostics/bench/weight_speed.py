@@ -17,12 +17,13 @@ import torch
 from monarch.actor import this_host
 
 from titan_rl.config.load import load_config
+from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Batch
 from titan_rl.diagnostics.bench import weight_pairs
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.weight_actors import BenchMeshes, PlainActor
+from titan_rl.diagnostics.bench.weight_actors import BENCH_ACTORS, PlainActor
 from titan_rl.mesh.meshes import Meshes
-from titan_rl.mesh.supervision import actor_process as cells
+from titan_rl.mesh.supervision import calls as mesh_calls
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.trainer.titan_config import build_titan
 
@@ -61,7 +62,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def _measure(measure, config, path: str, logs: Path) -> list[dict[str, Any]]:
-    meshes = BenchMeshes(config, build_titan(config), path, _PARTS, logs)
+    meshes = make_meshes(config, build_titan(config), path, actors=BENCH_ACTORS, parts=_PARTS, logs=logs)
     try:
         await meshes.start()
         return await measure(meshes)
@@ -69,7 +70,7 @@ async def _measure(measure, config, path: str, logs: Path) -> list[dict[str, Any
         await meshes.stop()
 
 
-async def _time_all(meshes: BenchMeshes) -> list[dict[str, Any]]:
+async def _time_all(meshes: Meshes) -> list[dict[str, Any]]:
     trainer, generator = meshes.trainers.ranks[0].actor, meshes.generators.replicas[0].leader
     plain = this_host().spawn_procs(name="plain").spawn("plain", PlainActor)
     found: dict[str, list[float]] = {}
@@ -81,14 +82,14 @@ async def _time_all(meshes: BenchMeshes) -> list[dict[str, Any]]:
     for _ in range(_ROUNDS):
         version += 1
         start = time.perf_counter()
-        await meshes.publish(version)
+        await meshes.weights.publish(version)
         await trainer.wait_for_stamp.call_one()
         note("publish", time.perf_counter() - start)
         note("memcpy", await generator.memcpy_seconds.call_one(3))
         note("fetch", await generator.fetch_seconds.call_one(version, 3))
         note("load_weights", await generator.load_weights_seconds.call_one())
         start = time.perf_counter()
-        await meshes.deliver(version)
+        await meshes.weights.deliver(version)
         note("update", time.perf_counter() - start)
         note("cast and copy", await trainer.cast_and_copy.call_one(3))
     buffers = await trainer.tensor_buffers.call_one()
@@ -117,32 +118,32 @@ async def _time_all(meshes: BenchMeshes) -> list[dict[str, Any]]:
     ]
 
 
-async def _warm(meshes: BenchMeshes) -> int:
+async def _warm(meshes: Meshes) -> int:
     """Both slots and all buffers have been touched, and the trainer has taken a step."""
-    await meshes.train([_batch(meshes)], 1)
+    await meshes.trainer.train([_batch(meshes)], 1)
     for version in range(4):
-        await meshes.publish(version)
-        await meshes.deliver(version)
+        await meshes.weights.publish(version)
+        await meshes.weights.deliver(version)
     return version
 
 
-def _batch(meshes: BenchMeshes) -> Batch:
+def _batch(meshes: Meshes) -> Batch:
     random = np.random.default_rng(0)
-    return weight_pairs.batch_of([weight_pairs.guess(random) for _ in range(4)], meshes.titan, random)
+    return weight_pairs.batch_of([weight_pairs.guess(random) for _ in range(4)], build_titan(meshes.config), random)
 
 
-async def _lost_time(meshes: BenchMeshes) -> list[dict[str, Any]]:
+async def _lost_time(meshes: Meshes) -> list[dict[str, Any]]:
     """Steps with a sync under way against steps without, in turn."""
     version, batch, quiet, busy = await _warm(meshes), _batch(meshes), [], []
     for _ in range(_STEP_ROUNDS):
         start = time.perf_counter()
-        await meshes.train([batch], 1)
+        await meshes.trainer.train([batch], 1)
         quiet.append(time.perf_counter() - start)
         version += 1
         start = time.perf_counter()
-        await meshes.publish(version)
-        delivery = asyncio.create_task(meshes.deliver(version))
-        await meshes.train([batch], 1)
+        await meshes.weights.publish(version)
+        delivery = asyncio.create_task(meshes.weights.deliver(version))
+        await meshes.trainer.train([batch], 1)
         busy.append(time.perf_counter() - start)
         await delivery
     lost = statistics.median(b - q for b, q in zip(busy, quiet, strict=True))
@@ -165,7 +166,7 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
     path = folder / f"layers{num_layers}"
     make_tiny(path, seed=1, num_layers=num_layers, hidden_size=64)
     config = load_config(None, {"generator": {"kv_cache_gib": 0.1}, "parallelism": {"data_parallel_shard_degree": 2}})
-    meshes = Meshes(config, build_titan(config), str(path), _PARTS, folder)
+    meshes = make_meshes(config, build_titan(config), str(path), parts=_PARTS, logs=folder)
     sent = []
 
     async def counted(calls, endpoint, **limits) -> list:
@@ -174,9 +175,9 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
 
     try:
         await meshes.start()
-        with patch.object(cells, "call_each", counted):
-            await meshes.publish(0)
-            await meshes.deliver(0)
+        with patch.object(mesh_calls, "call_each", counted):
+            await meshes.weights.publish(0)
+            await meshes.weights.deliver(0)
     finally:
         await meshes.stop()
     return len(sent), sum(sent)

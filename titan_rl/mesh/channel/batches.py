@@ -1,4 +1,4 @@
-"""Packed rows for trainer ranks: the controller lays them down once, and each rank pulls those of its own group.
+"""Packed rows for trainer ranks: the controller stages them once, and each rank pulls those of its own group.
 
 What is sent is a handle. On one host the bytes lie in an anonymous shared mapping; between hosts an RDMABuffer is read.
 """
@@ -29,7 +29,7 @@ class RowsHandle:
     """An RDMABuffer, if the reader is on another host."""
 
 
-class LaidRows:
+class StagedRows:
     """Rows of all groups, for as long as the block lasts. ``rows[group]`` is anything that pickles."""
 
     def __init__(self, rows: list[list], over_rdma: bool):
@@ -61,7 +61,7 @@ class LaidRows:
 
 
 def pull_rows(handle: RowsHandle, timeout: float) -> list[Row]:
-    """Inside an actor if the handle is RDMA's. Errors: ValueError if the bytes are not what was laid down."""
+    """Call it inside an actor if the rows come over RDMA. Errors: ValueError if the bytes are not what was staged."""
     if handle.rdma is not None:
         data = torch.empty(handle.nbytes, dtype=torch.uint8)
         handle.rdma.read_into(data, timeout=math.ceil(timeout)).get()

@@ -1,7 +1,7 @@
 """The pull plan: which bytes of which trainer rank land in which generator rank. Pure arithmetic on boxes.
 
 Trainer ranks *hold* boxes of Hugging Face tensors, generator ranks *need* boxes of them. Where the two meet is a
-*piece*. Pieces with the same holders and the same readers make a *segment*: every holder lays it down once, in the
+*piece*. Pieces with the same holders and the same readers make a *segment*: every holder stages it once, in the
 same order, and every reader takes it once. A segment is cut into *blocks*, the unit of a read and of a checksum;
 if several ranks hold it, each reader takes different blocks from different holders.
 
@@ -80,7 +80,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 class Interner:
-    """Gives equal tuples one identity, so that alike layers are recognised by ``is``."""
+    """Makes equal tuples one object, so that alike layers are recognised by ``is``."""
 
     def __init__(self) -> None:
         self._known: dict[tuple, tuple] = {}
@@ -137,7 +137,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Segment:
-    """Pieces that the same trainer ranks hold and the same generator ranks need, one after the other."""
+    """Pieces that the same trainer ranks hold and the same generator ranks need, in a row."""
 
     holders: tuple[int, ...]
     readers: tuple[int, ...]
@@ -167,13 +167,13 @@ class Segment:
         return [(start, min(start + size, self.nbytes)) for start in range(0, self.nbytes, size)]
 
     def holder_of(self, block: int, reader: int, replica: int) -> int:
-        """Whom a reader takes a block from: readers and replicas begin at different holders."""
+        """The rank that a reader takes a block from: readers and replicas begin at different holders."""
         return self.holders[(block + self.readers.index(reader) + replica) % len(self.holders)]
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """What a trainer rank lays down for one version, and where."""
+    """What a trainer rank stages for one version, and where."""
 
     segments: tuple[tuple[int, Segment], ...]
     """(offset in the slot, segment)."""
@@ -222,7 +222,7 @@ class Plan:
         for unit in dict.fromkeys(unit for units in needs for unit in units):
             held = [(rank, units[unit]) for rank, units in enumerate(holdings) if unit in units]
             wanted = [(reader, units[unit]) for reader, units in enumerate(needs) if unit in units]
-            # who holds is told by position, so that the layers of two pipeline stages may look alike
+            # holders are told apart by position, so that the layers of two pipeline stages may look alike
             key = (tuple(id(values) for _, values in held), tuple((reader, id(values)) for reader, values in wanted))
             if key not in shared:
                 shared[key] = _unit_pieces(unit, [values for _, values in held], wanted)
@@ -253,8 +253,8 @@ class Plan:
             offsets = list(_running(_aligned(self.segments[i].nbytes, _ALIGNMENT) for i in indices))
             self._offset |= {(rank, index): offset for index, offset in zip(indices, offsets, strict=True)}
             last = self.segments[indices[-1]]
-            laid = tuple((offset, self.segments[index]) for index, offset in zip(indices, offsets, strict=True))
-            slots[rank] = SlotLayout(laid, offsets[-1] + _aligned(last.nbytes, _ALIGNMENT))
+            placed = tuple((offset, self.segments[index]) for index, offset in zip(indices, offsets, strict=True))
+            slots[rank] = SlotLayout(placed, offsets[-1] + _aligned(last.nbytes, _ALIGNMENT))
         return slots
 
     def slot(self, rank: int) -> SlotLayout:
@@ -284,7 +284,7 @@ class Plan:
 
 
 def _running(sizes: Iterable[int]) -> Iterator[int]:
-    """Where each of several things begins that are laid end to end."""
+    """Where each part begins when parts of these sizes follow each other."""
     total = 0
     for size in sizes:
         yield total

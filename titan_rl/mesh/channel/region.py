@@ -1,9 +1,9 @@
 """A rank's region of memory: a header, and two slots of which the next version fills the one that is not in use.
 
-The header says of each slot which version it holds and the checksum of each of its blocks; it is written after the
-last byte, so a version is whole or it is not there. On one host a region is an anonymous shared mapping, reached
-through the owner's file table: nothing is left behind whoever dies. A GPU's slots stay on the GPU and are mapped by
-CUDA IPC. Between hosts header and blocks are read with RDMABuffer.
+The header says of each slot which version it holds and the checksum of each of its blocks. It is written after the last
+byte, so a version is complete or invisible. On one host a region is an anonymous shared mapping, reached through the
+owner's file table, so nothing is left behind when a process dies. A GPU's slots stay on the GPU and are mapped by CUDA
+IPC. Between hosts header and blocks are read with RDMABuffer.
 """
 
 import mmap
@@ -21,7 +21,7 @@ WRITING, FAILED = -1, -2
 
 
 def checksum(data: torch.Tensor) -> int:
-    """Of uint8 bytes, unsigned 64 bits: xxh3; on a GPU, where bytes should stay, a position-weighted sum."""
+    """Of uint8 bytes, as an unsigned 64-bit number: xxh3; on a GPU, where the bytes should stay, a weighted sum."""
     if data.device.type == "cpu":
         return xxhash.xxh3_64_intdigest(data.numpy())
     return _weighted_sum(data)
@@ -31,7 +31,7 @@ def _weighted_sum(data: torch.Tensor) -> int:
     """Sum of the bytes' 32-bit words, each times an odd number of its own, modulo 2**64."""
     padded = torch.nn.functional.pad(data, (0, -data.numel() % 4))
     words = padded.view(torch.int32).to(torch.int64)
-    # a Weyl sequence: neighbours' factors share no bits, so that swapped words are seen
+    # a Weyl sequence: the factors of neighbours differ in most bits, so swapped words change the sum
     factors = torch.arange(1, words.numel() + 1, device=data.device) * -7046029254386353131 | 1
     return int((words * factors).sum()) & (1 << 64) - 1
 
@@ -52,7 +52,7 @@ class Header:
 
 @dataclass(frozen=True)
 class RegionHandle:
-    """All that a reader needs to reach a region; made once, and small."""
+    """All that a reader needs to reach a region: made once, and cheap to send."""
 
     rank: int
     pid: int
@@ -64,7 +64,7 @@ class RegionHandle:
     """Of each slot, if they are on a GPU: what torch.multiprocessing needs to map it."""
     rdma_header: Any = None
     rdma_blocks: list[list[Any]] = field(default_factory=list)
-    """RDMABuffers ``[slot][block]``, if some reader comes over the network."""
+    """RDMABuffers ``[slot][block]``, if some reader is on another host."""
 
 
 class Region:
@@ -83,11 +83,11 @@ class Region:
         if on_gpu:
             self.slots = [torch.zeros(self.slot_bytes, dtype=torch.uint8, device=device) for _ in range(NUM_SLOTS)]
         else:
-            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-            self.slots = list(whole[header_bytes:].view(NUM_SLOTS, self.slot_bytes))
+            memory = torch.frombuffer(self._memory, dtype=torch.uint8)
+            self.slots = list(memory[header_bytes:].view(NUM_SLOTS, self.slot_bytes))
 
     def handle(self, over_rdma: bool) -> RegionHandle:
-        """Inside an actor if some reader comes over RDMA."""
+        """Call it inside an actor if ``over_rdma`` (some reader is on another host)."""
         cuda, rdma_header, rdma_blocks = [], None, []
         if self.slots[0].is_cuda:
             from torch.multiprocessing.reductions import reduce_tensor

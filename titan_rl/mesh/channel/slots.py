@@ -1,4 +1,4 @@
-"""Filling a slot of a region beside other work: copies, then checksums, then the stamp."""
+"""Filling a slot of a region beside other work: first the copies, then the checksums, then the stamp."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ Copies = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def give_way(nice: int) -> None:
-    """This thread runs when others of the machine leave it a core."""
+    """Lower this thread's priority, so that it runs when others leave it a core. ``nice``: 0 changes nothing."""
     if nice:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
@@ -49,7 +49,7 @@ class SlotWriter:
             for block, (start, stop) in enumerate(self.region.blocks):
                 header.checksums[slot, block] = checksum(self.region.slots[slot][start:stop])
             header.stamps[slot] = version
-        except BaseException:  # whatever it is: readers need not wait for this version
+        except BaseException:  # any error: readers must not wait for this version
             header.stamps[slot] = FAILED
             raise
         finally:

@@ -11,20 +11,18 @@ from titan_rl.mesh.channel.sources import SharedMemory, TornRead
 
 _NICE = 10
 _CPU = torch.device("cpu")
-
-
 _POLL_SECONDS = 0.05
-"""A keeper that is behind loses nothing: what a dead process had stamped can still be copied."""
+"""Being late loses nothing: what a dead process had stamped can still be copied."""
 
 
-class Keeper:
-    """Keeps another process's snapshots: a thread copies each as soon as it is whole."""
+class SnapshotReplica:
+    """Follows another process's snapshots: a thread copies each as soon as it is complete."""
 
     def __init__(self, handle: RegionHandle):
         self.source = SharedMemory(handle)
         self.region = Region(handle.rank, handle.slot_bytes, handle.blocks, _CPU)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"keeper of rank {handle.rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"replica of rank {handle.rank}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -43,21 +41,21 @@ class Keeper:
         header.stamps[slot] = WRITING
         try:
             copy_slot(self.source, slot, self.region.slots[slot])
-        except TornRead:  # it was written to meanwhile: the next round sees
+        except TornRead:  # it was written to meanwhile: the next round looks again
             return
         header.checksums[slot] = checksums
         if int(self.source.header.stamps[slot]) == stamp:
             header.stamps[slot] = stamp
 
     def steps(self) -> list[int]:
-        """Steps of which the whole state is here; what is stamped at the source and can be had is fetched first."""
+        """Steps whose state is complete here, after a last look at the source. It is not followed any more."""
         self.stop()
         for slot in range(NUM_SLOTS):
             self._follow(slot)
         return sorted(int(stamp) for stamp in self.region.header.stamps if stamp >= 0)
 
     def stop(self) -> None:
-        """Follow no more; what was kept stays."""
+        """Follow no more; what was copied stays."""
         self._stopped.set()
         self._thread.join()
 
@@ -69,11 +67,11 @@ def copy_slot(source: SharedMemory, slot: int, into: torch.Tensor) -> None:
 
 
 def fetch_step(handle: RegionHandle, step: int) -> torch.Tensor:
-    """A keeper's copy of a step, checked. Errors: TornRead."""
+    """The replica's copy of a step (a slot, uint8), checked. Errors: TornRead."""
     source = SharedMemory(handle)
     stamps = [int(stamp) for stamp in source.header.stamps]
     if step not in stamps:
-        raise TornRead(f"the keeper of rank {handle.rank} has steps {stamps}, not {step}")
+        raise TornRead(f"the replica of rank {handle.rank} has steps {stamps}, not {step}")
     into = torch.empty(handle.slot_bytes, dtype=torch.uint8)
     copy_slot(source, stamps.index(step), into)
     return into

@@ -1,4 +1,4 @@
-"""A reader's ways to one holder's region. Each brings blocks into the reader's own memory and checks what it brought.
+"""A reader's ways to one holder's region. Each copies blocks into the reader's own memory and checks them.
 
 Every source has ``header`` (as it was when last refreshed), ``refresh`` and ``fetch``.
 """
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 256 << 10
 
 
 class TornRead(RuntimeError):
-    """What was read is not the version that was asked for, whole."""
+    """What was read is not the version that was asked for, or not all of it."""
 
 
 class SharedMemory:
@@ -77,7 +77,7 @@ class Rdma:
         self.header = Header(self._header_bytes.numpy(), len(handle.blocks))
 
     def is_gone(self) -> bool:
-        """A read tells, by its time-out."""
+        """Not known here: a read fails with a time-out."""
         return False
 
     async def refresh(self, timeout: float) -> None:
@@ -112,7 +112,7 @@ def _compare(digest: int, source: Source, slot: int, read: Read) -> None:
 
 
 def share_out(reads: list[tuple[Source, Read]], workers: int) -> Iterator[list[tuple[Source, Read]]]:
-    """About as many bytes for each worker."""
+    """Split reads into about as many bytes for each worker."""
     share, size, total = [], 0, sum(read.nbytes for _, read in reads)
     for item in reads:
         share.append(item)

@@ -1,9 +1,9 @@
-"""The weight channel: trainer ranks lay a version down, generator ranks pick up the bytes that they store.
+"""The weight channel: trainer ranks stage a version, generator ranks fetch the bytes that they store.
 
-What goes where is the plan's business (plan.py), where it lies the region's (region.py), how it travels the sources'
-(sources.py). Here is the order of things: beside the trainer's next forward and backward a version is cast and copied
-into the slot that is not in use, then its checksums and last its stamp are written, and a reader takes nothing that
-stamp and checksum do not vouch for.
+The plan says which bytes go where (plan.py), a region is where they lie (region.py), a source is how they travel
+(sources.py). Here is the order of events: beside the trainer's next forward and backward a version is cast and copied
+into the slot that is not in use; then its checksums are written, and its stamp last. A reader accepts only what stamp
+and checksum confirm.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _FIRST_POLL, _LAST_POLL = 0.0005, 0.02
 
 
 def holdings(shards: "list[Shard]", interner: Interner) -> Units:
-    """What a trainer rank can give, as the plan wants to know it."""
+    """What a trainer rank holds, in the form that the plan takes."""
     return interner.units(
         (unit, Holding(name, Box(shard.start, tuple(shard.tensor.shape))))
         for shard in shards
@@ -55,11 +55,11 @@ class WeightWriter(SlotWriter):
         super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots])
 
     def publish(self, version: int) -> None:
-        """Begin to lay a version down: the next forward and backward may run meanwhile, the next update may not."""
+        """Begin to stage a version: the next forward and backward may run meanwhile, the next update may not."""
         self.begin(version, version % NUM_SLOTS)
 
     def withdraw(self) -> None:
-        """Nothing will come here any more: whoever waits is told so."""
+        """Nothing will come here any more; readers that wait are told so."""
         self.wait()
         self.region.header.stamps[:] = FAILED
 
@@ -89,7 +89,7 @@ class ReaderSetup:
 
 
 class WeightReader:
-    """One generator rank's side: its own copy of its bytes of one version, fetched while the engine goes on."""
+    """One generator rank's side: a copy of its bytes of one version, fetched while the engine goes on."""
 
     def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 1):
         self.plan, self._threads = setup.plan, threads
@@ -100,15 +100,15 @@ class WeightReader:
         on_gpu = all(transport in ("cuda_ipc", "rdma_ibverbs") for transport in setup.transports)
         self.buffer = torch.zeros(self.plan.nbytes, dtype=torch.uint8, device=device if on_gpu else "cpu")
         self.held: int | None = None
-        """The version in ``buffer``, if it is a whole one."""
+        """The version in ``buffer``; None while that holds no complete one."""
         self._is_closed = False
         self.bytes_read = 0
         """In all fetches so far."""
 
     async def fetch(self, version: int, timeout: float) -> None:
-        """Bring a version here, whole. A half-written one is waited for; what is torn is read again.
+        """Copy a version here. One that is being written is waited for; what fails its checksum is read again.
 
-        Errors: TornRead if it was superseded, or still not whole after ``timeout`` seconds.
+        Errors: TornRead if it was superseded, or is still not complete after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -135,7 +135,7 @@ class WeightReader:
                 if self._is_closed:
                     raise Gone("the trainer has begun anew")
                 if stamp == FAILED:
-                    raise Gone(f"trainer rank {rank} failed to lay version {version} down, or began anew")
+                    raise Gone(f"trainer rank {rank} failed to stage version {version}, or began anew")
                 if source.is_gone():
                     raise Gone(f"trainer rank {rank} is gone")
                 if stamp > version:
@@ -146,7 +146,7 @@ class WeightReader:
                 pause = min(2 * pause, _LAST_POLL)
 
     def close(self) -> None:
-        """Whoever still waits for a version here need not."""
+        """Those who still wait for a version here are told that it will not come."""
         self._is_closed = True
 
     async def _read_all(self, slot: int, timeout: float) -> None:

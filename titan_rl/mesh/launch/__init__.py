@@ -1,1 +1,1 @@
-"""Where processes start, and what each of them gets."""
+"""How processes start, and what each of them gets."""

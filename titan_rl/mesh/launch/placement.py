@@ -1,4 +1,4 @@
-"""Who gets how many cores: pure arithmetic, and the environment of each kind of process."""
+"""How many cores each process gets (pure arithmetic), and the environment of each kind of process."""
 
 import os
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class Threads:
 
 
 def share_cores(num_cores: int, trainer_ranks: int, replicas: int, alternating: bool) -> Threads:
-    """Synchronous runs train and generate in turn, so each phase has all cores; asynchronous ones split them.
+    """Synchronous runs train and generate in turn, so each phase gets all cores; asynchronous ones split them.
 
-    Episodes and scoring are light and take what is left of the generators' share.
+    Episodes and scoring are light, and use what is left of the generators' share.
     """
     if alternating:
         return Threads(max(1, num_cores // trainer_ranks), max(1, num_cores // replicas))

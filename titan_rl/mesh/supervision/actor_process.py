@@ -1,8 +1,9 @@
-"""Processes with one actor each, watched: whoever dies, stops or does not answer is known by name, and soon.
+"""Processes with one actor each, watched: one that dies, stops or does not answer is known by name, and soon.
 
-A *cell* is a Monarch process mesh of one process. That way one can be replaced while its neighbours keep their
-memory. Death is told by the kernel (a pidfd) within milliseconds, whatever its cause, a clean-looking exit too. Every
-call has a deadline; a cell that misses it writes its stacks into its log and is killed, so a hang becomes a death.
+An *actor process* is a Monarch process mesh of one process, so that it can be replaced while its neighbours keep their
+memory. The kernel tells of a death (through a pidfd) within milliseconds, whatever its cause, a clean exit included.
+Every call has a deadline; a process that misses it writes its stacks into its log and is killed: a hang becomes a
+death.
 """
 
 import asyncio
@@ -19,29 +20,30 @@ from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch._src.actor.proc_mesh import _get_bootstrap_args
 
-from titan_rl.mesh.supervision import processes
+from titan_rl.mesh.launch.base import Launcher
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.hosts import Host, Hosts
-from titan_rl.mesh.supervision.sidecar import Steward
+from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark, watch
+from titan_rl.mesh.supervision.sidecar import Sidecar
 
 _STACK_SECONDS = 0.5
 _PATROL_SECONDS = 0.4
 _SPAWN_SECONDS = 120.0
+_SIDECAR_SECONDS = 30.0
 _FIRST = asyncio.FIRST_COMPLETED
-_STEWARD_SECONDS = 30.0
 
 
-class CellDied(RuntimeError):
-    """Processes of ours died, or were killed since they hung; says which, and during what."""
+class ActorDied(RuntimeError):
+    """Actor processes died, or were killed since they hung or failed; says which, and during what."""
 
-    def __init__(self, cells: "list[Cell]", what: str):
-        self.cells = cells
-        reasons = ", ".join(f"{cell.name} {cell.why}" for cell in cells)
+    def __init__(self, processes: "list[ActorProcess]", what: str):
+        self.processes = processes
+        reasons = ", ".join(f"{process.name} {process.why}" for process in processes)
         super().__init__(f"{reasons} while {what}")
 
 
 def last_line(error: BaseException) -> str:
-    """What an error comes down to; a traceback ends in it."""
+    """The line that says what an error is; a traceback ends in it."""
     return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
 
 
@@ -51,18 +53,23 @@ def _kind(name: str) -> str:
 
 
 @dataclass(eq=False)
-class Cell:
-    """One process: ``actor`` does its work, ``steward`` answers for the process meanwhile."""
+class ActorProcess:
+    """One process: ``actor`` does its work, ``sidecar`` answers for the process meanwhile."""
 
     name: str
     procs: Any
+    """Monarch's mesh of this one process."""
     actor: Any
-    steward: Any
+    sidecar: Any
     host: Host
     pid: int = 0
+    """0 until the process has answered for the first time."""
     why: str = "died"
+    """Why it is dead, or will be: ``died``, ``hung``, ``raised ...``."""
     died: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    on_death: list[Callable[["Cell"], None]] = field(default_factory=list)
+    """Done when the process is gone; its result is the time (``time.monotonic``)."""
+    on_death: list[Callable[["ActorProcess"], None]] = field(default_factory=list)
+    """Called once, in order, when the process is gone."""
 
     def __post_init__(self) -> None:
         self.kind = _kind(self.name)
@@ -72,25 +79,25 @@ class Cell:
         return self.died.done()
 
     def end(self) -> None:
-        """Known to be gone."""
+        """It is known to be gone."""
         if not self.is_dead:
             self.died.set_result(time.monotonic())
             for callback in self.on_death:
                 callback(self)
 
-    async def ask_steward(self, endpoint: str, *arguments):
-        """Errors: CellDied if the process is gone, or does not answer."""
+    async def ask_sidecar(self, endpoint: str, *arguments):
+        """Errors: ActorDied if the process is gone, or does not answer."""
         try:
-            calling = getattr(self.steward, endpoint).call_one(*arguments)
-            return await within(_STEWARD_SECONDS, f"{endpoint} at {self.name}", calling)
+            calling = getattr(self.sidecar, endpoint).call_one(*arguments)
+            return await within(_SIDECAR_SECONDS, f"{endpoint} at {self.name}", calling)
         except (SupervisionError, DeadlineError) as error:
-            raise CellDied([self], f"its steward was asked for {endpoint}") from error
+            raise ActorDied([self], f"its sidecar was asked for {endpoint}") from error
 
     def kill(self) -> None:
-        processes.kill([self.pid] if self.pid else [])
+        kill([self.pid] if self.pid else [])
 
     def fail(self, error: BaseException) -> None:
-        """It raised what it should not have: it is ended, and whoever mends it knows why."""
+        """It raised what it should not have: it is ended, and its owner learns why."""
         self.why = f"raised {last_line(error)}"
         self.kill()
 
@@ -105,85 +112,90 @@ class Cell:
 
 
 def _command(environment: dict[str, str]) -> BootstrapCommand:
-    """Monarch's own, deaf to Ctrl-C: stopping is the controller's business.
+    """Monarch's own command, behind a shell that ignores Ctrl-C and then becomes it: the controller stops processes.
 
-    A shell ignores it and becomes the process. (If the controller ignores it while it spawns, one that comes just then
-    is lost.)
+    (The controller cannot ignore Ctrl-C itself while it spawns: one that comes just then would be lost.)
     """
     program, arguments, monarchs = _get_bootstrap_args()
-    deaf = ["-c", 'trap "" INT; exec "$0" "$@"', program, *(arguments or [])]
-    return BootstrapCommand("/bin/sh", None, deaf, monarchs | environment)
+    ignoring = ["-c", 'trap "" INT; exec "$0" "$@"', program, *(arguments or [])]
+    return BootstrapCommand("/bin/sh", None, ignoring, monarchs | environment)
 
 
-class Cells:
-    """Owns all cells of a run."""
+class ActorProcesses:
+    """Owns all actor processes of a run, and the hosts that they run on."""
 
-    def __init__(self, logs: str | None, scratch: Path, num_hosts: int = 0):
-        """``scratch``: a folder that is nobody else's. ``num_hosts``: worker loops to spread the processes over."""
-        self.logs, self.mark = logs, processes.new_mark()
-        self.hosts = Hosts(num_hosts, self.mark, scratch, logs)
-        self.hosts.started = lambda host: self.tell("started", name=host.name, pid=host.pid)
-        self.hosts.on_death = self._on_host_death
-        self.all: list[Cell] = []
+    def __init__(
+        self, logs: str | None, scratch: Path, num_hosts: int, *, launcher: Launcher, tell: Callable[..., None]
+    ):
+        """``scratch``: a folder that nobody else uses. ``num_hosts``: worker loops to spread the processes over; 0 for
+        none. ``tell(kind, **fields)`` is called for every start and every death."""
+        self.logs, self.mark, self.tell = logs, new_mark(), tell
+        self.hosts = Hosts(
+            num_hosts, self.mark, scratch, logs, launcher, on_start=self._on_host_start, on_death=self._on_host_death
+        )
+        self.all: list[ActorProcess] = []
         self.preparing = asyncio.Lock()
         """Held by the one standby that is being prepared."""
-        self.tell: Callable[..., None] = lambda kind, **fields: None
-        """Hears of every start and every death."""
         self._count = 0
 
-    async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> Cell:
-        """A process with an actor of that class; it is watched as soon as its id is known. Errors: CellDied."""
+    async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> ActorProcess:
+        """A process with an actor of that class; it is watched as soon as its id is known. Errors: ActorDied."""
         self._count += 1
         tag = f"{name.replace(' ', '_')}_{self._count}"
         host = self.hosts.choose(_kind(name))
         procs = host.mesh.spawn_procs(name=tag, bootstrap_command=_command(environment | self.mark))
-        cell = Cell(name, procs, procs.spawn(tag, actor, *arguments), procs.spawn(f"{tag}_steward", Steward), host)
-        self.all.append(cell)
-        cell.pid = await self._start(cell, tag)
-        cell.on_death.append(self._on_death)
-        processes.watch(cell.pid, cell.end)
-        self.tell("started", name=cell.name, pid=cell.pid)
-        return cell
+        sidecar = procs.spawn(f"{tag}_sidecar", Sidecar)
+        process = ActorProcess(name, procs, procs.spawn(tag, actor, *arguments), sidecar, host)
+        self.all.append(process)
+        process.pid = await self._start(process, tag)
+        process.on_death.append(self._on_death)
+        watch(process.pid, process.end)
+        self.tell("started", name=process.name, pid=process.pid)
+        return process
 
-    async def _start(self, cell: Cell, tag: str) -> int:
-        calling = cell.steward.start.call_one(self.logs, tag)
-        starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {cell.name}", calling))
-        await asyncio.wait({starting, cell.host.died}, return_when=_FIRST)
+    async def _start(self, process: ActorProcess, tag: str) -> int:
+        calling = process.sidecar.start.call_one(self.logs, tag)
+        starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {process.name}", calling))
+        await asyncio.wait({starting, process.host.died}, return_when=_FIRST)
         if not starting.done():
             starting.cancel()
-            cell.why = f"lost {cell.host.name}"
-            self.forget(cell)
-            raise CellDied([cell], "it was spawned")
+            process.why = f"lost {process.host.name}"
+            self.forget(process)
+            raise ActorDied([process], "it was spawned")
         return starting.result()
 
-    def _on_death(self, cell: Cell) -> None:
-        cell.host.kinds.remove(cell.kind)
-        self.tell("died", name=cell.name, pid=cell.pid, why=cell.why)
+    def _on_death(self, process: ActorProcess) -> None:
+        process.host.kinds.remove(process.kind)
+        self.tell("died", name=process.name, pid=process.pid, why=process.why)
+
+    def _on_host_start(self, host: Host) -> None:
+        self.tell("started", name=host.name, pid=host.pid)
 
     def _on_host_death(self, host: Host) -> None:
-        """Its processes are about to end by themselves; they are not waited for."""
+        """Its processes are about to end by themselves; nobody waits for that."""
         self.tell("died", name=host.name, pid=host.pid, why="died")
-        for cell in self.all:
-            if cell.host is host and not cell.is_dead:
-                cell.why = f"lost {host.name}"
-                cell.kill()
+        for process in self.all:
+            if process.host is host and not process.is_dead:
+                process.why = f"lost {host.name}"
+                process.kill()
 
     async def patrol(self) -> None:
-        """For as long as the run lasts: a process that stays stopped is as good as dead, and is made so."""
-        suspects: set[Cell] = set()
+        """For as long as the run lasts: a process that stays stopped counts as dead, and is killed."""
+        suspects: set[ActorProcess] = set()
         while True:
             await asyncio.sleep(_PATROL_SECONDS)
-            processes.kill([host.pid for host in self.hosts.all if processes.is_stopped(host.pid)])
-            stopped = {cell for cell in self.all if not cell.is_dead and processes.is_stopped(cell.pid)}
-            for cell in stopped & suspects:
-                await cell.kill_hung()
+            kill([host.pid for host in self.hosts.all if is_stopped(host.pid)])
+            stopped = {process for process in self.all if not process.is_dead and is_stopped(process.pid)}
+            for process in stopped & suspects:
+                await process.kill_hung()
             suspects = stopped
 
-    def forget(self, cell: Cell) -> None:
-        """It is dead, or as good as dead, and its place taken."""
-        if cell in self.all:
-            self.all.remove(cell)
+    def forget(self, process: ActorProcess) -> None:
+        """It is dead, or about to be, and its place is taken by another."""
+        if process in self.all:
+            self.all.remove(process)
 
     def names(self) -> dict[int, str]:
+        """Process id to name, of all that live."""
         hosts = {host.pid: host.name for host in self.hosts.all if not host.died.done()}
-        return hosts | {cell.pid: cell.name for cell in self.all if not cell.is_dead}
+        return hosts | {process.pid: process.name for process in self.all if not process.is_dead}

@@ -1,111 +1,152 @@
-"""Calls to actors, each with a deadline: whoever dies, hangs or raises is known by name."""
+"""Calls to actors, each with a deadline: who dies, hangs or raises is known by name."""
 
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
-from titan_rl.mesh.supervision import processes
-from titan_rl.mesh.supervision.actor_process import Cell, CellDied
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
+from titan_rl.mesh.supervision.background import retrieve_exception
+from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
+from titan_rl.mesh.supervision.processes import is_stopped
 
 _SETTLE_SECONDS = 10.0
 """How long the others of a group may take to end their call once one of them died."""
-
-
 _BLAME_SECONDS = 0.3
 """How long a death is waited for that would explain why others raise."""
-
-
+_GONE_SECONDS, _KILLED_SECONDS = 1.0, 5.0
+"""How long the death of a process is waited for: when Monarch says that its actor is gone, and after it was killed."""
 _FIRST = asyncio.FIRST_COMPLETED
 
 
-async def call(cell: Cell, endpoint: str, *arguments, seconds: float, what: str):
-    """One cell's answer. Errors: CellDied; whatever the actor raises."""
-    [answer] = await call_each([(cell, arguments)], endpoint, seconds=seconds, what=what)
+async def call(process: ActorProcess, endpoint: str, *arguments, seconds: float, what: str):
+    """One actor's answer. Errors: ActorDied; whatever the actor raises."""
+    [answer] = await call_each([(process, arguments)], endpoint, seconds=seconds, what=what)
     return answer
 
 
-async def call_all(cells: Iterable[Cell], endpoint: str, *arguments, seconds: float, what: str) -> list:
-    """Every cell's answer, in order. Errors: CellDied; whatever an actor raises."""
-    return await call_each([(cell, arguments) for cell in cells], endpoint, seconds=seconds, what=what)
+async def call_all(processes: Iterable[ActorProcess], endpoint: str, *arguments, seconds: float, what: str) -> list:
+    """Every actor's answer, in order. Errors: ActorDied; whatever an actor raises."""
+    return await call_each([(process, arguments) for process in processes], endpoint, seconds=seconds, what=what)
 
 
 async def call_each(
-    calls: list[tuple[Cell, tuple]], endpoint: str, *, seconds: float, what: str, one_fails_all: bool = False
+    calls: list[tuple[ActorProcess, tuple]], endpoint: str, *, seconds: float, what: str, one_fails_all: bool = False
 ) -> list:
-    """Answers to one endpoint with each cell's own arguments, once every cell has answered, failed or died.
+    """Answers to one endpoint, each actor with arguments of its own, once every one has answered, failed or died.
 
-    The dead count more than the failed, since a death makes its peers fail. ``one_fails_all``: whoever raises first is
-    ended, as its state is anybody's guess and its peers wait for it.
+    ``what`` completes the sentence "... died while" of an error. ``one_fails_all``: the first that raises is ended
+    (blame.py says why). Errors: ActorDied if anybody is dead by then; else what was raised, by the first in order.
     """
-    tasks = [asyncio.ensure_future(_answer(cell, endpoint, arguments)) for cell, arguments in calls]
-    deadline = time.monotonic() + seconds
-    blame = _Blame([cell for cell, _ in calls], tasks) if one_fails_all else None
+    group = _GroupCall(calls, endpoint, one_fails_all)
     try:
-        while pending := [task for task in tasks if not task.done()]:
+        await group.wait(seconds)
+    finally:
+        group.cancel()
+    return group.answers(what)
+
+
+class _GroupCall:
+    """One endpoint called at several processes. It ends those that are to blame if the call goes wrong."""
+
+    def __init__(self, calls: list[tuple[ActorProcess, tuple]], endpoint: str, one_fails_all: bool):
+        self._processes = [process for process, _ in calls]
+        self._tasks = [asyncio.ensure_future(_answer(process, endpoint, arguments)) for process, arguments in calls]
+        self._one_fails_all = one_fails_all
+        self._raised: list[int] = []
+        """Places of the calls that raised, in the order in which they did."""
+        self._error: BaseException | None = None
+        """For which a process was ended."""
+        for place, task in enumerate(self._tasks):
+            task.add_done_callback(partial(self._note, place))
+
+    def _note(self, place: int, task: asyncio.Task) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._raised.append(place)
+
+    def _outcome(self, place: int, is_late: bool = False) -> Outcome | None:
+        process, task = self._processes[place], self._tasks[place]
+        if process.is_dead:
+            return Outcome(Ending.DIED)
+        if not task.done():
+            return Outcome(Ending.HUNG, is_stopped=is_stopped(process.pid)) if is_late else None
+        if task.cancelled() or task.exception() is None:
+            return Outcome(Ending.ANSWERED, None if task.cancelled() else task.result())
+        order = self._raised.index(place) if place in self._raised else len(self._raised)  # its callback comes next
+        return Outcome(Ending.RAISED, task.exception(), order)
+
+    def _outcomes(self, is_late: bool = False) -> list[Outcome | None]:
+        return [self._outcome(place, is_late) for place in range(len(self._tasks))]
+
+    async def wait(self, seconds: float) -> None:
+        """Until every call has an outcome; those that hang are ended after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while pending := [task for task in self._tasks if not task.done()]:
             await asyncio.wait(pending, timeout=max(deadline - time.monotonic(), 0), return_when=_FIRST)
-            if blame is not None and blame.failed:
-                await blame.settle()
-            if any(cell.is_dead for cell, _ in calls):
+            await self._end_the_first_that_raised()
+            if any(process.is_dead for process in self._processes):
                 deadline = min(deadline, time.monotonic() + _SETTLE_SECONDS)
             if time.monotonic() >= deadline:
-                hung = [cell for (cell, _), task in zip(calls, tasks, strict=True) if not task.done()]
-                # if somebody is stopped, the others only wait for it
-                hung = [cell for cell in hung if processes.is_stopped(cell.pid)] or hung
-                await asyncio.gather(*(cell.kill_hung() for cell in hung))
+                await self._end_the_hung()
                 deadline = time.monotonic() + _SETTLE_SECONDS
-        if blame is not None and blame.failed:
-            await blame.settle()
-    finally:
-        for task in tasks:
-            task.cancel()
-    if dead := [cell for cell, _ in calls if cell.is_dead]:
-        raise CellDied(dead, what) from (blame and blame.error)
-    return [task.result() for task in tasks]
+        await self._end_the_first_that_raised()
 
+    async def _end_the_hung(self) -> None:
+        outcomes = self._outcomes(is_late=True)
+        blamed = to_blame(outcomes, one_fails_all=self._one_fails_all)
+        hung = [self._processes[place] for place in blamed if outcomes[place].ending is Ending.HUNG]
+        await asyncio.gather(*(process.kill_hung() for process in hung))
 
-class _Blame:
-    """Whoever raises first is ended, unless somebody is dead: then what the others raise is only how they noticed."""
-
-    def __init__(self, cells: list[Cell], tasks: list[asyncio.Task]):
-        self.cells, self.error = cells, None
-        self.failed: list[tuple[Cell, BaseException]] = []
-        """In the order in which they raised."""
-        for cell, task in zip(cells, tasks, strict=True):
-            task.add_done_callback(lambda task, cell=cell: self._note(cell, task))
-
-    def _note(self, cell: Cell, task: asyncio.Task) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failed.append((cell, error))
-
-    async def settle(self) -> None:
-        """Until somebody is dead: who died by itself, which may be told a moment later, or the first to raise."""
-        deaths = [cell.died for cell in self.cells]
+    async def _end_the_first_that_raised(self) -> None:
+        """Unless somebody died by himself, which may become known a moment later than what the others raise."""
+        if not (self._one_fails_all and self._raised):
+            return
+        deaths = [process.died for process in self._processes]
         await asyncio.wait(deaths, timeout=_BLAME_SECONDS, return_when=_FIRST)
-        if not any(cell.is_dead for cell in self.cells):
-            cell, self.error = self.failed[0]
-            cell.fail(self.error)
-            await asyncio.wait(deaths, timeout=_SETTLE_SECONDS, return_when=_FIRST)
+        outcomes = self._outcomes()
+        for place in to_blame(outcomes, one_fails_all=True):
+            if outcomes[place].ending is Ending.RAISED:
+                self._error = outcomes[place].value
+                self._processes[place].fail(self._error)
+                await asyncio.wait(deaths, timeout=_SETTLE_SECONDS, return_when=_FIRST)
+
+    def cancel(self) -> None:
+        """What nobody waits for any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    def answers(self, what: str) -> list:
+        """Errors: ActorDied; what was raised, by the first in order."""
+        if dead := [process for process in self._processes if process.is_dead]:
+            raise ActorDied(dead, what) from self._error
+        return [task.result() for task in self._tasks]
 
 
-async def _answer(cell: Cell, endpoint: str, arguments: tuple):
+async def _answer(process: ActorProcess, endpoint: str, arguments: tuple):
+    """None if the process dies meanwhile."""
+
     async def wait():
-        return await getattr(cell.actor, endpoint).call_one(*arguments)
+        return await getattr(process.actor, endpoint).call_one(*arguments)
 
-    if cell.is_dead:
+    if process.is_dead:
         return None
     work = asyncio.ensure_future(wait())
     try:
-        await asyncio.wait({work, cell.died}, return_when=_FIRST)
+        await asyncio.wait({work, process.died}, return_when=_FIRST)
         if work.done() and isinstance(work.exception(), SupervisionError):
-            # the actor is gone: so will be the process, if it is not already
-            await asyncio.wait({cell.died}, timeout=1.0)
-            if not cell.is_dead:  # Monarch has given it up: it is stopped, or stuck
-                await cell.kill_hung()
-                await asyncio.wait({cell.died}, timeout=5.0)
-        return work.result() if work.done() and not cell.is_dead else None
+            await _end_without_actor(process)
+        return work.result() if work.done() and not process.is_dead else None
     finally:
         if not work.done():
-            work.add_done_callback(lambda task: task.cancelled() or task.exception())
+            work.add_done_callback(retrieve_exception)
             work.cancel()
+
+
+async def _end_without_actor(process: ActorProcess) -> None:
+    """Monarch says that its actor is gone: the process soon will be too, or it is stopped or stuck, and is killed."""
+    await asyncio.wait({process.died}, timeout=_GONE_SECONDS)
+    if not process.is_dead:
+        await process.kill_hung()
+        await asyncio.wait({process.died}, timeout=_KILLED_SECONDS)

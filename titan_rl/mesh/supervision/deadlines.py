@@ -1,8 +1,10 @@
-"""Every wait has a deadline, and says what it waits for."""
+"""Waits with a deadline, which say what they wait for."""
 
 import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
+
+from titan_rl.mesh.supervision.background import retrieve_exception
 
 T = TypeVar("T")
 
@@ -18,7 +20,7 @@ async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
         return await awaitable
 
     work = asyncio.ensure_future(wait())
-    work.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may fail after we stopped waiting
+    work.add_done_callback(retrieve_exception)  # it may fail after we stopped waiting
     try:
         done, _ = await asyncio.wait({work}, timeout=seconds)
     finally:

@@ -1,6 +1,7 @@
-"""Faults on order, for a run under fire: a process leaves, or raises, as soon as it is told to.
+"""Faults on order, for ``titan-rl chaos``: a process exits, or raises, as soon as it is told to.
 
-``titan-rl chaos`` puts an order into a folder under the process's id. Without that folder nothing here does anything.
+The experiment writes an order into a folder, in a file named by the process's id. Without that folder nothing here does
+anything.
 """
 
 import os
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 CHAOS_FOLDER = "TITAN_RL_CHAOS"
-"""Environment variable: where the orders of a run under fire are."""
+"""Environment variable: the folder of orders."""
 _POLL_SECONDS = 0.05
 _told = threading.Event()
 
@@ -23,7 +24,7 @@ def _order() -> Path:
 
 
 def obey_orders() -> None:
-    """Watch for orders from now on: ``exit`` leaves as cleanly as it can look, ``raise`` fails the next work begun."""
+    """Watch for orders from now on: ``exit`` ends the process with code 0, ``raise`` fails the next work begun."""
     if CHAOS_FOLDER not in os.environ:
         return
 
@@ -40,7 +41,7 @@ def obey_orders() -> None:
 
 
 def fail_if_told() -> None:
-    """Where work is done. Errors: ChaosError if that was ordered; the order then counts as obeyed."""
+    """Called where work begins. Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""
     if _told.is_set():
         _order().rename(_order().with_suffix(".obeyed"))
         _told.clear()

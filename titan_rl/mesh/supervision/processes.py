@@ -17,11 +17,11 @@ def new_mark() -> dict[str, str]:
 
 
 def running(mark: dict[str, str]) -> list[int]:
-    """Ids of the processes that carry the mark and are not dead yet."""
+    """Ids of the processes that carry the mark and are not dead."""
     wanted = f"{MARK}={mark[MARK]}".encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # gone meanwhile, or somebody else's
+        with suppress(OSError):  # it ended meanwhile, or belongs to another user
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
             if state != "Z" and wanted in (process / "environ").read_bytes().split(b"\0"):
                 found.append(int(process.name))
@@ -29,7 +29,7 @@ def running(mark: dict[str, str]) -> list[int]:
 
 
 def watch(pid: int, ended: Callable[[], None]) -> None:
-    """Have ``ended`` called as soon as a process is gone, whatever its cause: the kernel tells."""
+    """Have ``ended`` called as soon as a process is gone, for whatever reason: the kernel tells. In an event loop."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""``python -m titan_rl.mesh.supervision.reaper PID``: ends what a controller leaves behind, however it ended.
+"""``python -m titan_rl.mesh.supervision.reaper PID``: ends the processes that a controller leaves behind.
 
-Processes of a mesh end by themselves soon after their controller, unless they are stopped or hang; nobody else is left
-to end those.
+Processes of a mesh end by themselves soon after their controller. Those that are stopped or hang do not, and once the
+controller is gone only the reaper can end them.
 """
 
 import os
@@ -16,7 +16,7 @@ _SECONDS = 10.0
 
 
 def start_reaper(mark: dict[str, str]) -> None:
-    """One for this process's mesh: it carries the mesh's mark itself, and ends with it."""
+    """One for this process's mesh. It carries the mesh's mark itself, and so ends with it."""
     command = [sys.executable, "-m", "titan_rl.mesh.supervision.reaper", str(os.getpid())]
     subprocess.Popen(command, env=os.environ | mark, stdin=subprocess.DEVNULL, start_new_session=True)
 

@@ -1,4 +1,4 @@
-"""The steward: an actor beside the one that works, in the same process, which answers while that one is busy."""
+"""The sidecar: an actor beside the one that works, in the same process, which answers while that one is busy."""
 
 import faulthandler
 import os
@@ -11,11 +11,11 @@ from titan_rl.mesh.supervision.fault_injection import obey_orders
 from titan_rl.mesh.supervision.logs import send_output_to
 
 if TYPE_CHECKING:  # it needs torch
-    from titan_rl.mesh.channel.snapshot_replica import Keeper
+    from titan_rl.mesh.channel.snapshot_replica import SnapshotReplica
 
 
-class Steward(Actor):
-    """Tells who the process is, has its stacks written on SIGUSR1, and keeps what peers want kept."""
+class Sidecar(Actor):
+    """Tells the process's id, has its stacks written on SIGUSR1, and holds replicas of trainer ranks' snapshots."""
 
     @endpoint
     def start(self, logs: str | None, name: str) -> int:
@@ -23,21 +23,21 @@ class Steward(Actor):
         send_output_to(logs, name)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         obey_orders()
-        self.keepers: dict[int, Keeper] = {}
+        self.replicas: dict[int, SnapshotReplica] = {}
         return os.getpid()
 
     @endpoint
-    def keep(self, handle) -> None:
-        """Keep a trainer rank's snapshots (RegionHandle), instead of what was kept of that rank before."""
-        from titan_rl.mesh.channel.snapshot_replica import Keeper
+    def replicate(self, handle) -> None:
+        """Copy a trainer rank's snapshots (RegionHandle) here from now on, and no other region of that rank."""
+        from titan_rl.mesh.channel.snapshot_replica import SnapshotReplica
 
-        if handle.rank in self.keepers:
-            self.keepers[handle.rank].stop()
-        self.keepers[handle.rank] = Keeper(handle)
+        if handle.rank in self.replicas:
+            self.replicas[handle.rank].stop()
+        self.replicas[handle.rank] = SnapshotReplica(handle)
 
     @endpoint
-    def kept(self, rank: int):
-        """Steps of a rank that are kept whole, and where (RegionHandle); it is not followed any more."""
-        if rank not in self.keepers:
+    def replica(self, rank: int):
+        """Steps of a rank that are complete here, and where they are (RegionHandle). No later ones are copied."""
+        if rank not in self.replicas:
             return [], None
-        return self.keepers[rank].steps(), self.keepers[rank].region.handle(over_rdma=False)
+        return self.replicas[rank].steps(), self.replicas[rank].region.handle(over_rdma=False)

@@ -1,70 +1,106 @@
-"""A process that waits for somebody to die, with its imports done: most of a start lies behind it when it is needed."""
+"""A process that waits for another to die, with its imports done: most of a start lies behind it when it is needed."""
 
 import asyncio
+from dataclasses import dataclass
+from enum import Enum
 
 from titan_rl.config.schema import Config
-from titan_rl.mesh.supervision.actor_process import Cell, CellDied, Cells
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
+
+
+class State(Enum):
+    """Of the standby of one kind."""
+
+    NONE = "none was asked for, or the last one was taken"
+    QUEUED = "the standby of another kind is prepared first"
+    PREPARING = "its process starts, and does its imports"
+    READY = "it waits"
+    LOST = "it died, or could not be prepared"
+
+
+@dataclass(eq=False)
+class _Candidate:
+    """One process on its way to become the standby. Who takes it may still wait for ``preparing``."""
+
+    state: State = State.QUEUED
+    preparing: asyncio.Task[ActorProcess] | None = None
 
 
 class Standby:
     """Owns at most one waiting process of a kind. Its actor has a ``prepare`` endpoint."""
 
-    def __init__(self, cells: Cells, config: Config, kind: str, *spawn_arguments):
-        """``spawn_arguments``: what follows the name in ``Cells.spawn``."""
-        self.cells, self.config, self.kind = cells, config, kind
+    def __init__(self, processes: ActorProcesses, config: Config, kind: str, *spawn_arguments):
+        """``spawn_arguments``: what follows the name in ``ActorProcesses.spawn``."""
+        self.processes, self.config, self.kind = processes, config, kind
         self._spawn_arguments = spawn_arguments
-        self._ready: asyncio.Task[Cell] | None = None
-        self._has_begun = False
+        self._candidate: _Candidate | None = None
+
+    @property
+    def state(self) -> State:
+        return State.NONE if self._candidate is None else self._candidate.state
 
     def make(self) -> None:
-        """Begin to prepare one, if one is wanted and there is none yet."""
-        if not self.config.recovery.has_standbys or (self._ready is not None and not self._is_lost()):
+        """Begin to prepare one, if one is wanted and there is none."""
+        if not self.config.recovery.has_standbys or self.state not in (State.NONE, State.LOST):
             return
-        self._has_begun = False
-        self._ready = asyncio.ensure_future(self._prepare())
-        self._ready.add_done_callback(lambda task: task.cancelled() or task.exception())  # who takes it hears of it
+        self._candidate = candidate = _Candidate()
+        candidate.preparing = asyncio.ensure_future(self._prepare(candidate))
+        candidate.preparing.add_done_callback(retrieve_exception)  # the one who takes it meets it too
 
-    async def _prepare(self) -> Cell:
+    async def _prepare(self, candidate: _Candidate) -> ActorProcess:
+        try:
+            async with self.processes.preparing:  # one kind after the other: the first that is asked for is ready first
+                candidate.state = State.PREPARING
+                process = await self._spawn_and_import()
+        except BaseException:  # cancelled included: in any case there is none
+            candidate.state = State.LOST
+            raise
+        candidate.state = State.READY
+        self.processes.tell("standby_waits", of=self.kind, pid=process.pid)
+        process.on_death.append(lambda process: self._on_death(candidate, process))
+        return process
+
+    async def _spawn_and_import(self) -> ActorProcess:
+        process = await self.processes.spawn(f"standby {self.kind}", *self._spawn_arguments)
         seconds, what = self.config.mesh.start_timeout, f"preparing a standby {self.kind}"
-        async with self.cells.preparing:  # one kind after the other: whoever is asked for first is ready first
-            self._has_begun = True
-            cell = await self.cells.spawn(f"standby {self.kind}", *self._spawn_arguments)
-            await call(cell, "prepare", seconds=seconds, what=what)
-        self.cells.tell("standby_waits", of=self.kind, pid=cell.pid)
-        cell.on_death.append(self._on_death)
-        return cell
+        await call(process, "prepare", seconds=seconds, what=what)
+        return process
 
-    def _on_death(self, cell: Cell) -> None:
-        """Another one, if this one was still waiting."""
-        if self._ready is not None and self._ready.done() and self._is_lost():
-            self.cells.forget(cell)
+    def _on_death(self, candidate: _Candidate, process: ActorProcess) -> None:
+        """Another one is made, if this one was still waiting."""
+        candidate.state = State.LOST
+        if self._candidate is candidate:
+            self.processes.forget(process)
             self.make()
 
-    async def take(self, name: str) -> Cell:
-        """The one that waits, under its new name; a fresh process if there is none. Errors: CellDied; DeadlineError."""
-        ready, self._ready = self._ready, None
-        if ready is not None and not self._has_begun:
-            ready.cancel()
-        elif ready is not None:
-            try:
-                cell = await ready
-            except CellDied as error:
-                for dead in error.cells:
-                    self.cells.forget(dead)
-            else:
-                if not cell.is_dead:
-                    cell.name = name
-                    return cell
-                self.cells.forget(cell)
-        return await self.cells.spawn(name, *self._spawn_arguments)
+    async def take(self, name: str) -> ActorProcess:
+        """The one that waits, under its new name, or a fresh process. Errors: ActorDied; DeadlineError."""
+        candidate, self._candidate = self._candidate, None
+        process = None if candidate is None else await self._result_of(candidate)
+        if process is None:
+            return await self.processes.spawn(name, *self._spawn_arguments)
+        process.name = name
+        return process
 
-    def _is_lost(self) -> bool:
-        """It died while it was waiting, or before."""
-        if not self._ready.done():
-            return False
-        return self._ready.cancelled() or self._ready.exception() is not None or self._ready.result().is_dead
+    async def _result_of(self, candidate: _Candidate) -> ActorProcess | None:
+        """None if it is dead, or would be ready no sooner than a fresh process."""
+        if candidate.state is State.QUEUED:
+            candidate.preparing.cancel()
+            return None
+        try:
+            process = await candidate.preparing
+        except ActorDied as error:
+            for dead in error.processes:
+                self.processes.forget(dead)
+            return None
+        if process.is_dead:
+            self.processes.forget(process)
+            return None
+        return process
 
     def stop(self) -> None:
-        if self._ready is not None:
-            self._ready.cancel()
+        """Nobody will take it any more."""
+        if self._candidate is not None:
+            self._candidate.preparing.cancel()

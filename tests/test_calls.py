@@ -1,0 +1,157 @@
+"""A call to several processes goes wrong: the one that is to blame is named, and only that one is ended."""
+
+import asyncio
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
+from titan_rl.mesh.supervision.calls import call_all, call_each
+
+ANSWERED, DIED = Outcome(Ending.ANSWERED, 7), Outcome(Ending.DIED)
+HUNG, STOPPED = Outcome(Ending.HUNG), Outcome(Ending.HUNG, is_stopped=True)
+
+
+def raised(order: int) -> Outcome:
+    return Outcome(Ending.RAISED, ValueError(order), order)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "blamed"),
+    [
+        pytest.param([ANSWERED, ANSWERED], [], id="all answered"),
+        pytest.param([ANSWERED, None], [], id="one has time left"),
+        pytest.param([raised(0), DIED, raised(1)], [1], id="a death explains what others raise"),
+        pytest.param([DIED, ANSWERED, DIED], [0, 2], id="all the dead"),
+        pytest.param([raised(1), None, raised(0)], [2], id="the first to raise"),
+        pytest.param([ANSWERED, HUNG, HUNG], [1, 2], id="all that hang"),
+        pytest.param([HUNG, STOPPED, HUNG], [1], id="others wait for the one that is stopped"),
+        pytest.param([HUNG, raised(0)], [0], id="a hang explains what others raise"),
+        pytest.param([HUNG, DIED, STOPPED], [1, 2], id="dead and stopped"),
+    ],
+)
+def test_blame(outcomes, blamed):
+    assert to_blame(outcomes, one_fails_all=True) == blamed
+
+
+def test_raising_is_an_answer_where_peers_do_not_wait_for_it():
+    assert to_blame([raised(0), ANSWERED, None], one_fails_all=False) == []
+    assert to_blame([raised(0), DIED], one_fails_all=False) == [1]
+
+
+class FakeProcess:
+    """An actor process without Monarch: its one endpoint awaits ``work``; killed, it is dead at once."""
+
+    def __init__(self, name: str, work, pid: int = 0):
+        self.name, self.pid, self.why = name, pid, "died"
+        self.died = asyncio.get_running_loop().create_future()
+        self.actor = SimpleNamespace(ask=SimpleNamespace(call_one=work))
+
+    @property
+    def is_dead(self) -> bool:
+        return self.died.done()
+
+    def end(self) -> None:
+        if not self.is_dead:
+            self.died.set_result(time.monotonic())
+
+    def fail(self, error: BaseException) -> None:
+        self.why = f"raised {error}"
+        self.end()
+
+    async def kill_hung(self) -> None:
+        self.why = "hung"
+        self.end()
+
+
+async def seven():
+    return 7
+
+
+async def never():
+    await asyncio.Event().wait()
+
+
+def raise_after(seconds: float, text: str):
+    async def work():
+        await asyncio.sleep(seconds)
+        raise ValueError(text)
+
+    return work
+
+
+def test_answers_come_in_order():
+    async def run():
+        async def slow():
+            await asyncio.sleep(0.02)
+            return 1
+
+        assert await call_all([FakeProcess("a", slow), FakeProcess("b", seven)], "ask", seconds=5, what="x") == [1, 7]
+
+    asyncio.run(run())
+
+
+def test_what_an_actor_raises_comes_through_and_nobody_is_ended():
+    async def run():
+        processes = [FakeProcess("a", seven), FakeProcess("b", raise_after(0, "broken"))]
+        with pytest.raises(ValueError, match="broken"):
+            await call_all(processes, "ask", seconds=5, what="x")
+        assert not any(process.is_dead for process in processes)
+
+    asyncio.run(run())
+
+
+def test_the_first_to_raise_is_ended_where_one_fails_all():
+    async def run():
+        processes = [FakeProcess("a", raise_after(0.1, "later")), FakeProcess("b", raise_after(0, "first"))]
+        calls = [(process, ()) for process in processes]
+        with pytest.raises(ActorDied, match="^b raised first while training$") as info:
+            await call_each(calls, "ask", seconds=5, what="training", one_fails_all=True)
+        assert isinstance(info.value.__cause__, ValueError) and not processes[0].is_dead
+
+    asyncio.run(run())
+
+
+def test_a_death_that_is_known_a_moment_later_explains_what_others_raise():
+    async def run():
+        processes = [FakeProcess("a", raise_after(0, "connection closed")), FakeProcess("b", never)]
+        asyncio.get_running_loop().call_later(0.1, processes[1].end)
+        with pytest.raises(ActorDied, match="^b died while training$") as info:
+            await call_each([(p, ()) for p in processes], "ask", seconds=5, what="training", one_fails_all=True)
+        assert info.value.processes == processes[1:] and info.value.__cause__ is None
+
+    asyncio.run(run())
+
+
+def test_all_that_hang_are_ended_at_the_deadline():
+    async def run():
+        processes = [FakeProcess("a", never), FakeProcess("b", seven), FakeProcess("c", never)]
+        with pytest.raises(ActorDied, match="^a hung, c hung while saving$"):
+            await call_all(processes, "ask", seconds=0.05, what="saving")
+
+    asyncio.run(run())
+
+
+def test_of_those_that_hang_only_the_stopped_one_is_ended():
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        subprocess.run(["kill", "-STOP", str(sleeper.pid)], check=True)
+
+        async def run():
+            stopped = FakeProcess("a", never, sleeper.pid)
+
+            async def wait_for_peer():
+                await stopped.died
+                raise ConnectionError("the peer is gone")
+
+            processes = [stopped, FakeProcess("b", wait_for_peer)]
+            with pytest.raises(ActorDied, match="^a hung while training$"):
+                await call_all(processes, "ask", seconds=0.2, what="training")
+
+        asyncio.run(run())
+    finally:
+        sleeper.kill()
+        sleeper.wait()

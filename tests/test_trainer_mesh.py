@@ -1,0 +1,198 @@
+"""A trainer rank dies: it is replaced, what depends on it follows, and the call is made again. Ranks are fakes."""
+
+import asyncio
+import time
+
+import pytest
+
+from titan_rl.mesh.snapshots import Found
+from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.trainer_mesh import ActorFault, TrainerMesh
+
+
+class FakeRank:
+    def __init__(self, name: str):
+        self.name, self.why = name, "died"
+        self.died = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_dead(self) -> bool:
+        return self.died.done()
+
+
+class FakeTrainers:
+    """One rank dies in each of the calls at these places."""
+
+    def __init__(self, log: list, dies_at: set[int]):
+        self.log, self.dies_at, self.num_calls = log, dies_at, 0
+        self.ranks = [FakeRank("trainer rank 0"), FakeRank("trainer rank 1")]
+
+    @property
+    def dead(self) -> dict[int, FakeRank]:
+        return {number: rank for number, rank in enumerate(self.ranks) if rank.is_dead}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.dead
+
+    async def train(self, batches: list, step: int) -> list:
+        self.num_calls += 1
+        self.log.append(f"train {step}")
+        if self.num_calls in self.dies_at:
+            self.ranks[1].died.set_result(time.monotonic())
+            raise ActorDied([self.ranks[1]], f"training step {step}")
+        return ["metrics"]
+
+    async def replace(self, dead: dict) -> None:
+        self.log.append("replace")
+        for number, rank in dead.items():
+            self.ranks[number] = FakeRank(rank.name)
+
+    async def join(self) -> None:
+        self.log.append("join")
+
+
+class FakeSnapshots:
+    def __init__(self, log: list, steps: list[int]):
+        self.log, self.steps = log, steps
+
+    async def find(self) -> Found:
+        self.log.append("find")
+        return Found([self.steps], {1: (self.steps, None)})
+
+    async def restore(self, found: Found, step: int) -> None:
+        self.log.append(f"restore {step}")
+
+    async def reopen(self) -> None:
+        self.log.append("snapshots reopen")
+
+    async def resume(self, step: int) -> None:
+        self.log.append(f"snapshot of {step}")
+
+
+class FakeLink:
+    def __init__(self, log: list):
+        self.log = log
+
+    async def reopen(self) -> None:
+        self.log.append("link reopen")
+
+    async def resume(self, step: int) -> None:
+        self.log.append("publish again")
+
+
+class FakeStandby:
+    def __init__(self, log: list):
+        self.log = log
+
+    def make(self) -> None:
+        self.log.append("standby")
+
+
+def make(dies_at: set[int], steps: list[int], is_protected: bool = True) -> tuple[TrainerMesh, list, list]:
+    """The mesh, what happens in order, and the events."""
+    log, events = [], []
+    trainers, snapshots = FakeTrainers(log, dies_at), FakeSnapshots(log, steps)
+
+    async def catch_up(given: FakeTrainers, step: int | None) -> int:
+        assert given is trainers
+        log.append(f"catch up from {step}")
+        return 3
+
+    mesh = TrainerMesh(
+        trainers,
+        snapshots if is_protected else None,
+        [snapshots, FakeLink(log)],
+        [FakeStandby(log)],
+        catch_up=catch_up,
+        say=lambda text: None,
+        tell=lambda kind, **fields: events.append((kind, fields)),
+    )
+    return mesh, log, events
+
+
+def test_a_dead_rank_is_replaced_and_the_step_begun_again():
+    async def run():
+        mesh, log, events = make({1}, steps=[5, 6])
+        await mesh.begin_at(5)  # what is newer was never done
+        log.clear()
+        assert await mesh.train([], 6) == ["metrics"]
+        repair = ["find", "replace", "join", "restore 5", "snapshots reopen", "link reopen", "catch up from 5"]
+        assert log == ["train 6", *repair, "snapshot of 5", "publish again", "train 6", "standby"]
+        [(kind, fields)] = events
+        assert kind == "trainer_repaired" and (fields["who"], fields["step"], fields["steps_redone"]) == (
+            "trainer rank 1",
+            5,
+            3,
+        )
+
+    asyncio.run(run())
+
+
+def test_without_a_common_step_it_catches_up_from_the_weights_of_the_file():
+    async def run():
+        mesh, log, _ = make({1}, steps=[])
+        await mesh.train([], 1)
+        assert "catch up from None" in log and not any(line.startswith("restore") for line in log)
+
+    asyncio.run(run())
+
+
+def test_too_many_repairs_without_a_step_end_the_run():
+    async def run():
+        mesh, log, _ = make(set(range(1, 100)), steps=[0])
+        with pytest.raises(ActorFault, match="repaired 5 times without a step in between"):
+            await mesh.train([], 1)
+        assert log.count("replace") == 5
+
+    asyncio.run(run())
+
+
+def test_a_step_in_between_starts_the_count_again():
+    async def run():
+        mesh, log, _ = make({1, 2, 3, 4, 6, 7, 8, 9}, steps=[0, 1])
+        await mesh.train([], 1)
+        await mesh.train([], 2)
+        assert log.count("replace") == 8
+
+    asyncio.run(run())
+
+
+def test_without_snapshots_a_death_ends_the_run_by_name():
+    async def run():
+        mesh, log, _ = make({1}, steps=[0], is_protected=False)
+        with pytest.raises(ActorFault, match="trainer rank 1 died while the run went on: recovery is off"):
+            await mesh.train([], 1)
+        assert "replace" not in log
+
+    asyncio.run(run())
+
+
+def test_a_death_that_no_call_meets_is_repaired_too():
+    async def run():
+        mesh, log, _ = make(set(), steps=[0])
+        watching = asyncio.ensure_future(mesh.watch())
+        await asyncio.sleep(0)
+        mesh.trainers.ranks[0].died.set_result(time.monotonic())
+        while "publish again" not in log:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_an_actor_that_raises_the_same_again_and_again_ends_the_run():
+    async def run():
+        mesh, _, _ = make(set(), steps=[0])
+
+        async def raises():
+            rank = mesh.trainers.ranks[1]
+            rank.why = "raised a mistake"
+            rank.died.set_result(time.monotonic())
+            raise ActorDied([rank], "training step 1") from ValueError("a mistake")
+
+        with pytest.raises(ActorFault, match="trainer rank 1 raised a mistake") as info:
+            await mesh.ask(raises)
+        assert isinstance(info.value.__cause__, ValueError)
+
+    asyncio.run(run())

@@ -1,0 +1,47 @@
+"""One call to several processes: how it ended at each, and which of them are to blame if it went wrong. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Ending(Enum):
+    """How the call ended at one process."""
+
+    ANSWERED = "answered"
+    RAISED = "raised"
+    DIED = "died"
+    """The process is gone, whatever it answered before."""
+    HUNG = "hung"
+    """There is no answer yet, and the deadline has passed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of the call at one process."""
+
+    ending: Ending
+    value: Any = None
+    """The answer, or the exception that was raised."""
+    order: int = 0
+    """Of one that raised: its place among those that raised, the first being 0."""
+    is_stopped: bool = False
+    """Of one that hung: whether its process is stopped by a signal."""
+
+
+def to_blame(outcomes: Sequence[Outcome | None], *, one_fails_all: bool) -> list[int]:
+    """Places in ``outcomes`` of the processes at fault; None stands for a call that still has time.
+
+    A death explains what the others raise, so while somebody is dead or hung nobody is blamed for raising. Where some
+    hang and one of them is stopped, the others only wait for it. ``one_fails_all``: the first that raised is at fault,
+    since nobody knows what state it is in, and its peers wait for it; otherwise raising is an answer like another.
+    """
+    places: dict[Ending, list[int]] = {ending: [] for ending in Ending}
+    for place, outcome in enumerate(outcomes):
+        if outcome is not None:
+            places[outcome.ending].append(place)
+    stopped = [place for place in places[Ending.HUNG] if outcomes[place].is_stopped]
+    if at_fault := places[Ending.DIED] + (stopped or places[Ending.HUNG]):
+        return sorted(at_fault)
+    return sorted(places[Ending.RAISED], key=lambda place: outcomes[place].order)[: int(one_fails_all)]

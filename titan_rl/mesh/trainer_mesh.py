@@ -1,0 +1,180 @@
+"""Calls to the trainer, repaired where a rank dies.
+
+    a rank dies ─▶ its snapshots' replica is found ─▶ a standby takes its place ─▶ all ranks join anew
+                                                                                     │
+      the call is made again ◀─ followers resume ◀─ catch_up ◀─ followers reopen ◀─ one common step
+
+What lies below (trainers.py, snapshots.py) knows nothing of repairs; what has to follow one is given at construction.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.mesh.snapshots import TrainerSnapshots
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
+from titan_rl.mesh.supervision.standby import Standby
+from titan_rl.mesh.trainers import Trainers
+
+T = TypeVar("T")
+CatchUp = Callable[[Trainers, int | None], Awaitable[int]]
+"""Brings a trainer that is at this step (None: the weights of the file) to the step that the run has done; it calls
+the ranks directly. The number of steps that were done again."""
+
+_NEWS_SECONDS = 0.5
+"""How long a death is waited for that would explain an error."""
+_MAX_RAISED = 2
+"""How often a trainer rank may raise the same, without a step in between, and be replaced."""
+_MAX_REPAIRS = 5
+"""How often the trainer may be repaired without a step in between."""
+
+
+class ActorFault(RuntimeError):
+    """Actors died or failed in a way, or so often, that the run cannot go on; says which."""
+
+
+class Follower(Protocol):
+    """Something that is tied to the trainer's ranks, and so must follow a repair."""
+
+    async def reopen(self) -> None:
+        """All ranks have begun anew, at a step that may be earlier than the run's."""
+        ...
+
+    async def resume(self, step: int) -> None:
+        """All ranks are at the run's step again."""
+        ...
+
+
+class TrainerMesh:
+    """Owns the trainer's repair. Errors of all calls: ActorFault; whatever an actor raises with all ranks alive."""
+
+    def __init__(
+        self,
+        trainers: Trainers,
+        snapshots: TrainerSnapshots | None,
+        followers: Sequence[Follower],
+        standbys: Sequence[Standby],
+        *,
+        catch_up: CatchUp | None,
+        say: Callable[[str], None],
+        tell: Callable[..., None],
+    ):
+        """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
+        ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
+        the imports of earlier ones would slow the start."""
+        self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
+        self._catch_up, self.say, self.tell = catch_up, say, tell
+        self.step_done = 0
+        """Steps that the run counts as done: a repaired trainer never starts from a later one."""
+        self._lock = asyncio.Lock()
+        self._num_repairs = 0
+        self._raised: Counter[str] = Counter()
+        """Why trainers were ended that raised since the last step."""
+
+    # calls
+
+    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
+        """The optimizer steps that make up a step of the run, one for each batch; begun anew if a rank dies."""
+        metrics = await self.ask(lambda: self.trainers.train(batches, step))
+        self.step_done, self._num_repairs = step, 0
+        self._raised.clear()
+        for standby in self.standbys:
+            standby.make()
+        return metrics
+
+    async def sft(self, batches: list[list[list]]) -> list[float]:
+        """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
+        return await self.ask(lambda: self.trainers.sft(batches))
+
+    async def call(self, endpoint: str, *arguments) -> list:
+        """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
+        return await self.ask(lambda: self.trainers.call(endpoint, *arguments, what=f"trainer {endpoint}"))
+
+    async def begin_at(self, step: int) -> None:
+        """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
+        self.step_done = step
+        if self.snapshots is not None:
+            await self.ask(lambda: self.snapshots.resume(step))
+
+    async def wait_until_complete(self) -> None:
+        """Until no rank is dead."""
+        await self.ask(_nothing)
+
+    async def watch(self) -> None:
+        """For as long as the run lasts: a death that no call meets is repaired at once, too."""
+        while True:
+            await asyncio.wait({rank.died for rank in self.trainers.ranks}, return_when=asyncio.FIRST_COMPLETED)
+            await self.wait_until_complete()
+
+    async def ask(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` gives with all ranks alive: they are repaired, and it is begun again, as often as need be.
+
+        One asks at a time. Errors: ActorFault if that happens too often.
+        """
+        async with self._lock:
+            while True:
+                try:
+                    if not self.trainers.is_complete:
+                        await self._repair()
+                    return await work()
+                except ActorDied as error:
+                    self.say(str(error))
+                    if error.__cause__ is not None:
+                        self._note_raised(error)
+                except ActorFault:
+                    raise
+                except Exception:  # while a rank is dead, it only tells how others noticed
+                    deaths = {rank.died for rank in self.trainers.ranks}
+                    await asyncio.wait(deaths, timeout=_NEWS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    if self.trainers.is_complete:
+                        raise
+
+    def _note_raised(self, error: ActorDied) -> None:
+        """Errors: ActorFault if a trainer raises the same again and again, as a mistake in a program would."""
+        self._raised.update(f"{process.name} {process.why}" for process in error.processes)
+        if self.snapshots is None or max(self._raised.values()) > _MAX_RAISED:
+            raise ActorFault(str(error)) from error.__cause__
+
+    # repair
+
+    async def _repair(self) -> None:
+        dead = self.trainers.dead
+        self._num_repairs += 1
+        self._check_repairable(list(dead.values()))
+        died = min(process.died.result() for process in dead.values())
+        step = await self._replace(dead)
+        for follower in self.followers:
+            await follower.reopen()
+        redone = await self._catch_up(self.trainers, step)
+        for follower in self.followers:
+            await follower.resume(self.step_done)
+        seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
+        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
+        why = next(iter(dead.values())).why
+        self.say(f"{who} {why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
+
+    def _check_repairable(self, dead: list[ActorProcess]) -> None:
+        if self.snapshots is None or self._catch_up is None:
+            raise ActorFault(f"{ActorDied(dead, 'the run went on')}: recovery is off, so this ends the run")
+        if self._num_repairs > _MAX_REPAIRS:
+            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between")
+
+    async def _replace(self, dead: dict[int, ActorProcess]) -> int | None:
+        """Others for the dead. All ranks are then at the newest step that every one had, no later than the run's.
+
+        None: somebody's state is nowhere, so all have the weights of the file, and must be given a checkpoint.
+        """
+        found = await self.snapshots.find()
+        await self.trainers.replace(dead)
+        await self.trainers.join()
+        step = found.newest(self.step_done)
+        if step is not None:
+            await self.snapshots.restore(found, step)
+        return step
+
+
+async def _nothing() -> None:
+    """Asks the trainer for nothing but to be complete."""

@@ -1,0 +1,150 @@
+"""The weight channel between the trainer's ranks and the replicas: planned once, then a version number for each rank.
+
+Here nothing is repaired: a rank that dies is an error to the caller (weight_sync.py survives it). A replica that comes
+later is brought up to the version that is live before it gets any work.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
+
+from titan_rl.data.types import EngineStatistics
+from titan_rl.mesh.channel.plan import Interner, Plan
+from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.mesh.channel.transports import RDMA, Place, Transport, choose_transport, describe
+from titan_rl.mesh.channel.weights import ReaderSetup
+from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
+from titan_rl.mesh.supervision.calls import call, call_all, call_each
+from titan_rl.mesh.trainers import Trainers
+
+
+class WeightLink:
+    """Owns the plan and the open regions, and knows which version is published and which is live.
+
+    Errors of all calls: ActorDied; whatever an actor raises.
+    """
+
+    def __init__(self, trainers: Trainers, setting: str, seconds: float):
+        """``setting``: ``mesh.transport``. ``seconds``: of any call."""
+        self.trainers, self.setting, self.seconds = trainers, setting, seconds
+        self.plan: Plan | None = None
+        """None until ``connect``."""
+        self.regions: list[RegionHandle] = []
+        """Of each trainer rank."""
+        self.transports = ""
+        """For the log: which ones are used, and by how many pairs of ranks."""
+        self.version: int | None = None
+        """The one that is live."""
+        self._published: int | None = None
+        self._connected: list[Replica] = []
+        self._lock = asyncio.Lock()
+        """Held while replicas are connected or take a version."""
+
+    async def connect(self, replicas: list[Replica]) -> None:
+        """Ask both sides what they hold and need, plan, open the regions, connect the replicas. Errors: PlanError."""
+        ranks, first = self.trainers.ranks, replicas[0].ranks
+        self._sources, held, needs = await asyncio.gather(
+            self._call_all(ranks, "place"), self._call_all(ranks, "holdings"), self._call_all(first, "needs")
+        )
+        interner = Interner()
+        self.plan = Plan([interner.again(units) for units in held], [interner.again(units) for units in needs])
+        places = await asyncio.gather(*(self._call_all(replica.ranks, "place") for replica in replicas))
+        pairs = [self._transports(r, there) for r, there in zip(replicas, places, strict=True)]
+        used = [pair for replica in pairs for reader in replica for pair in reader.items()]
+        self.transports = describe([transport for _, transport in used])
+        self._over_rdma = {holder for holder, transport in used if transport in RDMA}
+        await self._open()
+        await asyncio.gather(*(self._connect(r, t) for r, t in zip(replicas, pairs, strict=True)))
+        self._connected = list(replicas)
+
+    async def _call_all(self, processes: list[ActorProcess], endpoint: str, *arguments) -> list:
+        return await call_all(processes, endpoint, *arguments, seconds=self.seconds, what="connecting generators")
+
+    def _transports(self, replica: Replica, places: list[Place]) -> list[dict[int, Transport]]:
+        """For each rank of a replica: how it reads from each of the trainer ranks that it reads from."""
+        return [
+            {
+                holder: choose_transport(self.setting, self._sources[holder], place)
+                for holder in self.plan.reads(reader, replica.number).holders
+            }
+            for reader, place in enumerate(places)
+        ]
+
+    async def _open(self) -> None:
+        ranks = enumerate(self.trainers.ranks)
+        opens = [(process, (self.plan.slot(rank), rank in self._over_rdma)) for rank, process in ranks]
+        self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
+
+    async def _connect(self, replica: Replica, transports: list[dict[int, Transport]] | None = None) -> None:
+        """Each rank is told what it has to know, and no more."""
+        if transports is None:
+            transports = self._transports(replica, await self._call_all(replica.ranks, "place"))
+        setups = []
+        for reader, chosen in enumerate(transports):
+            plan = self.plan.reads(reader, replica.number)
+            regions = [self.regions[holder] for holder in plan.holders]
+            setups.append(ReaderSetup(plan, regions, [chosen[holder] for holder in plan.holders]))
+        calls = [(process, (setup,)) for process, setup in zip(replica.ranks, setups, strict=True)]
+        await call_each(calls, "connect", seconds=self.seconds, what=f"connecting generator {replica.number}")
+
+    async def bring_up(self, replica: Replica) -> None:
+        """Connect a replica that came later, and have it use the version that is live. Nothing before ``connect``."""
+        if self.plan is None:
+            return
+        async with self._lock:
+            await self._connect(replica)
+            if self.version is not None:
+                await self._deliver_to(replica, self.version)
+            self._connected.append(replica)
+
+    # after the trainer was repaired (trainer_mesh.Follower)
+
+    async def reopen(self) -> None:
+        """The trainer's ranks are others, or have begun anew; the plan is the same."""
+        if self.plan is None:
+            return
+        async with self._lock:
+            await self._open()
+            self._connected = [replica for replica in self._connected if not replica.is_dead]
+            for replica in self._connected:
+                with suppress(ActorDied):  # its own owner replaces it, and the new one is brought up
+                    await self._connect(replica)
+
+    async def resume(self, step: int) -> None:
+        """What was published is published again: it was withdrawn, and somebody may still need it."""
+        if self._published is not None:
+            await self.publish(self._published)
+
+    # versions
+
+    async def publish(self, version: int) -> None:
+        """Every trainer rank begins to stage its shards. The version before must be delivered."""
+        what = f"publishing weights version {version}"
+        await call_all(self.trainers.ranks, "publish", version, seconds=self.seconds, what=what)
+        self._published = version
+
+    async def deliver(
+        self, version: int, replicas: list[Replica], failed: Callable[[int, str], None]
+    ) -> list[EngineStatistics]:
+        """These replicas take the version; statistics of the version before, of those that did.
+
+        ``failed`` is told of each one that lives and could not; the dead are known to their owner.
+        """
+        async with self._lock:
+            done = await asyncio.gather(*(self._deliver_to(r, version) for r in replicas), return_exceptions=True)
+            self.version = version
+        for replica, result in zip(replicas, done, strict=True):
+            if isinstance(result, Exception) and not isinstance(result, ActorDied):
+                failed(replica.number, f"failed weights version {version}: {last_line(result)}")
+            elif isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+        return [result for result in done if isinstance(result, EngineStatistics)]
+
+    async def _deliver_to(self, replica: Replica, version: int) -> EngineStatistics:
+        what = f"updating generator {replica.number} to version {version}"
+        # the reader's own deadline comes first, and says which rank it waited for
+        await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
+        statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
+        return dataclasses.replace(statistics, generator=replica.number)
