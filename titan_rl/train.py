@@ -17,7 +17,7 @@ from titan_rl.records.rundir import new_run_dir, run_dir_to_resume
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
     """Run to the end; the exit code. Errors: ConfigError before any process is started."""
     config = load_config(config_file, overrides)
-    task = make_task(config.task.name, config.task.style, config.task.options)
+    task = make_task(config.task, config.run.plugin_path)
     held_out = held_out_prompts(task, config.eval.prompts)
     run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
 

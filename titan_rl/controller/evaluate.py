@@ -24,7 +24,9 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
-        raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}")
+        first = failed[0]
+        why = f": {first.failure}" if first.failure else ""
+        raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
     return Proportion(sum(correct(rollout.reward) for rollout in rollouts), len(rollouts))
 
@@ -33,7 +35,7 @@ async def evaluate_directory(config: Config) -> Proportion:
     """Held-out accuracy of ``model.path``, without a trainer. Errors: ConfigError before any start."""
     if config.model.path == "tiny":
         raise ConfigError("eval needs a model: give its Hugging Face directory")
-    task = make_task(config.task.name, config.task.style, config.task.options)
+    task = make_task(config.task, config.run.plugin_path)
     prompts = held_out_prompts(task, config.eval.prompts)
     check_model(config)
     titan = build_titan(config)

@@ -15,7 +15,7 @@ from titan_rl.algorithms.batching import step_batches, warm_up_batches
 from titan_rl.config.schema import Config
 from titan_rl.controller.checkpointing import Saving
 from titan_rl.data.types import Prompt, StepMetrics
-from titan_rl.environments.prompts import PromptStream, warm_up_stream
+from titan_rl.environments.prompts import PromptStream, sft_stream
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints import ControllerState
 from titan_rl.records.ledger import Ledger
@@ -57,7 +57,7 @@ class Recovery:
         if not warmup.steps:
             return
         start = time.perf_counter()
-        stream = warm_up_stream(self.stream.task, self.config.run.seed)
+        stream = sft_stream(self.stream.task, self.config.run.seed)
         rollouts = await self.meshes.dispatcher.demonstrate(
             list(islice(stream, warmup.steps * warmup.examples_per_step))
         )

@@ -26,7 +26,7 @@ from titan_rl.controller.checkpointing import written
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
 from titan_rl.environments.base import make_task
 from titan_rl.environments.episode import demonstrate
-from titan_rl.environments.prompts import warm_up_stream
+from titan_rl.environments.prompts import sft_stream
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.metrics import mean_metrics, read_metrics
 from titan_rl.records.rollouts import has_rollouts, read_rollouts
@@ -80,9 +80,9 @@ class ComparedState:
 def _demonstrations(config: Config, model_path: Path) -> list[Rollout]:
     from transformers import AutoTokenizer
 
-    task = make_task(config.task.name, config.task.style, config.task.options)
+    task = make_task(config.task, config.run.plugin_path)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    prompts = islice(warm_up_stream(task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
+    prompts = islice(sft_stream(task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
     return [demonstrate(prompt, task, tokenizer) for prompt in prompts]
 
 

@@ -71,7 +71,7 @@ def account(root: Path, config: Config, steps: int) -> dict[str, Any]:
 
 def _skipped_prompts(issued: set[str], config: Config) -> set[str]:
     """Of as many prompts as were issued, those of the stream that were not: taken from it and then forgotten."""
-    stream = PromptStream(make_task(config.task.name, config.task.style, config.task.options), config.run.seed)
+    stream = PromptStream(make_task(config.task, config.run.plugin_path), config.run.seed)
     return {prompt.id for prompt in islice(stream, len(issued))} - issued
 
 
