@@ -32,11 +32,10 @@ class Verifier(Actor):
     @concurrent_endpoint
     async def start(self) -> int:
         """Load the tokenizer and start the scorer; the scorer's process id."""
-        task = self.config.task
-        arguments = dict(name=task.name, style=task.style, options=task.options)
-        self.task = make_task(**arguments)
+        task, folders = self.config.task, self.config.run.plugin_path
+        self.task = make_task(task, folders)
         self.tokenizer = await asyncio.to_thread(lambda: _tokenizer_class().from_pretrained(self.model_path))
-        self.scorer = Scorer(arguments, self.config.verifier.score_timeout)
+        self.scorer = Scorer(task, folders, self.config.verifier.score_timeout)
         await self.scorer.start()
         return self.scorer.process.pid
 

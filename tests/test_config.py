@@ -386,7 +386,7 @@ def test_committed_file_is_right(file, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
     config = load(file=file)
     build_titan(config)
-    make_task(config.task.name, config.task.style, config.task.options)
+    make_task(config.task, config.run.plugin_path)
 
 
 def test_our_sections_need_no_torch():

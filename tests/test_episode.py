@@ -111,10 +111,11 @@ def test_running_out_of_tokens_is_truncation_and_keeps_the_reward():
 @pytest.mark.parametrize("status", ["timeout", "infra_error"])
 def test_failure_to_score_is_never_truncation(status):
     async def fail(prompt, rollouts):
-        return [Score(status, {})] * len(rollouts), 0.0
+        return [Score(status, {}, "why")] * len(rollouts), 0.0
 
     for rollout in run(Generator(stop_reason="length"), score=fail).rollouts:
         assert (rollout.status, rollout.reward, rollout.reward_parts) == (status, 0.0, {})
+        assert rollout.failure == "why"
 
 
 def test_environment_replies_once_and_is_told_from_the_model():

@@ -5,16 +5,21 @@ from itertools import islice
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.seeds import named_seed
+from titan_rl.data.seeds import is_held_out, named_seed
 from titan_rl.data.types import Prompt
-from titan_rl.environments.prompts import PromptStream, held_out_prompts, is_held_out
+from titan_rl.environments.prompts import PromptStream, held_out_prompts
 
 
 class FewTexts:
     """A task with 500 different texts, so that any two streams meet often."""
 
+    size = None
+
     def __init__(self, num_texts: int = 500):
         self.num_texts = num_texts
+
+    def is_held_out(self, prompt: Prompt) -> bool:
+        return is_held_out(prompt.text)
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         return Prompt(f"{stream}/{index:07d}", f"text {named_seed(seed, index) % self.num_texts}", "", {"seed": seed})

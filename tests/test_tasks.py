@@ -1,18 +1,23 @@
 """What may be asked, what an answer earns, and a scorer that no answer can hang, kill or deceive."""
 
 import asyncio
+import hashlib
+import json
 import math
 import os
 import signal
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
-from titan_rl.environments.base import correct, make_task
+from titan_rl.environments.base import Task, correct, make_task
+from titan_rl.environments.prompts import PromptStream, held_out_prompts, sft_stream
 from titan_rl.environments.reasoning_gym import COMPACT, PAYS_FOR_NOTHING, RUNS_THE_ANSWER, usable_families
 from titan_rl.environments.scorer import Scorer
 
@@ -31,9 +36,13 @@ DETERMINISTIC = [
 ]
 
 
+def make_gym(name: str, style: str, options: dict) -> Task:
+    return make_task(TaskConfig(name=name, style=style, options=options))
+
+
 def refusal(name: str, style: str = "chat", **options) -> str:
     with pytest.raises(ConfigError) as caught:
-        make_task(name, style, options)
+        make_gym(name, style, options)
     [line] = str(caught.value).splitlines()
     return line
 
@@ -72,7 +81,7 @@ def test_mistakes_are_told_with_the_mend(arguments, words):
     ("name", "style"), [(name, "chat") for name in DETERMINISTIC] + [(name, "compact") for name in sorted(COMPACT)]
 )
 def test_own_answer_earns_the_full_score_and_nothing_else_does(name, style):
-    task = make_task(name, style, {})
+    task = make_gym(name, style, {})
     for index in range(5):
         prompt = task.prompt("train", 3, index)
         demonstrated = sum(task.score(prompt, [task.demonstration(prompt)]).values())
@@ -83,7 +92,7 @@ def test_own_answer_earns_the_full_score_and_nothing_else_does(name, style):
 
 @pytest.mark.parametrize("name", sorted(PAYS_FOR_NOTHING))
 def test_guarded_families_pay_for_the_exact_answer_alone(name):
-    task = make_task(name, "chat", {})
+    task = make_gym(name, "chat", {})
     for index in range(10):
         prompt = task.prompt("train", 3, index)
         for answer in ("", "nan", "0", "inf", "nan+nanj", "True or False", "heads tails", "x", prompt.answer + "."):
@@ -92,7 +101,7 @@ def test_guarded_families_pay_for_the_exact_answer_alone(name):
 
 
 def test_compact_answers_are_exact():
-    task = make_task("gcd", "compact", {})
+    task = make_gym("gcd", "compact", {})
     prompt = task.prompt("train", 3, 0)
     for answer in (f"{prompt.answer} ", f"{prompt.answer}\n"):
         assert correct(sum(task.score(prompt, [answer]).values()))
@@ -101,7 +110,7 @@ def test_compact_answers_are_exact():
 
 
 def test_latest_answer_counts():
-    task = make_task("gcd", "compact", {})
+    task = make_gym("gcd", "compact", {})
     prompt = task.prompt("train", 3, 0)
     assert correct(sum(task.score(prompt, ["0", prompt.answer]).values()))
     assert not any(task.score(prompt, [prompt.answer, "0"]).values())
@@ -109,7 +118,7 @@ def test_latest_answer_counts():
 
 @pytest.mark.parametrize("name", sorted(COMPACT))
 def test_prompts_are_the_same_in_every_process_and_compact_ones_are_short(name):
-    one, two = (make_task(name, "compact", {}) for _ in range(2))
+    one, two = (make_gym(name, "compact", {}) for _ in range(2))
     later = [one.prompt("train", 5, index) for index in (9, 3, 0)]
     assert [two.prompt("train", 5, index) for index in (0, 3, 9)] == later[::-1]
     assert len({one.prompt("train", seed, 0).text for seed in range(8)}) > 1
@@ -119,7 +128,7 @@ def test_prompts_are_the_same_in_every_process_and_compact_ones_are_short(name):
 
 
 def test_shots_are_worked_examples_before_the_question():
-    task = make_task("letter_counting", "chat", {"shots": 2})
+    task = make_gym("letter_counting", "chat", {"shots": 2})
     prompt = task.prompt("train", 3, 0)
     messages = task.messages(prompt)
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2 + ["user"]
@@ -128,13 +137,40 @@ def test_shots_are_worked_examples_before_the_question():
     assert task.messages(task.prompt("train", 3, 1))[:4] == messages[:4]
 
 
+@pytest.mark.parametrize(
+    ("name", "style", "options", "digests"),
+    [
+        ("gcd", "compact", {}, ["7c519f9a27b4afeb", "281d6138cb6acd06", "1c116fa2d5fcb293"]),
+        ("gcd", "compact", {"max_value": 30}, ["01aa5573fec7198f", "74ed88c31d28b5a9", "233f8b95b32689e2"]),
+        ("chain_sum", "compact", {"max_terms": 3}, ["cb1ad6ccefd74bf5", "5bc7f222b20b44ee", "edf85aa1c61ef781"]),
+        ("letter_counting", "chat", {"shots": 2}, ["e5142f138ebb1c59", "467670c88ecaeef5", "2446d4f722d58e28"]),
+    ],
+)
+def test_streams_and_held_out_sets_are_those_of_earlier_releases(name, style, options, digests):
+    """Taken before tasks could come from data files. A run that is resumed or replayed needs the same prompts."""
+    task = make_gym(name, style, options)
+
+    def digest(prompts) -> str:
+        lines = [json.dumps([p.id, p.text, p.answer, p.entry, task.messages(p)]) for p in prompts]
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+
+    streams = islice(PromptStream(task, 1), 50), islice(sft_stream(task, 7), 50), held_out_prompts(task, 40)
+    assert [digest(stream) for stream in streams] == digests
+
+
+def test_a_system_prompt_comes_first():
+    task = make_task(TaskConfig(name="letter_counting", style="chat", system_prompt="Count.", options={"shots": 1}))
+    roles = [(m["role"], m["content"] == "Count.") for m in task.messages(task.prompt("train", 3, 0))]
+    assert roles == [("system", True), ("user", False), ("assistant", False), ("user", False)]
+
+
 # the scorer process
 
 FAKE_TASK = """
 import os, sys, time, types
 
 class ReasoningGymTask:
-    def __init__(self, name, style, options):
+    def __init__(self, task):
         pass
 
     def score(self, prompt, answers):
@@ -170,7 +206,7 @@ def with_scorer(use, timeout: float = 20.0, **task):
     """What ``await use(scorer)`` gives; no process is left behind."""
 
     async def run():
-        scorer = Scorer(dict(name="gcd", style="compact", options={}) | task, timeout)
+        scorer = Scorer(TaskConfig(**task), [], timeout)
         try:
             return await asyncio.wait_for(use(scorer), 60)
         finally:
@@ -192,7 +228,7 @@ def score_all(*answers: str, timeout: float = 20.0):
 
 
 def test_real_task_is_scored_in_another_process():
-    prompt = make_task("gcd", "compact", {}).prompt("train", 3, 0)
+    prompt = make_gym("gcd", "compact", {}).prompt("train", 3, 0)
 
     async def use(scorer):
         await scorer.start()

@@ -74,12 +74,13 @@ def _check_not_shadowed(said: str, module: ModuleType, folders: Sequence[str]) -
             raise ConfigError(f"{said}: {meant} is hidden by {found}, which has the same name: rename your file")
 
 
-def what_happened(error: BaseException) -> str:
-    """An exception in one line, with the place in the file that raised it."""
+def what_happened(error: BaseException, file: str = "") -> str:
+    """An exception in one line, with the place that raised it: the last line of ``file`` on the way there, if any."""
     text = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if file and frame.filename == file] or frames
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}"
 

@@ -19,9 +19,8 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
-        raise RuntimeError(
-            f"{len(failed)} held-out answers could not be scored, first that to {failed[0].prompt_id}: "
-            f"{failed[0].failure}"
-        )
+        first = failed[0]
+        why = f": {first.failure}" if first.failure else ""
+        raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
     return Proportion(sum(correct(rollout.reward) for rollout in rollouts), len(rollouts))

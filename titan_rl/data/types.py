@@ -78,6 +78,8 @@ class Rollout:
     reward_parts: dict[str, float] = field(default_factory=dict)
     text: str = ""
     """What the model wrote, for people."""
+    failure: str = ""
+    """What went wrong, where the status says that something did; not recorded."""
 
     @property
     def num_model_tokens(self) -> int:

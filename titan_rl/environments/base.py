@@ -1,39 +1,39 @@
-"""What a task is: prompts by index, an optional reply to each answer, and a score.
+"""The task that a config names.
 
-A task is made anew, from its config, wherever it is needed: in the controller for the prompt stream, in verifiers
-to render prompts, and in scorer processes, the only place where a model's answer meets the expected one.
+It is made anew wherever it is needed: in the controller for the prompt stream, in verifiers to write out prompts, and
+in scorer processes, the only place where a model's answer meets the expected one.
 """
 
-from typing import Any, Protocol
+from collections.abc import Sequence
 
-from titan_rl.data.types import Prompt
+from titan_rl.config.plugins import is_reference
+from titan_rl.config.schema import TaskConfig
+from titan_rl.environments.rewards import with_reward
+from titan_rl.environments.rows import RowsTask
+from titan_rl.environments.task import Task, correct
+from titan_rl.environments.user_task import user_task
 
-
-class Task(Protocol):
-    """The same (stream, seed, index) always gives the same prompt, in every process."""
-
-    def prompt(self, stream: str, seed: int, index: int) -> Prompt: ...
-
-    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
-        """The prompt as plain text, or as chat messages for the tokenizer's template."""
-
-    def demonstration(self, prompt: Prompt) -> str:
-        """An answer that earns the full score, for the supervised warm-up."""
-
-    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
-        """What the environment says to the latest answer; None ends the episode."""
-
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only."""
+__all__ = ["Task", "correct", "make_task"]
 
 
-def correct(reward: float) -> bool:
-    """Whether a reward counts as a right answer in held-out accuracy."""
-    return reward >= 1.0 - 1e-9
+def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
+    """The task by its name, with the reward function that the config names.
+
+    ``folders``: where ``pkg.module:name`` and data files are looked for (``run.plugin_path``). A data file is read and
+    checked when its first prompt is wanted; verifiers and scorers never read it, since prompts carry their rows.
+
+    Errors: ConfigError for a name that is unknown or refused, a style that the task does not have, options that it
+    does not take, or a mistake in the user's module.
+    """
+    made = _by_name(task, folders)
+    return with_reward(made, task.reward, folders) if task.reward else made
 
 
-def make_task(name: str, style: str, options: dict[str, Any]) -> Task:
-    """Errors: ConfigError for an unknown or refused name, a style that the task lacks, or options it does not take."""
-    from titan_rl.environments.reasoning_gym import ReasoningGymTask
+def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
+    if is_reference(task.name):
+        return user_task(task, folders)
+    if task.name == "jsonl":
+        return RowsTask(task, folders)
+    from titan_rl.environments.reasoning_gym import ReasoningGymTask  # its import takes a second
 
-    return ReasoningGymTask(name, style, options)
+    return ReasoningGymTask(task)

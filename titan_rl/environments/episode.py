@@ -1,4 +1,4 @@
-"""A prompt becomes a group of rollouts: ask for tokens, hear the environment's reply, ask again, be scored.
+"""A prompt becomes a group of rollouts: ask for tokens, get the environment's reply, ask again, be scored.
 
 Token in, token out: what the model wrote is kept as the tokens that it sampled, and is turned into text only to be
 read by the environment and the scorer.
@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
+from titan_rl.config.load import ConfigError
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Completion, Group, Prompt, Provenance, Request, Rollout, Sampling, Turn
-from titan_rl.environments.base import Task
+from titan_rl.environments.chat import encode_messages, encode_reply
 from titan_rl.environments.scorer import Score
+from titan_rl.environments.task import Task
 
 Ask = Callable[[Request], Awaitable[list[Completion]]]
 ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
@@ -21,13 +23,11 @@ ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], floa
 
 
 def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
-    """The prompt's tokens, the only text that is ever tokenized besides an environment's replies."""
-    messages = task.messages(prompt)
-    if isinstance(messages, str):
-        tokens = tokenizer.encode(messages, add_special_tokens=False)
-    else:
-        tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return np.asarray(tokens, np.int32)
+    """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
+
+    Errors: ConfigError if the chat template refuses the messages.
+    """
+    return encode_messages(tokenizer, task.messages(prompt))
 
 
 class Episode:
@@ -40,24 +40,28 @@ class Episode:
         self.turns: list[Turn] = []
         self.answers: list[str] = []
         self.cut_short = False
-        """Whether the conversation would have gone on, but for want of room."""
+        """Whether the conversation would have gone on, but there was no room left."""
+        self.failure = ""
+        """What the task or the chat template failed with, if one did: then there is no reward."""
 
-    def _append(self, tokens, provenance: Provenance, logprobs, versions) -> None:
+    def _append(self, tokens, provenance, logprobs, versions) -> None:
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
-        self.provenance = np.concatenate([self.provenance, np.full(len(tokens), provenance, np.int8)])
+        self.provenance = np.concatenate([self.provenance, provenance]).astype(np.int8)
         self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
         self.versions = np.concatenate([self.versions, versions]).astype(np.int32)
 
     def add_completion(self, completion: Completion, text: str) -> None:
         start = len(self.tokens)
-        self._append(completion.tokens, Provenance.MODEL, completion.logprobs, completion.versions)
+        wrote = np.full(len(completion.tokens), Provenance.MODEL)
+        self._append(completion.tokens, wrote, completion.logprobs, completion.versions)
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)
 
-    def add_reply(self, tokens: np.ndarray) -> None:
-        self._append(tokens, Provenance.TOOL, np.zeros(len(tokens)), np.full(len(tokens), -1))
+    def add_reply(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
+        self._append(tokens, provenance, np.zeros(len(tokens)), np.full(len(tokens), -1))
 
     def finish(self, prompt: Prompt, sample: int, score: Score) -> Rollout:
+        score = Score("infra_error", {}, self.failure) if self.failure else score
         truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
         return Rollout(
             prompt_id=prompt.id,
@@ -71,15 +75,23 @@ class Episode:
             reward=score.reward,
             reward_parts=score.parts,
             text="\n".join(self.answers),
+            failure=score.message,
         )
 
 
 async def run_group(
     prompt: Prompt, *, task: Task, tokenizer, ask: Ask, score: ScoreAll, sampling: Sampling, seed: int
 ) -> Group:
-    """All samples of one prompt. The first turn is one request; later turns, if the task replies, one a sample."""
+    """All samples of one prompt. The first turn is one request; later turns, if the task replies, one a sample.
+
+    A task or chat template that fails is no error here: its rollouts say ``infra_error`` and why.
+    """
     start = time.perf_counter()
-    prompt_tokens = encode_prompt(task, tokenizer, prompt)
+    try:
+        messages = task.messages(prompt)
+        prompt_tokens = encode_messages(tokenizer, messages)
+    except ConfigError as error:
+        return _failed_group(prompt, sampling.num_samples, str(error))
     if len(prompt_tokens) >= sampling.max_tokens:
         return Group(prompt.id, [], refused="prompt_too_long")
 
@@ -93,20 +105,27 @@ async def run_group(
 
     async def converse(episode: Episode, sample: int) -> None:
         while (reply := task.reply(prompt, episode.answers)) is not None:
-            reply_tokens = np.asarray(tokenizer.encode(reply, add_special_tokens=False), np.int32)
+            reply_tokens, wrote = encode_reply(tokenizer, reply, episode.tokens[-1], is_chat=is_chat)
             no_room = len(episode.tokens) + len(reply_tokens) >= sampling.max_tokens
             if no_room or episode.turns[-1].stop_reason == "length":
                 episode.cut_short = True
                 return
-            episode.add_reply(reply_tokens)
+            episode.add_reply(reply_tokens, wrote)
             [completion] = await ask(request(episode.tokens, [sample], len(episode.turns)))
             episode.add_completion(completion, read(completion))
 
+    async def converse_or_fail(episode: Episode, sample: int) -> None:
+        try:
+            await converse(episode, sample)
+        except ConfigError as error:
+            episode.failure = str(error)
+
+    is_chat = not isinstance(messages, str)
     episodes = [Episode(prompt_tokens) for _ in range(sampling.num_samples)]
     completions = await ask(request(prompt_tokens, range(sampling.num_samples), 0))
     for episode, completion in zip(episodes, completions, strict=True):
         episode.add_completion(completion, read(completion))
-    await asyncio.gather(*(converse(episode, sample) for sample, episode in enumerate(episodes)))
+    await asyncio.gather(*(converse_or_fail(episode, sample) for sample, episode in enumerate(episodes)))
     seconds_generate = time.perf_counter() - start
     scores, seconds_score = await score(prompt, [episode.answers for episode in episodes])
     return Group(
@@ -117,8 +136,14 @@ async def run_group(
     )
 
 
+def _failed_group(prompt: Prompt, num_samples: int, failure: str) -> Group:
+    """Of a prompt that could not be written out."""
+    episode = Episode(np.zeros(0, np.int32))
+    return Group(prompt.id, [episode.finish(prompt, i, Score("infra_error", {}, failure)) for i in range(num_samples)])
+
+
 def demonstrate(prompt: Prompt, task: Task, tokenizer) -> Rollout:
-    """A rollout that answers as the task would, for the supervised warm-up."""
+    """A rollout that answers as the task would, for SFT. Errors: ConfigError if the task has no worked example."""
     episode = Episode(encode_prompt(task, tokenizer, prompt))
     answer = task.demonstration(prompt)
     tokens = np.asarray([*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id], np.int32)

@@ -1,15 +1,15 @@
-"""Two streams of prompts that never meet: what is trained on, and what is held out.
+"""Two streams of prompts that share no text: what is trained on, and what is held out.
 
-A prompt is held out if a hash of its text says so, whatever seed it came from. So no prompt of any run's training
-stream is ever in a held-out set, and all runs of a task are measured on the same held-out prompts.
+A task says by a prompt's text alone whether it is held out, whatever seed it came from. So no prompt of any run's
+training stream is ever in a held-out set, and all runs of a task are measured on the same held-out prompts.
 """
 
 from collections.abc import Iterator
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.seeds import is_held_out, named_seed
+from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Prompt
-from titan_rl.environments.base import Task
+from titan_rl.environments.task import Task
 
 _MAX_HELD_OUT_RUN = 10_000
 _MAX_WITHOUT_NEW = 5_000
@@ -29,7 +29,7 @@ class PromptStream:
         for _ in range(_MAX_HELD_OUT_RUN):
             prompt = self.at(self.position)
             self.position += 1
-            if not is_held_out(prompt.text):
+            if not self.task.is_held_out(prompt):
                 return prompt
         raise ConfigError(f"the task's last {_MAX_HELD_OUT_RUN} prompts were all held out: widen task.options")
 
@@ -55,18 +55,29 @@ class PromptStream:
 
 
 def sft_stream(task: Task, seed: int) -> PromptStream:
-    """The prompts of the SFT steps, which no other step of the run meets."""
-    return PromptStream(task, seed, "warmup")  # the name is part of the randomness of recorded runs
+    """The prompts of SFT. No step of reinforcement learning meets them, unless the task has a finite number of rows:
+    then they are the same training rows in another order. The stream keeps its first name, which seeds it."""
+    return PromptStream(task, seed, "warmup")
 
 
 def held_out_prompts(task: Task, count: int) -> list[Prompt]:
-    """``count`` different held-out prompts. Errors: ConfigError if the task has fewer."""
+    """``count`` different held-out prompts; of a finite task with fewer, all. Errors: ConfigError if there are fewer
+    of a task without end, or none."""
+    if task.size is None:
+        return _search_held_out(task, count)
+    if task.size.held_out < 1:
+        raise ConfigError("the task has no held-out prompts: give it some")
+    seed = named_seed("held out") % _DATASET_SEEDS
+    return [task.prompt("held_out", seed, index) for index in range(min(count, task.size.held_out))]
+
+
+def _search_held_out(task: Task, count: int) -> list[Prompt]:
     dataset_seed = named_seed("held out") % _DATASET_SEEDS
     prompts: dict[str, Prompt] = {}
     index = last_new = 0
     while len(prompts) < count and index - last_new < _MAX_WITHOUT_NEW:
         prompt = task.prompt("held_out", dataset_seed, index)
-        if is_held_out(prompt.text) and prompt.text not in prompts:
+        if task.is_held_out(prompt) and prompt.text not in prompts:
             prompts[prompt.text], last_new = prompt, index
         index += 1
     if len(prompts) == count:

@@ -12,13 +12,16 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt, Status
 from titan_rl.environments.base import make_task
+from titan_rl.environments.task import Task, UserCodeError
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.supervision.processes import MARK, is_stopped
 
@@ -45,8 +48,8 @@ class Score:
 class Scorer:
     """One scorer process, started anew whenever it dies or an answer hangs it. One user at a time, by ``lock``."""
 
-    def __init__(self, task: dict[str, Any], timeout: float):
-        self.task, self.timeout = task, timeout
+    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float):
+        self.task, self.folders, self.timeout = task, list(folders), timeout
         self.lock = asyncio.Lock()
         self.process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -56,7 +59,8 @@ class Scorer:
         environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME", MARK) if key in os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "titan_rl.environments.scorer", json.dumps(self.task), str(self.timeout)),
+            *("-m", "titan_rl.environments.scorer"),
+            *(json.dumps(asdict(self.task)), json.dumps(self.folders), str(self.timeout)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment | {"OMP_NUM_THREADS": "1"},
@@ -67,14 +71,15 @@ class Scorer:
         try:
             ready = await within(_START_SECONDS, "starting a scorer", _line_of(process))
             if ready != b'"ready"\n':
-                raise RuntimeError(f"the scorer of task {self.task['name']} did not start")
+                why = ready.decode(errors="replace").strip() or "it died"
+                raise RuntimeError(f"the scorer of task {self.task.name} did not start: {why}")
         except BaseException:  # cancelled included: a process that is not ready must not be taken for one
             await self.stop()
             raise
         self._watch = asyncio.create_task(self._replace_when_gone(process))
 
     async def _replace_when_gone(self, process: asyncio.subprocess.Process) -> None:
-        """Whoever uses it when it dies hears of it by that; if nobody does, another is started at once."""
+        """A caller that uses the process when it dies starts another; if there is none, it is done here at once."""
         await process.wait()
         async with self.lock:
             await self._start_if_gone()
@@ -105,7 +110,7 @@ class Scorer:
             return scores, time.perf_counter() - start
 
     async def _score_until_failure(self, prompt: Prompt, rollouts: list[list[str]]) -> AsyncIterator[Score]:
-        """All are asked at once; the first that fails takes the process with it, and the rest is asked again."""
+        """All are asked at once; after the first that fails the process is killed, and the caller asks for the rest."""
         await self._start_if_gone()
         if self.process is None:
             await self.start()
@@ -155,27 +160,35 @@ def _read_score(line: bytes) -> Score:
     return score
 
 
-def _serve(task_arguments: dict[str, Any], timeout: float) -> None:
+def _serve(task_config: TaskConfig, folders: Sequence[str], timeout: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a scorer prints must not look like a score
-    task = make_task(**task_arguments)
+    try:
+        task = make_task(task_config, folders)
+    except ConfigError as error:  # the controller checked the same; what can differ is this machine
+        print(json.dumps(str(error)), file=output)
+        return
     print('"ready"', file=output)
     for line in sys.stdin:
-        request = json.loads(line)
         # the parent kills sooner; this is for a parent that is dead itself
         signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
-        try:
-            parts = task.score(Prompt(**request["prompt"]), request["answers"])
-            result = dict(status="ok", parts=parts, message="")
-        except Exception as error:  # whatever a scorer trips over is reported by name, never a reward
-            result = dict(
-                status="infra_error", parts={}, message=f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS]
-            )
+        result = _result(task, json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(result), file=output)
 
 
+def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        parts = task.score(Prompt(**request["prompt"]), request["answers"])
+        return dict(status="ok", parts=parts, message="")
+    except UserCodeError as error:
+        message = str(error)
+    except Exception as error:  # whatever a scorer trips over is reported by name, never a reward
+        message = f"{type(error).__name__}: {error}"
+    return dict(status="infra_error", parts={}, message=message[:_MESSAGE_CHARACTERS])
+
+
 if __name__ == "__main__":
-    _serve(json.loads(sys.argv[1]), float(sys.argv[2]))
+    _serve(TaskConfig(**json.loads(sys.argv[1])), json.loads(sys.argv[2]), float(sys.argv[3]))

@@ -71,7 +71,7 @@ def audit(root: Path, config: Config, steps: int) -> dict[str, Any]:
 
 def _skipped_prompts(issued: set[str], config: Config) -> set[str]:
     """Prompts of the stream that were passed over: of its first ``len(issued)``, those that were not issued."""
-    stream = PromptStream(make_task(config.task.name, config.task.style, config.task.options), config.run.seed)
+    stream = PromptStream(make_task(config.task, config.run.plugin_path), config.run.seed)
     return {prompt.id for prompt in islice(stream, len(issued))} - issued
 
 

@@ -1,0 +1,52 @@
+"""What is checked of a task's prompts before anything starts, once the model's tokenizer is known."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Prompt
+from titan_rl.environments.prompts import PromptStream
+from titan_rl.environments.task import Task
+
+_FEW = 4
+"""Prompts of a task without end that are tried."""
+
+
+def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Prompt]:
+    """Every training prompt of a finite task; of one without end, the first ``count``."""
+    return islice(PromptStream(task, seed), task.size.train if task.size else count)
+
+
+def check_demonstrations(task: Task, seed: int) -> None:
+    """Errors: ConfigError if a prompt that SFT may meet has no worked example."""
+    for prompt in training_prompts(task, seed):
+        task.demonstration(prompt)
+
+
+def check_known(task: Task, tokenizer, prompts: Iterable[Prompt]) -> None:
+    """Errors: ConfigError, naming the prompt, for a character of it that the tokenizer does not know."""
+    for prompt in prompts:
+        messages = task.messages(prompt)
+        parts = [messages] if isinstance(messages, str) else [message["content"] for message in messages]
+        for what, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
+            if (character := _first_unknown(tokenizer, text)) is not None:
+                raise ConfigError(
+                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {what}: leave it out, "
+                    f"or set model.path to another model"
+                )
+
+
+def place(prompt: Prompt) -> str:
+    """Where a prompt comes from: the line of a data file, else its id."""
+    return prompt.entry.get("place", f"prompt {prompt.id}")
+
+
+def _first_unknown(tokenizer, text: str) -> str | None:
+    """A character of the text that becomes the unknown token, if any; the text itself if none does alone."""
+
+    def has_unknown(part: str) -> bool:
+        return tokenizer.unk_token_id in tokenizer.encode(part, add_special_tokens=False)
+
+    if tokenizer.unk_token_id is None or not has_unknown(text):
+        return None
+    return next((character for character in dict.fromkeys(text) if has_unknown(character)), text)

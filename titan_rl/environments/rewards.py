@@ -1,0 +1,87 @@
+"""The user's reward: one Python function, ``(prompt, completion, row) -> float | dict``, sync or async.
+
+It is called in the scorer process only, which has a deadline for each answer, a memory limit, and no environment
+variables of the run but the paths. ``prompt`` is the text that was asked, or the row's messages; ``completion`` is what
+the model wrote in its last turn; ``row`` holds the row's columns, or a reasoning-gym entry's ``question``, ``answer``
+and ``metadata``. A dict names the parts of the reward, which add up.
+
+A function that raises, or that gives anything but finite numbers, has failed: that is never a reward.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from titan_rl.config.plugins import check_signature, resolve, what_happened
+from titan_rl.data.types import Prompt
+from titan_rl.environments.task import Task, UserCodeError
+
+Reward = Callable[[Any, str, dict[str, Any]], Any]
+_SHOWN_CHARACTERS = 80
+
+
+def with_reward(task: Task, reference: str, folders: Sequence[str]) -> Task:
+    """The same task, scored by the function that ``task.reward`` names. Errors: ConfigError."""
+    function = resolve("task.reward", reference, folders)
+    check_signature(f"task.reward = {reference!r}", function, ("prompt", "completion", "row"))
+    return RewardedTask(task, function, reference)
+
+
+class RewardedTask:
+    """A task whose score is a function's; all else is as the task has it."""
+
+    def __init__(self, task: Task, function: Reward, name: str):
+        self.task, self.function, self.name = task, function, name
+        self._loop = asyncio.Runner()
+        """Kept open, since an async function may keep a connection from one call to the next."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        """Errors: UserCodeError if the function raises or gives anything but finite numbers."""
+        row = self.task.row(prompt)
+        try:
+            value = self.function(row.get("messages") or prompt.text, answers[-1], row)
+            if inspect.isawaitable(value):
+                value = self._loop.run(_result(value))
+        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+            raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}") from None
+        return as_parts(self.name, value)
+
+
+async def _result(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def source_file(thing: Any) -> str:
+    """The file that a function, class or object comes from; empty if nobody knows."""
+    module = inspect.getmodule(thing) or inspect.getmodule(type(thing))
+    return getattr(module, "__file__", None) or ""
+
+
+def as_parts(name: str, value: Any) -> dict[str, float]:
+    """What the function ``name`` gave, as named parts of a reward. Errors: UserCodeError."""
+    if not isinstance(value, dict):
+        return {"reward": _number(name, value)}
+    if not value or not all(isinstance(key, str) for key in value):
+        raise UserCodeError(f"{name} gave {_shown(value)}: name each part of the reward, as in {{'correct': 1.0}}")
+    return {key: _number(name, part, f" as {key!r}") for key, part in value.items()}
+
+
+def _number(name: str, value: Any, where: str = "") -> float:
+    if not isinstance(value, Real | np.bool_):
+        raise UserCodeError(f"{name} gave {_shown(value)}{where}: give a number, or a dict of numbers")
+    if not math.isfinite(value):
+        raise UserCodeError(f"{name} gave {value}{where}: give a finite number")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

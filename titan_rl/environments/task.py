@@ -1,0 +1,54 @@
+"""What a task is: prompts by index, an optional reply to each answer, and a score."""
+
+from typing import Any, NamedTuple, Protocol
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Prompt
+
+
+class UserCodeError(ConfigError):
+    """A task or reward function of the user's failed: one line with its name, the exception and the place."""
+
+
+class Size(NamedTuple):
+    """Rows of a finite task."""
+
+    train: int
+    held_out: int
+
+
+class Task(Protocol):
+    """The same (stream, seed, index) always gives the same prompt, in every process.
+
+    A task of your own needs ``prompt``, ``messages``, ``demonstration``, ``reply`` and ``score``; the rest has a
+    default (user_task.py).
+    """
+
+    size: Size | None
+    """None: prompts are made without end. Otherwise the stream ``held_out`` has ``size.held_out`` different indices."""
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        """Prompt number ``index``, with the id ``f"{stream}/{index:07d}"``."""
+
+    def is_held_out(self, prompt: Prompt) -> bool:
+        """Whether the prompt is for evaluation only; the training stream leaves it out."""
+
+    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+        """The prompt as plain text, or as chat messages for the model's chat template."""
+
+    def demonstration(self, prompt: Prompt) -> str:
+        """An answer that earns the full score, for SFT."""
+
+    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
+        """What the environment says to the latest answer; None ends the episode."""
+
+    def row(self, prompt: Prompt) -> dict[str, Any]:
+        """What a reward function gets besides the prompt and the answer, e.g. all columns of a data file's row."""
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only."""
+
+
+def correct(reward: float) -> bool:
+    """Whether a reward counts as a right answer in held-out accuracy."""
+    return reward >= 1.0 - 1e-9
