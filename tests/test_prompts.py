@@ -1,13 +1,17 @@
 """Training never sees a held-out text, and a stream goes on where it stopped."""
 
+import hashlib
+import json
 from itertools import islice
 
 import pytest
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import TaskConfig
 from titan_rl.data.seeds import is_held_out, named_seed
 from titan_rl.data.types import Prompt
-from titan_rl.environments.prompts import PromptStream, held_out_prompts
+from titan_rl.environments.base import make_task
+from titan_rl.environments.prompts import PromptStream, held_out_prompts, sft_stream
 
 
 class FewTexts:
@@ -78,3 +82,24 @@ def test_named_seeds_tell_their_names_apart():
     names = [("a",), ("b",), ("a", "b"), ("ab",), (1, 12), (11, 2), (12, 1), ("a", "", "b"), ("a", "b", "")]
     assert len({named_seed(*name) for name in names}) == len(names)
     assert all(0 <= named_seed(n) < 2**63 for n in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "style", "options", "digests"),
+    [
+        ("gcd", "compact", {}, ["7c519f9a27b4afeb", "281d6138cb6acd06", "1c116fa2d5fcb293"]),
+        ("gcd", "compact", {"max_value": 30}, ["01aa5573fec7198f", "74ed88c31d28b5a9", "233f8b95b32689e2"]),
+        ("chain_sum", "compact", {"max_terms": 3}, ["cb1ad6ccefd74bf5", "5bc7f222b20b44ee", "edf85aa1c61ef781"]),
+        ("letter_counting", "chat", {"shots": 2}, ["e5142f138ebb1c59", "467670c88ecaeef5", "2446d4f722d58e28"]),
+    ],
+)
+def test_streams_and_held_out_sets_are_those_of_earlier_releases(name, style, options, digests):
+    """Taken before tasks could come from data files. A run that is resumed or replayed needs the same prompts."""
+    task = make_task(TaskConfig(name=name, style=style, options=options))
+
+    def digest(prompts) -> str:
+        lines = [json.dumps([p.id, p.text, p.answer, p.entry, task.messages(p)]) for p in prompts]
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+
+    streams = islice(PromptStream(task, 1), 50), islice(sft_stream(task, 7), 50), held_out_prompts(task, 40)
+    assert [digest(stream) for stream in streams] == digests

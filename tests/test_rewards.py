@@ -1,4 +1,4 @@
-"""A reward, and a task, from a file of the user's: right ones count, and every fault is one line with its place."""
+"""A reward from a file of the user's: its numbers count, and every fault is one line with its place."""
 
 import asyncio
 import json
@@ -237,7 +237,8 @@ def test_a_mistake_in_the_name_or_the_function_is_one_line(folder, reference, wo
 
 
 def test_a_rewarded_task_is_otherwise_the_task(folder):
-    plain, rewarded = (make_task(config("correct", **changes), [str(folder)]) for changes in ({"reward": ""}, {}))
+    plain = make_task(TaskConfig(name="jsonl", options={"file": "q.jsonl"}), [str(folder)])
+    rewarded = make_task(config("correct"), [str(folder)])
     assert rewarded.size == plain.size and held_out_prompts(rewarded, 9) == held_out_prompts(plain, 9)
     prompts = list(islice(PromptStream(rewarded, 1), 30))
     assert prompts == list(islice(PromptStream(plain, 1), 30))
@@ -250,128 +251,3 @@ def test_numbers_of_all_kinds_count():
         assert as_parts("f", {"a": value}) == {"a": 1.0}
     with pytest.raises(UserCodeError, match="^f gave .*\\.\\.\\.: give a number"):
         as_parts("f", "x" * 1000)
-
-
-# a task of the user's own
-
-TASK = '''
-from titan_rl.data.types import Prompt
-
-class Doubles:
-    """Answers are doubled; one reply if the first answer is wrong."""
-
-    def __init__(self, task):
-        self.most = task.options["most"]
-
-    def prompt(self, stream, seed, index):
-        n = (seed + index) % self.most
-        return Prompt(f"{stream}/{index:07d}", f"2*{n}=", str(2 * n), {"n": n})
-
-    def messages(self, prompt):
-        return prompt.text
-
-    def demonstration(self, prompt):
-        return prompt.answer
-
-    def reply(self, prompt, answers):
-        if answers[-1] == "trip":
-            raise ValueError("tripped")
-        return "again:" if answers == ["?"] else None
-
-    def score(self, prompt, answers):
-        if answers[-1] == "trip":
-            raise ValueError("tripped")
-        return {"correct": answers[-1] == prompt.answer}
-
-class NoScore(Doubles):
-    score = property()
-
-class WrongId(Doubles):
-    def prompt(self, stream, seed, index):
-        return Prompt("7", "a", "b", {})
-
-class NoPrompt(Doubles):
-    def prompt(self, stream, seed, index):
-        return "a"
-
-class Fickle(Doubles):
-    made = 0
-    def prompt(self, stream, seed, index):
-        self.made += 1
-        return super().prompt(stream, self.made, index)
-
-class NotPlain(Doubles):
-    def prompt(self, stream, seed, index):
-        return Prompt(f"{stream}/{index:07d}", "a", "b", {"x": {1, 2}.__class__({1})})
-
-class TooFew(Doubles):
-    def reply(self, prompt):
-        return None
-
-class Finite(Doubles):
-    size = (30, 10)
-
-    def is_held_out(self, prompt):
-        return prompt.id.startswith("held_out")
-
-    def row(self, prompt):
-        return {"n": prompt.entry["n"], "answer": prompt.answer, "level": 2}
-
-def none(task):
-    return None
-'''
-
-
-@pytest.fixture(scope="module")
-def tasks(folder) -> Path:
-    (folder / "tasks_of_tests.py").write_text(TASK)
-    return folder
-
-
-def own(name: str, **changes) -> TaskConfig:
-    return TaskConfig(**dict(name=f"tasks_of_tests:{name}", options={"most": 1000}) | changes)
-
-
-def test_a_task_of_ones_own_is_asked_and_scored(tasks):
-    task = make_task(own("Doubles"), [str(tasks)])
-    prompt = next(PromptStream(task, 1))
-    assert prompt.text == f"2*{prompt.entry['n']}=" and task.size is None
-    assert not {p.text for p in islice(PromptStream(task, 1), 50)} & {p.text for p in held_out_prompts(task, 40)}
-    assert task.reply(prompt, ["?"]) == "again:" and task.reply(prompt, ["1"]) is None
-    assert task.row(prompt) == {"question": prompt.text, "answer": prompt.answer, "n": prompt.entry["n"]}
-    right, wrong, trip = score(tasks, own("Doubles"), "{answer}", "no", "trip")
-    assert (right.parts, wrong.parts, trip.status) == ({"correct": 1.0}, {"correct": 0.0}, "infra_error")
-    assert "tasks_of_tests:Doubles': score: ValueError: tripped (tasks_of_tests.py, line" in trip.message
-    with pytest.raises(UserCodeError, match="reply: ValueError: tripped .tasks_of_tests.py, line"):
-        task.reply(prompt, ["trip"])
-
-
-def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):
-    task = make_task(own("Finite", reward="rewards_of_tests:parts"), [str(tasks)])
-    assert task.size == (30, 10) and len(held_out_prompts(task, 256)) == 10
-    assert task.score(next(PromptStream(task, 1)), ["x"])["level"] == 2.0
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Double", ["there is no 'Double'", "did you mean 'Doubles'?"]),
-        ("NoScore", ["without score(prompt, answers): add it"]),
-        ("WrongId", ["gave the id '7': it must be 'check/0000000'"]),
-        ("NoPrompt", ["prompt gave a str: give a titan_rl.data.types.Prompt"]),
-        ("Fickle", ["gave two different prompts"]),
-        ("NotPlain", ["a prompt's entry must be plain values"]),
-        ("TooFew", ["reply must take (prompt, answers), but it takes (prompt)"]),
-        ("none", ["made a NoneType without prompt(stream, seed, index)"]),
-    ],
-)
-def test_a_mistake_in_a_task_of_ones_own_is_one_line(tasks, name, words):
-    with pytest.raises(ConfigError) as caught:
-        make_task(own(name), [str(tasks)])
-    [line] = str(caught.value).splitlines()
-    assert line.startswith(f"task.name = 'tasks_of_tests:{name}'") and all(word in line for word in words), line
-
-
-def test_what_a_task_of_ones_own_raises_when_it_is_made_is_one_line(tasks):
-    with pytest.raises(ConfigError, match="KeyError: 'most' .tasks_of_tests.py, line"):
-        make_task(own("Doubles", options={}), [str(tasks)])

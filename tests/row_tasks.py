@@ -1,0 +1,38 @@
+"""Data files for tests, and tasks over them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import TaskConfig
+from titan_rl.environments.base import make_task
+from titan_rl.environments.prompts import held_out_prompts
+
+
+def sums(count: int) -> list[dict]:
+    return [{"question": f"{n}+{n}=", "answer": 2 * n} for n in range(count)]
+
+
+def write(folder: Path, rows: list, name: str = "questions.jsonl") -> Path:
+    (folder / name).write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return folder / name
+
+
+def rows_task(folder: Path, *, style: str = "compact", system_prompt: str = "", reward: str = "", **options):
+    options = {"file": "questions.jsonl"} | options
+    task = TaskConfig(name="jsonl", style=style, system_prompt=system_prompt, reward=reward, options=options)
+    return make_task(task, [str(folder)])
+
+
+def mistake(folder: Path, **settings) -> str:
+    """The one line of the ConfigError that the settings or the file earn."""
+    with pytest.raises(ConfigError) as caught:
+        held_out_prompts(rows_task(folder, **settings), 1)
+    [line] = str(caught.value).splitlines()
+    return line
+
+
+def texts(prompts) -> list[str]:
+    return [prompt.text for prompt in prompts]
