@@ -9,6 +9,9 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
+from titan_rl.environments.chat import check_chat_template
+from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
+from titan_rl.environments.episode import encode_prompt
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
@@ -17,6 +20,7 @@ from titan_rl.models.families import Family, make_family
 from titan_rl.models.safetensors_files import tensor_files
 from titan_rl.models.spec import longest_rollout, read_hf_config
 from titan_rl.models.tiny import tiny_config
+from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.rollouts import last_recorded
@@ -82,17 +86,31 @@ def check_resumable(run_dir: RunDir, config: Config) -> None:
 
 
 def check_prompts(checked: Checked) -> None:
-    """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer."""
-    config, seq_len = checked.config, checked.titan.training.seq_len
-    if config.model.path == "tiny":
-        return
-    from transformers import AutoTokenizer
+    """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
+    the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
+    config, task = checked.config, checked.task
+    tokenizer = _tokenizer(config.model.path)
+    if config.task.style == "chat":
+        check_chat_template(tokenizer)
+    prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
+    check_known(task, tokenizer, prompts)
+    if config.sft.steps:
+        check_demonstrations(task, config.run.seed)
+    if config.model.path != "tiny":
+        _check_room(checked, max(len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts))
 
-    from titan_rl.environments.episode import encode_prompt
 
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-    longest = max(len(encode_prompt(checked.task, tokenizer, prompt)) for prompt in checked.held_out)
-    room = longest_rollout(seq_len, config.model.path, checked.family) - config.rollout.max_new_tokens
+def _tokenizer(path: str):
+    if path == "tiny":
+        return character_tokenizer()
+    from transformers import AutoTokenizer  # its import takes a second
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def _check_room(checked: Checked, longest: int) -> None:
+    seq_len, path = checked.titan.training.seq_len, checked.config.model.path
+    room = longest_rollout(seq_len, path, checked.family) - checked.config.rollout.max_new_tokens
     if longest > room:
         raise ConfigError(
             f"training.seq_len = {seq_len} leaves {room} tokens for prompts, but they have up to {longest}: "
