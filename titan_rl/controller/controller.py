@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.algorithms.batching import Layout, step_batches, update_parts
+from titan_rl.algorithms.batching import step_batches, update_parts
 from titan_rl.config.schema import Config
 from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.checkpointing import Checkpointing
@@ -37,7 +37,7 @@ from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
-from titan_rl.data.types import BadNumbers, Batch, Group, Prompt, StepMetrics
+from titan_rl.data.types import BadNumbers, Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.records.checkpoints import ControllerState

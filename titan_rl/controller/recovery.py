@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.algorithms.batching import Layout, sft_batches, step_batches
+from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.schema import Config
-from titan_rl.data.types import Prompt, StepMetrics
+from titan_rl.data.types import Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts import PromptStream, sft_stream
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.trainer_mesh import TrainerMesh

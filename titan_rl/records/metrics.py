@@ -1,4 +1,4 @@
-"""What each step measured: one flat record, for JSON lines, TensorBoard and the terminal."""
+"""What each step measured: one flat record, to JSON lines, TensorBoard and the terminal."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from titan_rl.environments.base import correct
 
 
 def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
-    """Of all groups of a step, whether they were trained or not."""
+    """What the groups of a step look like, whatever was trained of them."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
     lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
@@ -33,30 +33,43 @@ def _has_signal(rollouts: list[Rollout]) -> bool:
 
 def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
     """Over a batch's optimizer steps: sums of counts and seconds, the maximum of a maximum, means of all others."""
-    columns = {name: [asdict(m)[name] for m in metrics] for name in asdict(metrics[0])}
-    merged = {}
-    for name, values in columns.items():
-        if name.startswith(("num_", "seconds_")):
-            merged[name] = sum(values)
-        else:
-            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
-    return StepMetrics(**merged)
+    columns = _columns([vars(m) for m in metrics])
+    loss_metrics = {name: _mean(values) for name, values in _columns(columns.pop("loss_metrics")).items()}
+    merged = {name: _merge(name, values) for name, values in columns.items()}
+    return StepMetrics(**merged, loss_metrics=loss_metrics)
+
+
+def _columns(records: list[dict]) -> dict[str, list]:
+    return {name: [record[name] for record in records] for name in records[0]}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _merge(name: str, values: list[float]) -> float:
+    if name.startswith(("num_", "seconds_")):
+        return sum(values)
+    return max(values) if name.endswith("_max") else _mean(values)
 
 
 def trained_metrics(step: StepMetrics) -> dict[str, float]:
-    return {name: value for name, value in asdict(step).items() if not name.startswith("seconds_")}
+    """For a step's record: what the loss counts stands beside our own, by its own names."""
+    record = asdict(step)
+    record |= record.pop("loss_metrics")
+    return {name: value for name, value in record.items() if not name.startswith("seconds_")}
 
 
 def agreement_limit(generator_dtype: str, trainer_dtype: str) -> float:
-    """Mean of exp|trainer logprob - sampling logprob| above which something is wrong, for on-policy samples.
+    """Mean of exp|trainer logprob - sampling logprob| above which something is wrong, if samples are on-policy.
 
-    Rounding alone makes the two differ: 1.000001 was measured in fp32, and up to 1.03 in bf16.
+    Rounding alone makes the two differ: seen were 1.000001 in fp32 and up to 1.03 in bf16.
     """
     return 1.001 if generator_dtype == trainer_dtype == "float32" else 1.15
 
 
 def speeds(seconds: dict[str, float], generated: int, trained: int) -> dict[str, float]:
-    """Tokens per second of each phase: generated tokens, or those that went through the trainer."""
+    """Tokens a second of each phase: generated ones, or those that went through the trainer."""
     tokens = {"generate": generated, "score": generated, "forward_backward": trained, "step": generated}
     return {f"tokens_per_second_{phase}": count / max(seconds[phase], 1e-9) for phase, count in tokens.items()}
 
@@ -90,13 +103,13 @@ class MetricsLog:
 
 
 def read_metrics(root: Path) -> Iterator[dict[str, float]]:
-    """Records of a run directory, in order. Of a step that was repeated after a resume, the last record counts."""
+    """Records of a run directory in order; a step that was done again after a resume counts once, the last time."""
     records: dict[int, dict[str, float]] = {}
     path = root / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-        except ValueError:  # the process died while writing this line
+        except ValueError:  # a line that the process died in
             continue
         records[record["step"]] = records.get(record["step"], {}) | record
     return iter([records[step] for step in sorted(records)])

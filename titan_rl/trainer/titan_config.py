@@ -11,6 +11,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.schema import Config
+from titan_rl.data.types import Layout
 
 # TorchTitan 0.3's defaults are for pre-training on GPUs; these are for RL on any device
 _TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local_batch_size=1)
@@ -83,6 +84,11 @@ class TitanConfig:
     def row_multiple(self) -> int:
         """The pipeline's schedule needs a number of rows per group that is a multiple of this."""
         return self.parallelism.pipeline_parallel_degree
+
+    @property
+    def layout(self) -> Layout:
+        """In which batches are packed for these ranks."""
+        return Layout(self.batch_degree, self.training.seq_len, self.row_multiple)
 
 
 def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:
