@@ -41,7 +41,7 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
         raise ConfigError("eval needs a model: give its Hugging Face directory")
 
     from titan_rl.controller.preflight import check
-    from titan_rl.controller.session import Actors
+    from titan_rl.controller.wiring import Actors
     from titan_rl.mesh.meshes import ALL_PARTS
 
     checked = check(config)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from titan_rl.actors.classes import ACTORS
 from titan_rl.config.load import as_dict
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
@@ -25,17 +24,15 @@ from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
-from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.preflight import Checked, check, check_resumable
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import Reporter
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.wiring import make_meshes
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.mesh.meshes import ALL_PARTS, Meshes
-from titan_rl.models.device import DEVICE_TYPE
-from titan_rl.models.spec import longest_rollout
+from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
 from titan_rl.records.ledger import Ledger
@@ -47,43 +44,6 @@ from titan_rl.records.summary import Progress, write_summary
 
 _CHANGES = {"started", "died", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
-
-
-def make_meshes(checked: Checked, model_path: str, parts: frozenset[str] = ALL_PARTS, **wiring: Any) -> Meshes:
-    """The actors of a run, or some of them, not yet started. ``wiring``: what else ``Meshes`` takes."""
-    return Meshes(
-        checked.config,
-        model_path=model_path,
-        world_size=checked.titan.world_size,
-        max_tokens=longest_rollout(checked.titan.training.seq_len, model_path, checked.family),
-        on_cpu=DEVICE_TYPE == "cpu",
-        parts=parts,
-        launcher=checked.launcher,
-        **{"actors": ACTORS} | wiring,
-    )
-
-
-class Actors:
-    """Some actors without a run: to evaluate a model, or to train recorded steps again. An async context manager."""
-
-    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str]):
-        self.checked = checked
-        self.meshes = make_meshes(checked, model_path, parts)
-
-    async def __aenter__(self) -> "Actors":
-        try:
-            await self.meshes.start()
-        except BaseException:  # cancelled included: nobody else can stop what has started
-            await self.meshes.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        await self.meshes.stop()
-
-    async def evaluate(self) -> Proportion:
-        """Held-out accuracy of the model."""
-        return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout.max_new_tokens)
 
 
 class Session:
@@ -232,8 +192,9 @@ class Session:
 
     def _meshes(self, model_path: str, recovery: Recovery) -> Meshes:
         return make_meshes(
-            self.checked,
-            model_path,
+            *(self.config, self.titan, model_path),
+            family=self.checked.family,
+            launcher=self.checked.launcher,
             logs=self.run_dir.logs.absolute(),
             say=self.say,
             tell=self._note,

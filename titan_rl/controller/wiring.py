@@ -1,23 +1,61 @@
-"""The meshes of a run, from its config: here actors, models and trainer settings meet, which the mesh does not know."""
+"""The actors of a run, or some of them: here actors, models and trainer settings meet, which the mesh does not know."""
+
+from typing import Any
 
 from titan_rl.actors.classes import ACTORS
 from titan_rl.config.schema import Config
+from titan_rl.controller.evaluate import evaluate
+from titan_rl.controller.preflight import Checked
 from titan_rl.mesh.meshes import ActorClasses, Meshes
 from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
+from titan_rl.records.statistics import Proportion
 from titan_rl.trainer.titan_config import TitanConfig
 
 
 def make_meshes(
-    config: Config, titan: TitanConfig, model_path: str, *, actors: ActorClasses = ACTORS, **options
+    config: Config,
+    titan: TitanConfig,
+    model_path: str,
+    *,
+    actors: ActorClasses = ACTORS,
+    family: Family | None = None,
+    **options: Any,
 ) -> Meshes:
-    """``options``: further keywords of Meshes."""
+    """Nothing is started yet. ``options``: further keywords of Meshes."""
     return Meshes(
         config,
         model_path=model_path,
         world_size=titan.world_size,
-        max_tokens=longest_rollout(titan.training.seq_len, model_path),
+        max_tokens=longest_rollout(titan.training.seq_len, model_path, family),
         on_cpu=DEVICE_TYPE == "cpu",
         actors=actors,
         **options,
     )
+
+
+class Actors:
+    """Some actors without a run: to evaluate a model, or to train recorded steps again. An async context manager."""
+
+    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str]):
+        self.checked = checked
+        launcher, family = checked.launcher, checked.family
+        self.meshes = make_meshes(
+            checked.config, checked.titan, model_path, family=family, parts=parts, launcher=launcher
+        )
+
+    async def __aenter__(self) -> "Actors":
+        try:
+            await self.meshes.start()
+        except BaseException:  # cancelled included: nobody else can stop what has started
+            await self.meshes.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.meshes.stop()
+
+    async def evaluate(self) -> Proportion:
+        """Held-out accuracy of the model."""
+        return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout.max_new_tokens)

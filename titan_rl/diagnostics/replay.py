@@ -23,7 +23,7 @@ from titan_rl.config.load import ConfigError, load_resolved
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import written
 from titan_rl.controller.preflight import Checked, resolve
-from titan_rl.controller.session import Actors
+from titan_rl.controller.wiring import Actors
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
 from titan_rl.environments.episode import demonstrate
 from titan_rl.environments.prompts import sft_stream

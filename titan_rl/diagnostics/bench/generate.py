@@ -19,6 +19,7 @@ import numpy as np
 from titan_rl.config.load import load_config
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.mesh.launch.placement import available_cores, generator_environment, share_cores
+from titan_rl.train import drive
 
 _NUM_PROMPTS, _GROUP_SIZE, _NEW_TOKENS, _ROUNDS = 16, 8, 64, 7
 _BAR = 0.95
@@ -39,7 +40,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
             path = str(Path(folder) / "tiny")
             make_tiny(path, seed=config.run.seed)
-        speeds = asyncio.run(_measure(config, path))
+        speeds = drive(_measure(config, path))
     ratio = statistics.median(a / p for a, p in zip(speeds["actor"], speeds["plain"], strict=True))
     return [
         row("actor over plain LLM.generate, median of pairs", ratio, "ratio", _BAR, at_most=False),

@@ -18,6 +18,7 @@ from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Batch, Completion, Provenance, Sample
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.mesh.weight_link import WeightLink
+from titan_rl.train import drive
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 TRAINERS: dict[str, dict[str, int]] = {
@@ -39,9 +40,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         path = Path(folder) / "model"
         make_tiny(path, seed=1, architecture="qwen3", tie_word_embeddings=False)
         rows = [
-            found
-            for name in GENERATORS
-            for found in asyncio.run(_one_generator(name, str(path), Path(folder), overrides))
+            found for name in GENERATORS for found in drive(_one_generator(name, str(path), Path(folder), overrides))
         ]
     redundancy = max(found["bytes_read_over_stored"] for found in rows)
     return [*rows, row("bytes read over bytes stored, worst pair", round(redundancy, 4), "ratio", 1.0)]

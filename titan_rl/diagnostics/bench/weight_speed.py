@@ -25,6 +25,7 @@ from titan_rl.diagnostics.bench.weight_actors import BENCH_ACTORS, PlainActor
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision import calls as mesh_calls
 from titan_rl.mesh.supervision.calls import call_each
+from titan_rl.train import drive
 from titan_rl.trainer.titan_config import build_titan
 
 _ROUNDS = 9
@@ -55,9 +56,9 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
             path = str(Path(folder) / "tiny")
             make_tiny(path, seed=1)
-        rows = asyncio.run(_measure(_time_all, config, path, Path(folder)))
-        rows += asyncio.run(_measure(_lost_time, asynchronous, path, Path(folder)))
-        messages = [asyncio.run(_messages(num_layers, Path(folder))) for num_layers in (2, 4)]
+        rows = drive(_measure(_time_all, config, path, Path(folder)))
+        rows += drive(_measure(_lost_time, asynchronous, path, Path(folder)))
+        messages = [drive(_messages(num_layers, Path(folder))) for num_layers in (2, 4)]
     return [*rows, *_message_rows(messages)]
 
 
