@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from titan_rl.controller.checkpointing import Saving
+from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
 from titan_rl.records.ledger import Ledger
 
@@ -162,7 +162,7 @@ def test_later_checkpoints_make_way_for_a_run_that_goes_on_from_before(folder):
     assert folder.steps() == [3, 4]
 
 
-class FakeMeshes:
+class FakeTrainer:
     """Trainers whose ``write`` may go wrong, and that take ``delay`` polls to do it."""
 
     def __init__(self, write, delay=2):
@@ -193,10 +193,10 @@ def no_space(path):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def saving(folder, meshes, tmp_path):
+def saving(folder, trainer, tmp_path):
     lines, records = [], []
     ledger = Ledger(tmp_path / "ledger.db")
-    made = Saving(folder, meshes, ledger, timeout=5, say=lines.append, record=records.append)
+    made = Checkpointing(folder, trainer, ledger, timeout=5, say=lines.append, record=records.append)
     return made, lines, records
 
 
@@ -206,10 +206,10 @@ def inner(tmp_path):
 
 
 def test_steps_go_on_while_it_is_written_and_the_next_waits(inner, tmp_path):
-    meshes = FakeMeshes(write_some)
+    trainer = FakeTrainer(write_some)
 
     async def run():
-        made, lines, records = saving(inner, meshes, tmp_path)
+        made, lines, records = saving(inner, trainer, tmp_path)
         await made.begin(state_of(1))
         assert inner.steps() == [] and made.saved_step == -1
         await made.begin(state_of(2))
@@ -224,16 +224,16 @@ def test_steps_go_on_while_it_is_written_and_the_next_waits(inner, tmp_path):
 
 @pytest.mark.parametrize("where", ["trainers", "begin", "commit"])
 def test_a_full_disk_costs_a_warning_and_no_older_checkpoint(inner, tmp_path, monkeypatch, where):
-    meshes = FakeMeshes(write_some)
+    trainer = FakeTrainer(write_some)
 
     async def run():
-        made, lines, records = saving(inner, meshes, tmp_path)
+        made, lines, records = saving(inner, trainer, tmp_path)
         for step in (1, 2):
             await made.begin(state_of(step))
         await made.finish()
         with monkeypatch.context() as patched:
             if where == "trainers":
-                patched.setattr(meshes, "write", no_space)
+                patched.setattr(trainer, "write", no_space)
             else:
                 patched.setattr(inner, where, lambda *_: no_space(None))
             await made.begin(state_of(3))
@@ -251,7 +251,7 @@ def test_a_full_disk_costs_a_warning_and_no_older_checkpoint(inner, tmp_path, mo
 
 def test_trainers_that_never_answer_cost_a_warning_too(inner, tmp_path):
     async def run():
-        made, lines, _ = saving(inner, FakeMeshes(write_some, delay=10**9), tmp_path)
+        made, lines, _ = saving(inner, FakeTrainer(write_some, delay=10**9), tmp_path)
         made.timeout = 0.3
         await made.begin(state_of(1))
         await asyncio.wait_for(made.finish(), 5)
@@ -274,10 +274,10 @@ def small_disk(tmp_path):
 def test_a_disk_that_is_really_full(small_disk, tmp_path):
     folder = CheckpointFolder(small_disk, keep_latest_k=2)
     sizes = iter([10_000, 200_000, 10_000])
-    meshes = FakeMeshes(lambda path: (Path(path) / "weights").write_bytes(b"w" * next(sizes)))
+    trainer = FakeTrainer(lambda path: (Path(path) / "weights").write_bytes(b"w" * next(sizes)))
 
     async def run():
-        made, lines, _ = saving(folder, meshes, tmp_path)
+        made, lines, _ = saving(folder, trainer, tmp_path)
         for step in (1, 2, 3):
             await made.begin(state_of(step))
         await made.finish()

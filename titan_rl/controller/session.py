@@ -87,11 +87,12 @@ class Session:
     # a run
 
     def __await__(self):
-        return self.start().__await__()
+        return self._start_or_close().__await__()
 
     async def __aenter__(self) -> "Session":
-        if self.controller is not None:  # it was awaited before
-            return self
+        return self if self.controller is not None else await self._start_or_close()
+
+    async def _start_or_close(self) -> "Session":
         try:
             return await self.start()
         except BaseException as error:  # cancelled included: nobody else can stop what has started
