@@ -54,6 +54,10 @@ class NoPrompt(Doubles):
     def prompt(self, stream, seed, index):
         return "a"
 
+class BadMessages(Doubles):
+    def messages(self, prompt):
+        return ["2*3="]
+
 class Fickle(Doubles):
     made = 0
     def prompt(self, stream, seed, index):
@@ -134,6 +138,7 @@ def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):
         ("NoScore", ["without score(prompt, answers): add it"]),
         ("WrongId", ["gave the id '7': it must be 'check/0000000'"]),
         ("NoPrompt", ["prompt gave a str: give a titan_rl.data.types.Prompt"]),
+        ("BadMessages", ["messages gave ['2*3=']: give text, or a list of {role, content}"]),
         ("Fickle", ["gave two different prompts"]),
         ("NotPlain", ["a prompt's entry must be plain values"]),
         ("TooFew", ["reply must take (prompt, answers), but it takes (prompt)"]),

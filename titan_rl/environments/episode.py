@@ -7,6 +7,8 @@ read by the environment and the scorer.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -94,38 +96,10 @@ async def run_group(
         return _failed_group(prompt, sampling.num_samples, str(error))
     if len(prompt_tokens) >= sampling.max_tokens:
         return Group(prompt.id, [], refused="prompt_too_long")
-
-    def request(tokens: np.ndarray, samples: range | list[int], turn: int) -> Request:
-        seeds = [named_seed(seed, prompt.id, sample, turn) for sample in samples]
-        room = sampling.max_tokens - len(tokens)
-        return Request(tokens, seeds, min(sampling.max_new_tokens, room), sampling.temperature)
-
-    def read(completion: Completion) -> str:
-        return tokenizer.decode(completion.tokens, skip_special_tokens=True)
-
-    async def converse(episode: Episode, sample: int) -> None:
-        while (reply := task.reply(prompt, episode.answers)) is not None:
-            reply_tokens, wrote = encode_reply(tokenizer, reply, episode.tokens[-1], is_chat=is_chat)
-            no_room = len(episode.tokens) + len(reply_tokens) >= sampling.max_tokens
-            if no_room or episode.turns[-1].stop_reason == "length":
-                episode.cut_short = True
-                return
-            episode.add_reply(reply_tokens, wrote)
-            [completion] = await ask(request(episode.tokens, [sample], len(episode.turns)))
-            episode.add_completion(completion, read(completion))
-
-    async def converse_or_fail(episode: Episode, sample: int) -> None:
-        try:
-            await converse(episode, sample)
-        except ConfigError as error:
-            episode.failure = str(error)
-
     is_chat = not isinstance(messages, str)
-    episodes = [Episode(prompt_tokens) for _ in range(sampling.num_samples)]
-    completions = await ask(request(prompt_tokens, range(sampling.num_samples), 0))
-    for episode, completion in zip(episodes, completions, strict=True):
-        episode.add_completion(completion, read(completion))
-    await asyncio.gather(*(converse_or_fail(episode, sample) for sample, episode in enumerate(episodes)))
+    sampler = GroupSampler(prompt, task, tokenizer, ask, sampling, seed, is_chat)
+    episodes = await sampler.first_turns(prompt_tokens)
+    await asyncio.gather(*(sampler.later_turns(episode, sample) for sample, episode in enumerate(episodes)))
     seconds_generate = time.perf_counter() - start
     scores, seconds_score = await score(prompt, [episode.answers for episode in episodes])
     return Group(
@@ -134,6 +108,57 @@ async def run_group(
         seconds_generate=seconds_generate,
         seconds_score=seconds_score,
     )
+
+
+@dataclass(frozen=True)
+class GroupSampler:
+    """Asks the generator for the turns of one prompt's episodes."""
+
+    prompt: Prompt
+    task: Task
+    tokenizer: Any
+    ask: Ask
+    sampling: Sampling
+    seed: int
+    is_chat: bool
+
+    async def first_turns(self, prompt_tokens: np.ndarray) -> list[Episode]:
+        samples = range(self.sampling.num_samples)
+        completions = await self.ask(self._request(prompt_tokens, samples, 0))
+        episodes = [Episode(prompt_tokens) for _ in samples]
+        for episode, completion in zip(episodes, completions, strict=True):
+            episode.add_completion(completion, self._read(completion))
+        return episodes
+
+    async def later_turns(self, episode: Episode, sample: int) -> None:
+        """Until the task has no reply, there is no room left, or the task or the template fails."""
+        try:
+            while self._reply(episode):
+                [completion] = await self.ask(self._request(episode.tokens, [sample], len(episode.turns)))
+                episode.add_completion(completion, self._read(completion))
+        except ConfigError as error:
+            episode.failure = str(error)
+
+    def _reply(self, episode: Episode) -> bool:
+        """Whether the task replied and the model is to answer. Errors: ConfigError."""
+        reply = self.task.reply(self.prompt, episode.answers)
+        if reply is None:
+            return False
+        tokens, provenance = encode_reply(self.tokenizer, reply, episode.tokens[-1], is_chat=self.is_chat)
+        no_room = len(episode.tokens) + len(tokens) >= self.sampling.max_tokens
+        if no_room or episode.turns[-1].stop_reason == "length":
+            episode.cut_short = True
+            return False
+        episode.add_reply(tokens, provenance)
+        return True
+
+    def _request(self, tokens: np.ndarray, samples: range | list[int], turn: int) -> Request:
+        seeds = [named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples]
+        room = self.sampling.max_tokens - len(tokens)
+        return Request(tokens, seeds, min(self.sampling.max_new_tokens, room), self.sampling.temperature)
+
+    def _read(self, completion: Completion) -> str:
+        return self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
 
 
 def _failed_group(prompt: Prompt, num_samples: int, failure: str) -> Group:

@@ -70,18 +70,18 @@ def as_parts(name: str, value: Any) -> dict[str, float]:
     if not isinstance(value, dict):
         return {"reward": _number(name, value)}
     if not value or not all(isinstance(key, str) for key in value):
-        raise UserCodeError(f"{name} gave {_shown(value)}: name each part of the reward, as in {{'correct': 1.0}}")
+        raise UserCodeError(f"{name} gave {shown(value)}: name each part of the reward, as in {{'correct': 1.0}}")
     return {key: _number(name, part, f" as {key!r}") for key, part in value.items()}
 
 
 def _number(name: str, value: Any, where: str = "") -> float:
     if not isinstance(value, Real | np.bool_):
-        raise UserCodeError(f"{name} gave {_shown(value)}{where}: give a number, or a dict of numbers")
+        raise UserCodeError(f"{name} gave {shown(value)}{where}: give a number, or a dict of numbers")
     if not math.isfinite(value):
         raise UserCodeError(f"{name} gave {value}{where}: give a finite number")
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

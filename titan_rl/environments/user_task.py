@@ -14,7 +14,7 @@ from titan_rl.config.plugins import check_signature, resolve, what_happened
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data import seeds
 from titan_rl.data.types import Prompt
-from titan_rl.environments.rewards import as_parts, source_file
+from titan_rl.environments.rewards import as_parts, shown, source_file
 from titan_rl.environments.task import Size, UserCodeError
 
 _REQUIRED = {
@@ -101,8 +101,12 @@ class UserTask:
 
     def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
         messages = self._call("messages", prompt)
-        if not isinstance(messages, str | list):
-            raise UserCodeError(f"{self.said}: messages gave a {type(messages).__name__}: give text or chat messages")
+        if isinstance(messages, str):
+            return messages
+        if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+            raise UserCodeError(
+                f"{self.said}: messages gave {shown(messages)}: give text, or a list of {{role, content}}"
+            )
         return messages
 
     def demonstration(self, prompt: Prompt) -> str:
