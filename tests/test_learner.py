@@ -18,7 +18,7 @@ from titan_rl.controller.preflight import check_model
 from titan_rl.data.packing import fit_rows, pack
 from titan_rl.data.types import BadNumbers, Batch, Culprit, StepMetrics
 from titan_rl.kernels import linear_logprob
-from titan_rl.models import spec
+from titan_rl.models import decoder
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import agreement_sums, loss_and_sums
@@ -212,7 +212,7 @@ class Shapes(TorchDispatchMode):
 
 def test_logits_in_full_never_exist(headed_model, monkeypatch):
     tiles = {"tile_tokens": 16, "tile_words": 40}
-    monkeypatch.setattr(spec, "linear_logprob", partial(spec.linear_logprob, **tiles))
+    monkeypatch.setattr(decoder, "linear_logprob", partial(decoder.linear_logprob, **tiles))
     learner = make_head_learner(headed_model)
     whole = len(batch_of(0, row_tokens=1000).rows[0][0].target_S), learner.spec.model.vocab_size
     for run, exist in ((with_logits_in_full, True), (with_the_head, False)):

@@ -6,6 +6,7 @@ from pathlib import Path
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
@@ -91,7 +92,7 @@ def check_prompts(checked: Checked) -> None:
     config, task = checked.config, checked.task
     tokenizer = _tokenizer(config.model.path)
     if config.task.style == "chat":
-        check_chat_template(tokenizer)
+        check_chat_template(tokenizer, replies=is_reference(config.task.name))
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
     if config.sft.steps:
