@@ -97,7 +97,7 @@ def test_a_full_disk_under_the_checkpoints_costs_a_warning(tmp_path):
     disk = root / "checkpoints"
     patch = f"""
 import subprocess
-from titan_rl.rundir import RunDir
+from titan_rl.records.rundir import RunDir
 plain = RunDir.open
 def open_on_a_small_disk(self, resolved):
     plain(self, resolved)

@@ -64,6 +64,6 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
             debug=SimpleNamespace(moe_force_load_balance=False),
         )
     )
-    # statistics come out whole, and logits carry their placement by themselves
+    # statistics are complete on every rank, and logits carry their own placement
     head = spec.model.lm_head
     head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
