@@ -117,7 +117,7 @@ class Trainer(Actor):
     def warm_up(self, batches: list[RowsHandle]) -> list[float]:
         """Supervised steps; ``batches[group]`` holds that group's rows of every step."""
         with self._peers_are_told():
-            return self.learner.warm_up(self._pull(batches), self.config.sft.lr)
+            return self.learner.sft(self._pull(batches), self.config.sft.lr)
 
     @endpoint
     def train(self, batch: list[RowsHandle], has_signal: bool, snapshot: int | None):
@@ -128,7 +128,7 @@ class Trainer(Actor):
         with self._peers_are_told():
             fail_if_told()
             start = seconds_wanted()
-            answer = self.learner.train(self._pull(batch), has_signal, self.config.algorithm)
+            answer = self.learner.train(self._pull(batch), has_signal)
             if isinstance(answer, StepMetrics):
                 answer.seconds_wanted = seconds_wanted() - start
             if snapshot is not None:

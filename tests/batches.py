@@ -57,8 +57,8 @@ def poison(learner) -> None:
     """From now on a sample with the advantage POISON has a finite loss and no finite gradient."""
     plain = learner._loss
 
-    def poisoned(output, index, columns, settings, totals):
-        loss = plain(output, index, columns, settings, totals)
+    def poisoned(output, index, columns, totals):
+        loss = plain(output, index, columns, totals)
         return _Poison.apply(loss) if (columns["advantage_S"] == POISON).any() else loss
 
     learner._loss = poisoned

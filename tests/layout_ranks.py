@@ -11,7 +11,6 @@ import torch.multiprocessing as multiprocessing
 from batches import batch_of, poison, spoil_a_weight, with_fault
 
 from titan_rl.config.load import load_config
-from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.data.types import StepMetrics
 
 NUM_STEPS, NUM_MORE = 3, 2
@@ -61,7 +60,7 @@ def _train(learner, titan, step: int) -> StepMetrics:
     # in the second step rows are few and uneven, as if the packer knew nothing of stages
     shape = dict(row_tokens=200) if step == 1 else dict(row_tokens=40, row_multiple=titan.row_multiple)
     batch = batch_of(step, num_ranks=titan.batch_degree, **shape)
-    metrics = learner.train(batch.rows[titan.batch_rank(dist.get_rank())], batch.has_signal, AlgorithmConfig())
+    metrics = learner.train(batch.rows[titan.batch_rank(dist.get_rank())], batch.has_signal)
     metrics.seconds_forward_backward = metrics.seconds_optimizer = 0.0
     return metrics
 
@@ -118,7 +117,7 @@ def _meet(learner, titan, fault: str) -> str:
     if fault == "weights" and dist.get_rank() == dist.get_world_size() - 1:
         spoil_a_weight(learner)
     batch = with_fault(batch_of(9, num_ranks=titan.batch_degree, row_multiple=titan.row_multiple), fault, "p1", 2)
-    return str(learner.train(batch.rows[titan.batch_rank(dist.get_rank())], True, AlgorithmConfig()))
+    return str(learner.train(batch.rows[titan.batch_rank(dist.get_rank())], True))
 
 
 def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout]) -> None:

@@ -4,21 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from titan_rl.algorithms.advantages import demonstration, group_relative
-from titan_rl.algorithms.base import ALGORITHMS
-from titan_rl.algorithms.losses import LossInputs, clipped_policy_loss, negative_log_likelihood
-from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.algorithms.advantages import group_relative
+from titan_rl.algorithms.base import LossInputs
+from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.registry import ALGORITHMS
+from titan_rl.algorithms.sft import SFT
 from titan_rl.data.packing import token_weights
 from titan_rl.data.types import Sample
 
-SETTINGS = AlgorithmConfig(clip_low=0.2, clip_high=0.3)
+ALGORITHM = GRPO(GRPO.Settings(clip_low=0.2, clip_high=0.3))
 
 
 def inputs_of(ratio, advantage, weight=None) -> LossInputs:
     sampling_S = torch.full((len(ratio),), -1.0)
     logprob_S = (sampling_S + torch.tensor(ratio).log()).requires_grad_()
     weight_S = torch.full((len(ratio),), 1.0) if weight is None else torch.tensor(weight)
-    return LossInputs(logprob_S, sampling_S, torch.tensor(advantage), weight_S)
+    return LossInputs(logprob_S, sampling_S, torch.tensor(advantage), weight_S, torch.zeros(len(ratio)))
 
 
 def test_grpo_by_hand():
@@ -41,49 +42,49 @@ def test_equal_rewards_have_no_advantage_at_all(reward, size, normalize_std):
 
 
 def test_demonstrations_all_count_alike():
-    assert demonstration(np.array([0.0, 1.0, 0.3]), True).tolist() == [1, 1, 1]
+    assert SFT().advantages([None] * 3) == [1, 1, 1]
 
 
 def test_clipped_loss_by_hand():
     ratio, advantage, weight = [0.5, 1.0, 1.1, 2.0, 0.5, 2.0], [1, 1, 2, 1, -1, -1], [0.1, 0.2, 0.3, 0.1, 0.2, 0.1]
     gains = [0.5 * 1, 1.0 * 1, 1.1 * 2, 1.3 * 1, 0.8 * -1, 2.0 * -1]
-    loss, sums = clipped_policy_loss(inputs_of(ratio, advantage, weight), SETTINGS)
+    loss, sums = ALGORITHM.loss(inputs_of(ratio, advantage, weight))
     assert loss.item() == pytest.approx(-np.dot(gains, weight), rel=1e-6)
-    assert int(sums["clipped"]) == 2  # 2.0 with a positive and 0.5 with a negative advantage
+    assert int(sums["clip_fraction"]) == 2  # 2.0 with a positive and 0.5 with a negative advantage
 
 
 def test_gradient_is_the_policy_gradient_and_zero_where_clipped():
     ratio, advantage = np.array([0.5, 1.1, 2.0, 0.5, 2.0], np.float32), np.array([1, 2, 1, -1, -1], np.float32)
     inputs = inputs_of(ratio.tolist(), advantage.tolist())
-    clipped_policy_loss(inputs, SETTINGS)[0].backward()
+    ALGORITHM.loss(inputs)[0].backward()
     expected = -ratio * advantage * np.array([1, 1, 0, 0, 1])
     assert inputs.logprob_S.grad.numpy() == pytest.approx(expected, rel=1e-5)
 
 
 def test_on_policy_gradient_is_minus_advantage():
     inputs = inputs_of([1.0, 1.0], [0.7, -0.4])
-    clipped_policy_loss(inputs, SETTINGS)[0].backward()
+    ALGORITHM.loss(inputs)[0].backward()
     assert inputs.logprob_S.grad.tolist() == pytest.approx([-0.7, 0.4])
 
 
 def test_tokens_of_weight_zero_count_for_nothing():
-    loss, sums = clipped_policy_loss(inputs_of([2.0, 2.0], [1, 1], [0.0, 0.0]), SETTINGS)
-    assert loss.item() == 0 and int(sums["clipped"]) == 0
+    loss, sums = ALGORITHM.loss(inputs_of([2.0, 2.0], [1, 1], [0.0, 0.0]))
+    assert loss.item() == 0 and int(sums["clip_fraction"]) == 0
 
 
 def test_supervised_loss_by_hand():
     inputs = inputs_of([1.0, 2.0, 4.0], [1, 1, 1], [0.5, 0.25, 0.25])
-    loss, _ = negative_log_likelihood(inputs, SETTINGS)
+    loss, _ = SFT().loss(inputs)
     assert loss.item() == pytest.approx(1 - 0.25 * np.log(2) - 0.25 * np.log(4), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_loss_of_the_whole_is_the_sum_over_any_parts(name):
+@pytest.mark.parametrize("algorithm", [SFT, *(cls for cls in ALGORITHMS.values() if cls.is_token_sum)])
+def test_loss_of_the_whole_is_the_sum_over_any_parts(algorithm):
     rng = np.random.default_rng(0)
-    columns = [torch.tensor(rng.normal(size=20)) for _ in range(3)] + [torch.tensor(rng.random(20))]
-    loss = ALGORITHMS[name].loss
-    whole, _ = loss(LossInputs(*columns), SETTINGS)
-    parts = [loss(LossInputs(*part), SETTINGS)[0] for part in zip(*(c.split([7, 1, 12]) for c in columns), strict=True)]
+    columns = [torch.tensor(rng.normal(size=20)) for _ in range(3)] + [torch.tensor(rng.random(20))] * 2
+    loss = algorithm().loss
+    whole, _ = loss(LossInputs(*columns))
+    parts = [loss(LossInputs(*part))[0] for part in zip(*(c.split([7, 1, 12]) for c in columns), strict=True)]
     assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-12)
 
 

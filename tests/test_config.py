@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tomli
 
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, as_dict, load_config, load_resolved, parse_overrides
 from titan_rl.config.schema import OUR_SECTIONS, Config
 from titan_rl.controller.preflight import check_model
@@ -26,7 +27,9 @@ def load(*arguments: str, file: Path | None = None) -> Config:
 def mistake(*arguments: str, file: Path | None = None) -> str:
     """The one line of the ConfigError that the arguments earn."""
     with pytest.raises(ConfigError) as caught:
-        build_titan(load(*arguments, file=file))
+        config = load(*arguments, file=file)
+        build_titan(config)
+        make_algorithm(config.algorithm, config.run.plugin_path)
     [line] = str(caught.value).splitlines()
     return line
 

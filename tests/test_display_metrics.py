@@ -53,8 +53,15 @@ def test_written_records_survive_a_process_that_does_not_close(tmp_path):
 
 def test_metrics_of_several_updates():
     one, two = StepMetrics(loss=1, agreement_max=3, num_trained_tokens=5), StepMetrics(loss=2, num_trained_tokens=6)
+    one.loss_metrics, two.loss_metrics = {"ratio_max": 0.25}, {"ratio_max": 0.75}
     merged = mean_metrics([one, two])
     assert (merged.loss, merged.agreement_max, merged.num_trained_tokens) == (1.5, 3, 11)
+    assert merged.loss_metrics == {"ratio_max": 0.5}  # a mean over tokens, whatever it is called
+
+
+def test_what_a_loss_counts_reaches_the_record_by_its_name():
+    record = trained_metrics(StepMetrics(loss=2.0, loss_metrics={"clip_fraction": 0.125}))
+    assert (record["loss"], record["clip_fraction"]) == (2.0, 0.125) and "loss_metrics" not in record
 
 
 def rollout_of(reward: float, status: str, version: int, num_tokens: int = 2) -> Rollout:
@@ -90,12 +97,16 @@ def test_sampling_metrics_leave_failures_out_of_reward_and_lag():
     )
 
 
-def record_of(step: int) -> dict[str, float]:
+def record_of(step: int, **loss_metrics: float) -> dict[str, float]:
     seconds = dict.fromkeys(
         ["generate", "score", "wait", "forward_backward", "optimizer", "weight_sync", "generator_pause", "step"], 0.5
     )
     rollouts = [rollout_of(float(reward), "ok", step - 1) for reward in (0, 1)]
-    record = {"step": step, **sampling_metrics([Group("a", rollouts)], step - 1), **trained_metrics(StepMetrics())}
+    record = {
+        "step": step,
+        **sampling_metrics([Group("a", rollouts)], step - 1),
+        **trained_metrics(StepMetrics(loss_metrics=loss_metrics)),
+    }
     return record | {f"seconds_{name}": value for name, value in seconds.items()} | speeds(seconds, 10, 20)
 
 
@@ -129,12 +140,14 @@ def test_remarks_are_printed_as_they_are(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [remark] == (tmp_path / "log.txt").read_text().splitlines()
 
 
-def test_live_table_in_a_terminal(monkeypatch, capsys):
+@pytest.mark.parametrize("loss_metrics", [{}, {"clip_fraction": 0.5}])
+def test_live_table_in_a_terminal(monkeypatch, capsys, loss_metrics):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
     with Display(25) as display:
         for step in range(1, 12):
-            display.step(record_of(step))
+            display.step(record_of(step, **loss_metrics))
     text = capsys.readouterr().out
+    assert ("clip fraction" in text) == bool(loss_metrics)
     assert "step 11 of 25" in text and "tokens per second generate" in text

@@ -6,8 +6,7 @@ import pytest
 import torch
 from kernel_checks import poison, run_interpreted
 
-from titan_rl.algorithms.losses import LossInputs, clipped_policy_loss
-from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.algorithms.losses import clipped_policy_loss
 from titan_rl.kernels.policy_loss import SUMS, Objective, policy_loss
 
 NAN = float("nan")
@@ -82,10 +81,9 @@ def test_the_learners_loss_is_a_setting():
     columns["sampling_logprob_S"] = columns["old_logprob_S"]
     loss, _, sums = evaluate(columns, Objective(clip_low=0.1, clip_high=0.3))
     names = ("logprob_S", "sampling_logprob_S", "advantage_S", "weight_S")
-    settings = AlgorithmConfig(clip_low=0.1, clip_high=0.3)
-    expected, expected_sums = clipped_policy_loss(LossInputs(*(columns[name] for name in names)), settings)
+    expected, expected_sums = clipped_policy_loss(*(columns[name] for name in names), clip_low=0.1, clip_high=0.3)
     torch.testing.assert_close(loss, expected)
-    assert sums["clipped"] == expected_sums["clipped"]
+    assert sums["clipped"] == expected_sums["clip_fraction"]
 
 
 def one(objective: Objective, ratio: float, advantage: float):

@@ -1,5 +1,6 @@
 """Steps of one trainer rank: what must not change a gradient, and what must come back from a checkpoint."""
 
+import sys
 import unittest.mock
 from functools import partial
 
@@ -12,7 +13,6 @@ from batches import FAULTS, VOCABULARY, batch_of, poison, spoil_a_weight, with_f
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.controller.bad_batches import BadStreak
 from titan_rl.controller.preflight import check_model
 from titan_rl.data.packing import fit_rows, pack
@@ -24,8 +24,6 @@ from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import agreement_sums, loss_and_sums
 from titan_rl.trainer.state import BackgroundSave, load_learner
 from titan_rl.trainer.titan_config import build_titan
-
-SETTINGS = AlgorithmConfig()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +48,7 @@ def make_learner(model_path):
 
 
 def train(learner: Learner, seed: int) -> StepMetrics:
-    return learner.train(batch_of(seed).rows[0], True, SETTINGS)
+    return learner.train(batch_of(seed).rows[0], True)
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -58,7 +56,7 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def gradient(learner: Learner, batch: Batch) -> tuple[dict[str, float], torch.Tensor]:
-    totals = learner.forward_backward(batch.rows[0], SETTINGS)
+    totals = learner.forward_backward(batch.rows[0])
     flat = torch.cat([p.grad.full_tensor().detach().flatten().clone() for p in learner.model_parts[0].parameters()])
     learner.optimizer.zero_grad()
     return {name: float(value) for name, value in totals.items()}, flat
@@ -98,7 +96,7 @@ def logits_in_full(learner: Learner) -> tuple[torch.Tensor, dict[str, torch.Tens
     """Of this rank's words; and the row's columns."""
     [row] = fit_rows(batch_of(0, row_tokens=1000).rows[0], token_multiple=2, row_multiple=1, same_length=False)
     columns = learner._columns(row)
-    keywords = learner._keywords(row, columns, SETTINGS)
+    keywords = learner._keywords(row, columns)
     for name in ("target_S", "temperature", "implementation", "expected_grad"):
         keywords.pop(name)
     return learner.model_parts[0](columns["tokens_T"][None], **keywords), columns
@@ -110,16 +108,16 @@ def with_logits_in_full(learner: Learner):
     assert logits_SV.shape == (len(columns["target_S"]), learner.spec.model.vocab_size)
     words = torch.distributions.Categorical(logits=logits_SV / TEMPERATURE)
     logprob_S, entropy_S = words.log_prob(columns["target_S"]), words.entropy().detach()
-    loss, totals = loss_and_sums(logprob_S, entropy_S, columns, SETTINGS)
+    loss, totals = loss_and_sums(learner.algorithm, logprob_S, entropy_S, columns)
     loss.backward()
     return logprob_S.detach(), {name: float(value) for name, value in totals.items()}, take_gradients(learner)
 
 
 def with_the_head(learner: Learner):
     with unittest.mock.patch.object(linear_logprob, "_backward_again") as again:  # the expected gradients came
-        totals = learner.forward_backward(batch_of(0, row_tokens=1000).rows[0], SETTINGS)
+        totals = learner.forward_backward(batch_of(0, row_tokens=1000).rows[0])
     assert not again.called
-    return learner.logprobs[0], {name: float(value) for name, value in totals.items()}, take_gradients(learner)
+    return learner.statistics[0][0], {name: float(value) for name, value in totals.items()}, take_gradients(learner)
 
 
 def take_gradients(learner: Learner) -> dict[str, torch.Tensor]:
@@ -163,6 +161,39 @@ def test_the_head_agrees_with_logits_in_full_over_a_spread_vocabulary(headed_mod
         assert_same(rank, wanted)
     assert [part.shape[1] for part in parts] == [50, 49]
     torch.testing.assert_close(torch.cat(parts, 1), logits_in_full(learner)[0].detach())
+
+
+COUPLED = """
+from titan_rl.algorithms.base import Algorithm
+
+class Coupled(Algorithm):
+    def advantages(self, rollouts):
+        return [rollout.reward for rollout in rollouts]
+
+    def loss(self, inputs):
+        total = (inputs.logprob_S * inputs.advantage_S * inputs.weight_S).sum()
+        return -total - total**2, {"surprise": -(inputs.logprob_S * (inputs.weight_S > 0)).sum()}
+"""
+"""A loss in which tokens meet: no sum over tokens of something of each alone."""
+
+
+def test_a_users_loss_that_is_no_token_sum_has_the_right_gradient_and_its_metric(headed_model, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    module = f"coupled_{headed_model.name}"
+    (tmp_path / f"{module}.py").write_text(COUPLED)
+    algorithm, plugins = {"name": f"{module}:Coupled"}, {"plugin_path": [str(tmp_path)]}
+    config = load_config(None, {"algorithm": algorithm, "run": plugins, "rollout": {"temperature": TEMPERATURE}})
+    learner = Learner(config, build_titan(config), headed_model)
+    with unittest.mock.patch.object(linear_logprob, "_forward_and_expected_backward") as expected:
+        totals = learner.forward_backward(batch_of(0, row_tokens=1000).rows[0])
+    assert not expected.called  # the head was told nothing that it would have to take back
+    named = {name: float(value) for name, value in totals.items()}
+    assert_same((learner.statistics[0][0], named, take_gradients(learner)), with_logits_in_full(learner))
+    batch = batch_of(0)
+    metrics = learner.train(batch.rows[0], True)
+    assert metrics.loss_metrics.keys() == {"surprise"}
+    again = sum(float(statistics_2S[0].sum()) for statistics_2S in learner.statistics.values())
+    assert metrics.loss_metrics["surprise"] == pytest.approx(-again / batch.num_trained_tokens, rel=1e-5)
 
 
 class Shapes(TorchDispatchMode):
@@ -221,7 +252,7 @@ def test_batch_without_signal_moves_the_schedule_and_no_weight(make_learner):
     learner = make_learner()
     first = train(learner, 0)
     before = weights(learner)
-    second = learner.train(batch_of(1, scale=0.0).rows[0], False, SETTINGS)
+    second = learner.train(batch_of(1, scale=0.0).rows[0], False)
     assert second.grad_norm == 0
     after = weights(learner)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -233,23 +264,23 @@ def test_batch_without_signal_moves_the_schedule_and_no_weight(make_learner):
 
 def test_metrics_are_means_over_trained_tokens(make_learner):
     batch = batch_of(0, row_tokens=20)
-    metrics = make_learner().train(batch.rows[0], True, SETTINGS)
+    metrics = make_learner().train(batch.rows[0], True)
     assert metrics.num_trained_tokens == batch.num_trained_tokens
     assert 0 < metrics.entropy <= np.log(VOCABULARY + 10)
-    assert 0 <= metrics.clip_fraction <= 1
+    assert 0 <= metrics.loss_metrics["clip_fraction"] <= 1
     assert 1 < metrics.agreement_mean < metrics.agreement_max and metrics.kl_k3 > 0
     assert metrics.learning_rate == 1e-3
 
 
-def test_warm_up_lowers_the_loss_and_leaves_optimizer_and_schedule_alone(make_learner):
+def test_sft_lowers_the_loss_and_leaves_optimizer_and_schedule_alone(make_learner):
     learner = make_learner()
-    kept = learner.optimizer, learner.scheduler
+    kept = learner.algorithm, learner.optimizer, learner.scheduler
     demonstrations = batch_of(0)
     for row in demonstrations.rows[0]:
         row.advantage_S[:] = 1
-    losses = learner.warm_up([demonstrations.rows[0]] * 12, lr=1e-2)
+    losses = learner.sft([demonstrations.rows[0]] * 12, lr=1e-2)
     assert losses[-1] < losses[0] - 1
-    assert (learner.optimizer, learner.scheduler) == kept
+    assert (learner.algorithm, learner.optimizer, learner.scheduler) == kept
     assert train(learner, 0).learning_rate == 1e-3
 
 
@@ -324,7 +355,7 @@ def test_bad_numbers_name_the_sample_and_change_nothing(make_learner, fault, row
     if fault == "weights":
         name = spoil_a_weight(learner)
         before = state(learner)
-    found = learner.train(with_fault(batch_of(1, row_tokens=row_tokens), fault, "p1", 2).rows[0], True, SETTINGS)
+    found = learner.train(with_fault(batch_of(1, row_tokens=row_tokens), fault, "p1", 2).rows[0], True)
     assert isinstance(found, BadNumbers)
     after = state(learner)
     assert all(torch.equal(before[key].nan_to_num(7.0), after[key].nan_to_num(7.0)) for key in before)
@@ -343,16 +374,16 @@ def test_all_bad_samples_are_named(make_learner):
     batch = batch_of(1)
     for prompt, sample in (("p0", 0), ("p2", 3)):
         with_fault(batch, "sampling logprob", prompt, sample)
-    found = make_learner().train(batch.rows[0], True, SETTINGS)
+    found = make_learner().train(batch.rows[0], True)
     assert [(c.prompt_id, c.sample) for c in found.culprits] == [("p0", 0), ("p2", 3)]
 
 
-def test_bad_numbers_end_a_warm_up_by_name(make_learner):
+def test_bad_numbers_end_sft_by_name(make_learner):
     batch = with_fault(batch_of(1), "loss", "p1", 2)
     for row in batch.rows[0]:
         row.advantage_S[:] = np.nan
-    with pytest.raises(FloatingPointError, match="warm-up step 2: .*p0 sample 0"):
-        make_learner().warm_up([batch_of(0).rows[0], batch.rows[0]], lr=1e-3)
+    with pytest.raises(FloatingPointError, match="SFT step 2: .*p0 sample 0"):
+        make_learner().sft([batch_of(0).rows[0], batch.rows[0]], lr=1e-3)
 
 
 def test_a_row_of_bad_numbers_ends_only_with_a_step_that_is_new():

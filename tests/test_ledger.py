@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from titan_rl.algorithms.batching import sample_fates
+from titan_rl.algorithms.batching import sample_outcomes
 from titan_rl.cli import main
 from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.data.types import Group, Rollout
@@ -207,13 +207,13 @@ def rollout(sample: int, status: str) -> Rollout:
 def test_fates_of_a_group(statuses, fates):
     """A failure of the machinery is discarded by name; what is alone in its group has nothing to compare with."""
     group = Group("p", [rollout(sample, status) for sample, status in enumerate(statuses)][::-1])
-    assert sample_fates(group, AlgorithmConfig(), 3) == fates
+    assert sample_outcomes(group, AlgorithmConfig(), 3) == fates
 
 
 def test_fates_of_a_refused_group_and_of_truncated_samples():
-    assert sample_fates(Group("p", [], refused="prompt_too_long"), AlgorithmConfig(), 2) == ["prompt_too_long"] * 2
+    assert sample_outcomes(Group("p", [], refused="prompt_too_long"), AlgorithmConfig(), 2) == ["prompt_too_long"] * 2
     group = Group("p", [rollout(sample, status) for sample, status in enumerate(["ok", "truncated", "ok"])])
-    assert sample_fates(group, AlgorithmConfig(train_truncated=False), 3) == [None, "truncated", None]
+    assert sample_outcomes(group, AlgorithmConfig(train_truncated=False), 3) == [None, "truncated", None]
 
 
 def test_the_command_prints_the_account(ledger, tmp_path, capsys):

@@ -1,16 +1,20 @@
 """Whatever the layout, each trained token is predicted once, from its own sample's past, with its own weight."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from titan_rl.algorithms.batching import build_batches, discard_reason, usable_rollouts
-from titan_rl.config.schema import AlgorithmConfig, RolloutConfig
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.batching import discard_reason, sft_batches, step_batches, usable_rollouts
+from titan_rl.algorithms.grpo import GRPO
+from titan_rl.config.schema import AlgorithmConfig, Config, SFTConfig
 from titan_rl.data.packing import fit_rows, pack, token_weights
-from titan_rl.data.types import Batch, Group, Provenance, Rollout, Row, Sample
+from titan_rl.data.types import Batch, Group, Layout, Provenance, Rollout, Row, Sample
 
 MAX_NEW_TOKENS = 12
+LAYOUT = Layout(num_ranks=1, row_tokens=64)
 LAYOUTS = [
     (seed, num_ranks, row_tokens, share_prefix)
     for seed in range(8)
@@ -124,6 +128,45 @@ def test_layout_changes_no_weight(seed, num_ranks, row_tokens, share_prefix, agg
     if aggregation != "constant":
         models = sum((s.provenance == Provenance.MODEL).any() for group in groups for s in group)
         assert models and sum(float(row.weight_S.sum()) for row in rows_of(batch)) == pytest.approx(1, abs=1e-5)
+
+
+def with_arrays(group: list[Sample], value) -> list[Sample]:
+    """The group with ``value(sample, count)`` as each sample's advantages."""
+    counts = [int((s.provenance == Provenance.MODEL).sum()) for s in group]
+    return [replace(s, advantage=value(s, count)) for s, count in zip(group, counts, strict=True)]
+
+
+@layouts
+def test_a_constant_array_of_advantages_is_the_number_bit_for_bit(seed, num_ranks, row_tokens, share_prefix):
+    groups = random_groups(seed)
+    arrays = [with_arrays(group, lambda s, count: np.full(count, s.advantage)) for group in groups]
+    by_number, by_array = (packed(each, num_ranks, row_tokens, share_prefix) for each in (groups, arrays))
+    assert by_array.has_signal == by_number.has_signal
+    for a, b in zip(rows_of(by_number), rows_of(by_array), strict=True):
+        assert a.advantage_S.dtype == b.advantage_S.dtype and a.advantage_S.tobytes() == b.advantage_S.tobytes()
+
+
+@layouts
+def test_each_token_gets_its_own_advantage(seed, num_ranks, row_tokens, share_prefix):
+    def tokens_of(sample: Sample) -> np.ndarray:
+        return sample.tokens[sample.provenance == Provenance.MODEL]
+
+    groups = [with_arrays(group, lambda s, count: tokens_of(s) / 7) for group in random_groups(seed)]
+    for row in rows_of(packed(groups, num_ranks, row_tokens, share_prefix)):
+        if not is_dummy(row):
+            assert row.advantage_S.tolist() == (row.target_S / 7).astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize(("values", "has_signal"), [([0.0, 0.0], False), ([0.0, 0.1], True), ([np.nan, 0.0], True)])
+def test_signal_of_arrays(values, has_signal):
+    sample = Sample(np.arange(3), np.array([0, 1, 1], np.int8), np.zeros(3, np.float32), np.array(values))
+    assert packed([[sample]], 1, 16, True).has_signal is has_signal
+
+
+def test_an_array_of_advantages_must_fit_its_tokens():
+    sample = Sample(np.arange(3), np.array([0, 1, 1], np.int8), np.zeros(3, np.float32), np.array([1.0]))
+    with pytest.raises(AssertionError, match="one for each token"):
+        packed([[sample]], 1, 16, True)
 
 
 def test_ranks_without_work_get_rows_that_count_for_nothing():
@@ -243,7 +286,7 @@ def test_refused_group_is_discarded_by_its_own_name():
 
 def test_failures_do_not_shift_the_advantages_of_the_rest():
     group = group_of("a", (1.0, "ok"), (0.0, "infra_error"), (0.0, "ok"), (0.0, "timeout"))
-    [batch] = build_batches([group], AlgorithmConfig(), RolloutConfig(), num_ranks=1, row_tokens=64)
+    [batch] = step_batches([group], GRPO(), Config(), LAYOUT)
     assert batch.num_trained_tokens == 4 and batch.has_signal
     [row] = rows_of(batch)
     assert sorted(row.advantage_S.tolist()) == pytest.approx([-1, -1, 1, 1], rel=1e-5)
@@ -251,14 +294,59 @@ def test_failures_do_not_shift_the_advantages_of_the_rest():
 
 def test_equal_rewards_are_no_signal():
     groups = [group_of(name, *[(reward, "ok")] * 7) for name, reward in (("a", 0.1), ("b", 1.0))]
-    [batch] = build_batches(groups, AlgorithmConfig(), RolloutConfig(), num_ranks=1, row_tokens=64)
+    [batch] = step_batches(groups, GRPO(), Config(), LAYOUT)
     assert not batch.has_signal
 
 
 def test_each_update_of_a_batch_is_normalized_by_itself():
     groups = [group_of(str(n), *[(float(i), "ok") for i in range(2 + n)]) for n in range(4)]
-    algorithm = AlgorithmConfig(updates_per_batch=3)
-    batches = build_batches(groups, algorithm, RolloutConfig(), num_ranks=1, row_tokens=64)
+    batches = step_batches(groups, GRPO(), Config(algorithm=AlgorithmConfig(updates_per_batch=3)), LAYOUT)
     assert [batch.num_trained_tokens for batch in batches] == [2 * (2 + 3), 2 * 4, 2 * 5]
     for batch in batches:
         assert sum(float(row.weight_S.sum()) for row in rows_of(batch)) == pytest.approx(1)
+
+
+class Given(Algorithm):
+    """Advantages are what a test wants."""
+
+    def __init__(self, advantages):
+        self.given = advantages
+
+    def advantages(self, rollouts):
+        return self.given(rollouts)
+
+    def loss(self, inputs):
+        raise NotImplementedError
+
+
+def test_advantages_may_come_token_by_token():
+    [batch] = step_batches(
+        [group_of("a", (1.0, "ok"), (0.0, "ok"))], Given(lambda rollouts: [np.array([0.5, -2.0]), 3]), Config(), LAYOUT
+    )
+    assert rows_of(batch)[0].advantage_S.tolist() == [0.5, -2.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("advantages", "said"),
+    [
+        (lambda rollouts: [1.0], "one for each of 2 rollouts is wanted, not 1 of them"),
+        (lambda rollouts: 1.0, "not a float"),
+        (lambda rollouts: ["a", "b"], "must be a number or an array of 2 .* not a str"),
+        (lambda rollouts: np.zeros((2, 3)), "not an array \\(3,\\) of float64"),
+        (lambda rollouts: rollouts[0].rewards, "AttributeError: .*'rewards'"),
+    ],
+)
+def test_wrong_advantages_name_the_prompt(advantages, said):
+    group = group_of("train/0000012", (1.0, "ok"), (0.0, "ok"))
+    with pytest.raises(RuntimeError, match=f"advantages of train/0000012: .*{said}") as caught:
+        step_batches([group], Given(advantages), Config(), LAYOUT)
+    assert "\n" not in str(caught.value)
+
+
+def test_demonstrations_fill_a_batch_for_each_supervised_step():
+    rollouts = [group_of(str(n), (0.0, "ok")).rollouts[0] for n in range(5)]
+    batches = sft_batches(rollouts, Config(sft=SFTConfig(examples_per_step=2)), LAYOUT)
+    assert [batch.num_trained_tokens for batch in batches] == [4, 4, 2] and all(b.has_signal for b in batches)
+    assert all((row.advantage_S == 1).all() for batch in batches for row in rows_of(batch))
+    with pytest.raises(ValueError, match="raise training.seq_len"):
+        sft_batches(rollouts, Config(), Layout(1, 2))

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from test_learner import SETTINGS, batch_of, train, weights
+from test_learner import batch_of, train, weights
 
 from titan_rl.config.load import load_config
 from titan_rl.mesh.channel.region import WRITING
@@ -78,7 +78,7 @@ def test_two_steps_are_kept_and_the_oldest_goes(make_learner):
     learner.before_update = snapshots.wait_until_copied
     keeper = Keeper(snapshots.region.handle(over_rdma=False))
     for step in range(1, 5):
-        learner.train(batch_of(step).rows[0], True, SETTINGS)
+        learner.train(batch_of(step).rows[0], True)
         snapshots.take(step)
         assert snapshots.steps() == [s for s in (step - 1, step) if s > 0]
         kept(keeper, step)

@@ -5,7 +5,14 @@ Dimensions: G samples of a group.
 
 import numpy as np
 
+from titan_rl.data.types import Rollout
+
 _EPSILON = 1e-6
+
+
+def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
+    """Float64 [G]."""
+    return np.array([rollout.reward for rollout in rollouts], np.float64)
 
 
 def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
@@ -17,8 +24,3 @@ def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
         return np.zeros_like(rewards_G)
     centred_G = rewards_G - rewards_G.mean()
     return centred_G / (rewards_G.std() + _EPSILON) if normalize_std else centred_G
-
-
-def demonstration(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
-    """Every sample counts alike: supervised learning."""
-    return np.ones_like(rewards_G)

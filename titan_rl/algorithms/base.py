@@ -1,20 +1,86 @@
-"""An algorithm is a name for an advantage and a loss; the trainer and the controller know neither."""
+"""What an algorithm is: advantages, a loss, and what it needs. Trainer and controller know none by its name.
 
-from collections.abc import Callable
+A new one is a subclass of ``Algorithm`` in a file of its own (grpo.py shows all of it), entered in registry.py or named
+``pkg.module:name`` in a TOML.
+
+Dimensions: S trained tokens of a row.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
-from titan_rl.algorithms import advantages, losses
+import numpy as np
+import torch
+
+from titan_rl.data.types import Rollout
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    advantages: Callable
-    """(rewards_G, normalize_std) -> advantages_G"""
-    loss: Callable
-    """(LossInputs, AlgorithmConfig) -> (loss, sums)"""
+class LossInputs:
+    """Columns of one row, float [S] each. A column that is None is not provided: nothing in this release makes it."""
+
+    logprob_S: torch.Tensor
+    """Under the model as it is; the gradient flows through it, and through nothing else."""
+    sampling_logprob_S: torch.Tensor
+    """As the generator reported it."""
+    advantage_S: torch.Tensor
+    weight_S: torch.Tensor
+    """Of each token in the loss, all normalization included; 0: the token fills up a row and counts for nothing."""
+    entropy_S: torch.Tensor
+    """Of the distribution that predicted each token, detached."""
+    reference_logprob_S: torch.Tensor | None = None
+    """Under the frozen reference model."""
+    old_logprob_S: torch.Tensor | None = None
+    """Under the trainer's weights as they were when the token was sampled."""
+    proximal_logprob_S: torch.Tensor | None = None
+    """Under the trainer's weights as they were before this batch's first update."""
+    value_S: torch.Tensor | None = None
+    """The critic's value of the state that each token was written in."""
 
 
-ALGORITHMS = {
-    "grpo": Algorithm(advantages.group_relative, losses.clipped_policy_loss),
-    "supervised": Algorithm(advantages.demonstration, losses.negative_log_likelihood),
-}
+@dataclass(frozen=True)
+class Needs:
+    """What must be there besides the policy and one reward for each sample."""
+
+    reference: bool = False
+    critic: bool = False
+    reward_model: bool = False
+    teacher: bool = False
+    rewards: Literal["sample", "turn", "token"] = "sample"
+    """What a reward is given for."""
+
+
+@dataclass(kw_only=True)
+class NoSettings:
+    """Of an algorithm without TOML keys of its own."""
+
+
+class Algorithm(ABC):
+    """A subclass may set ``needs`` and ``is_token_sum`` in its ``__init__`` if they depend on its settings."""
+
+    Settings: ClassVar[type] = NoSettings
+    """A keyword-only dataclass of the algorithm's own keys in ``[algorithm]``, which are checked strictly."""
+    needs: Needs = Needs()
+    is_token_sum: bool = False
+    """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
+    may then be told its gradient chunk by chunk, which saves the logits' second computation."""
+
+    def __init__(self, settings: Any = None):
+        """``settings``: a ``Settings``; None: its defaults."""
+        self.settings = self.Settings() if settings is None else settings
+
+    @abstractmethod
+    def advantages(self, rollouts: list[Rollout]) -> Sequence[float | np.ndarray]:
+        """One for each of a group's usable rollouts: a number for all its tokens, or an array [num_model_tokens] with
+        one for each token that the model wrote."""
+
+    @abstractmethod
+    def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """A row's loss, and what is counted beside it.
+
+        The loss, a scalar, is a sum weighted by ``weight_S``: it adds up over rows and ranks as it is. The dict holds
+        scalars, each a sum over the trained tokens (where ``weight_S > 0``); they reach the metrics as means over the
+        step's trained tokens, by the same names, which must not depend on the inputs.
+        """

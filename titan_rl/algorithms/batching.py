@@ -1,113 +1,111 @@
 """Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict
+from numbers import Real
 
 import numpy as np
 
-from titan_rl.algorithms.base import ALGORITHMS
-from titan_rl.config.schema import AlgorithmConfig, Config, RolloutConfig
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.sft import SFT
+from titan_rl.config.plugins import what_happened
+from titan_rl.config.schema import AlgorithmConfig, Config
 from titan_rl.data.packing import pack, token_weights
-from titan_rl.data.types import Batch, Group, Rollout, Sample
-
-if TYPE_CHECKING:  # it needs torchtitan
-    from titan_rl.trainer.titan_config import TitanConfig
+from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample
 
 
-def usable_rollouts(group: Group, algorithm: AlgorithmConfig) -> list[Rollout]:
+def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
     """Those that may reach the loss: a timeout or a failure of the machinery never does."""
-    allowed = {"ok", "truncated"} if algorithm.train_truncated else {"ok"}
+    allowed = {"ok", "truncated"} if config.train_truncated else {"ok"}
     return [rollout for rollout in group.rollouts if rollout.status in allowed]
 
 
-def discard_reason(group: Group, algorithm: AlgorithmConfig) -> str | None:
+def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
     """Why a group cannot be trained on, if it cannot: it takes two usable samples to compare."""
     if group.refused:
         return group.refused
-    if len(usable_rollouts(group, algorithm)) >= 2:
+    if len(usable_rollouts(group, config)) >= 2:
         return None
     statuses = [rollout.status for rollout in group.rollouts]
     return max(("infra_error", "timeout", "truncated"), key=statuses.count)
 
 
-def sample_fates(group: Group, algorithm: AlgorithmConfig, num_samples: int) -> list[str | None]:
-    """Of each sample, by its number: None if it may be trained on, or why it is discarded (``ledger.Fates``)."""
+def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> list[str | None]:
+    """Of each sample, by its number: None if it may be trained on, or why it is discarded (records/ledger.py)."""
     if group.refused:
         return [group.refused] * num_samples
     statuses = {rollout.sample: rollout.status for rollout in group.rollouts}
-    usable = {rollout.sample for rollout in usable_rollouts(group, algorithm)}
-    alone = "no_peers" if discard_reason(group, algorithm) else None
+    usable = {rollout.sample for rollout in usable_rollouts(group, config)}
+    alone = "no_peers" if discard_reason(group, config) else None
     return [alone if sample in usable else statuses.get(sample, "infra_error") for sample in range(num_samples)]
 
 
-def _samples(rollouts: list[Rollout], algorithm: AlgorithmConfig) -> list[Sample]:
-    rewards_G = np.array([rollout.reward for rollout in rollouts], np.float64)
-    advantages_G = ALGORITHMS[algorithm.name].advantages(rewards_G, algorithm.normalize_std)
+def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
+    """The algorithm's, one for each rollout. Errors: ValueError if they are not; whatever the algorithm raises."""
+    found = algorithm.advantages(rollouts)
+    if not isinstance(found, Sequence | np.ndarray) or len(found) != len(rollouts):
+        what = f"{len(found)} of them" if isinstance(found, Sequence | np.ndarray) else f"a {type(found).__name__}"
+        raise ValueError(f"a list or array with one for each of {len(rollouts)} rollouts is wanted, not {what}")
+    return [_advantage(value, rollout) for value, rollout in zip(found, rollouts, strict=True)]
+
+
+def _advantage(value, rollout: Rollout) -> float | np.ndarray:
+    count = rollout.num_model_tokens
+    if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiub":
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    what = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    raise ValueError(f"each must be a number or an array of {count} (the tokens that the model wrote), not {what}")
+
+
+def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[Sample]:
+    """Errors: RuntimeError that names the prompt."""
+    try:
+        advantages = checked_advantages(algorithm, rollouts)
+    except Exception as error:  # a user's algorithm may raise anything
+        raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
-        Sample(
-            rollout.tokens, rollout.provenance, rollout.logprobs, float(advantage), rollout.prompt_id, rollout.sample
-        )
-        for rollout, advantage in zip(rollouts, advantages_G, strict=True)
+        Sample(rollout.tokens, rollout.provenance, rollout.logprobs, advantage, rollout.prompt_id, rollout.sample)
+        for rollout, advantage in zip(rollouts, advantages, strict=True)
     ]
 
 
-def update_parts(groups: list[Group], algorithm: AlgorithmConfig) -> list[list[Group]]:
+def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
     """The groups of each optimizer step that a batch is split into."""
-    parts = np.array_split(np.arange(len(groups)), algorithm.updates_per_batch)
+    parts = np.array_split(np.arange(len(groups)), config.updates_per_batch)
     return [[groups[index] for index in part] for part in parts]
 
 
-def build_batches(
-    groups: list[Group],
-    algorithm: AlgorithmConfig,
-    rollout: RolloutConfig,
-    *,
-    num_ranks: int,
-    row_tokens: int,
-    row_multiple: int = 1,
-) -> list[Batch]:
-    """One batch for each optimizer step; each is normalized by its own count of trained tokens."""
+def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
+    """One batch for each optimizer step; each is normalized by its own count of trained tokens.
+
+    Errors: RuntimeError that names the prompt if the algorithm has no advantages for its rollouts.
+    """
+    aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
     return [
         pack(
-            [_samples(usable_rollouts(group, algorithm), algorithm) for group in part],
-            num_ranks=num_ranks,
-            row_tokens=row_tokens,
-            row_multiple=row_multiple,
-            share_prefix=rollout.share_prefix,
-            weigh=lambda samples: token_weights(samples, algorithm.aggregation, rollout.max_new_tokens),
+            [_samples(group.prompt_id, usable_rollouts(group, config.algorithm), algorithm) for group in part],
+            **asdict(layout),
+            share_prefix=config.rollout.share_prefix,
+            weigh=lambda samples: token_weights(samples, aggregation, max_new_tokens),
         )
-        for part in update_parts(groups, algorithm)
+        for part in update_parts(groups, config.algorithm)
     ]
 
 
-def demonstration_batches(
-    rollouts: list[Rollout], examples_per_step: int, *, num_ranks: int, row_tokens: int, row_multiple: int = 1
-) -> list[Batch]:
+def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list[Batch]:
     """One batch for each supervised step, every example alike. Errors: ValueError if one is longer than a row."""
-    longest = max(len(rollout.tokens) for rollout in rollouts)
-    if longest > row_tokens:
-        raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {row_tokens}")
-    groups = [[Sample(r.tokens, r.provenance, r.logprobs, 1.0, r.prompt_id, r.sample)] for r in rollouts]
+    longest, size = max(len(rollout.tokens) for rollout in rollouts), config.sft.examples_per_step
+    if longest > layout.row_tokens:
+        raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {layout.row_tokens}")
+    groups = [_samples(rollout.prompt_id, [rollout], SFT()) for rollout in rollouts]
     return [
         pack(
-            groups[begin : begin + examples_per_step],
-            num_ranks=num_ranks,
-            row_tokens=row_tokens,
-            row_multiple=row_multiple,
+            groups[begin : begin + size],
+            **asdict(layout),
             share_prefix=False,
             weigh=lambda samples: token_weights(samples, "token", 1),
         )
-        for begin in range(0, len(groups), examples_per_step)
+        for begin in range(0, len(groups), size)
     ]
-
-
-def step_batches(groups: list[Group], config: Config, titan: "TitanConfig") -> list[Batch]:
-    """A step's batches, as the trainer's layout takes them."""
-    return build_batches(groups, config.algorithm, config.rollout, **_layout(titan))
-
-
-def warm_up_batches(rollouts: list[Rollout], config: Config, titan: "TitanConfig") -> list[Batch]:
-    return demonstration_batches(rollouts, config.sft.examples_per_step, **_layout(titan))
-
-
-def _layout(titan: "TitanConfig") -> dict[str, int]:
-    return dict(num_ranks=titan.batch_degree, row_tokens=titan.training.seq_len, row_multiple=titan.row_multiple)

@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from titan_rl.algorithms.batching import discard_reason, sample_fates, step_batches, update_parts
+from titan_rl.algorithms.batching import discard_reason, sample_outcomes, step_batches, update_parts
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadNumbersError, BadStreak
@@ -101,6 +102,7 @@ class Controller:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.held_out, self.ledger = stream, held_out, ledger
         self.metrics, self.display = metrics, display
+        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
         meshes.say, meshes.tell = display.say, self._note
         meshes.dispatcher.reissued = ledger.count_retry
         self.events = EventLog(run_dir.root)
@@ -278,7 +280,7 @@ class Controller:
             groups = await self._interruptible(self._collect())
             laps.end("wait")
             self._enter("training")
-            batches = step_batches(groups, self.config, self.titan)
+            batches = step_batches(groups, self.algorithm, self.config, self.titan.layout)
             metrics = await self._train(groups, batches)
             laps.end("train")
         self._enter("publishing")
@@ -335,7 +337,7 @@ class Controller:
     def _fates(self, groups: list[Group], fault: str | None = None) -> Fates:
         """``fault``: why samples that could have been trained on were not."""
         size, algorithm = self.config.rollout.group_size, self.config.algorithm
-        return {g.prompt_id: [reason or fault for reason in sample_fates(g, algorithm, size)] for g in groups}
+        return {g.prompt_id: [reason or fault for reason in sample_outcomes(g, algorithm, size)] for g in groups}
 
     def _admit(self) -> None:
         prompts, new = [], []

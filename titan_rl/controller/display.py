@@ -83,5 +83,6 @@ class Display:
         for record in self._recent:
             table.add_column(str(record["step"]), justify="right")
         for name, form in _COLUMNS.items():
-            table.add_row(name.replace("_", " "), *(form.format(record[name]) for record in self._recent))
+            if all(name in record for record in self._recent):  # not every algorithm counts all of them
+                table.add_row(name.replace("_", " "), *(form.format(record[name]) for record in self._recent))
         return table

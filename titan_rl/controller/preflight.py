@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from titan_rl.config.load import ConfigError, nearest
+from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task
@@ -11,13 +11,11 @@ _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def check_algorithm(config: Config) -> None:
-    """Errors: ConfigError for a name that algorithms.py does not have."""
-    from titan_rl.algorithms.base import ALGORITHMS
+    """Errors: ConfigError for an algorithm that is unknown or does not work, or for keys that it does not have."""
+    from titan_rl.algorithms import registry
 
-    if config.algorithm.name not in ALGORITHMS:
-        raise ConfigError(
-            f"algorithm.name = {config.algorithm.name!r} is unknown: {nearest(config.algorithm.name, ALGORITHMS)}"
-        )
+    algorithm = registry.make_algorithm(config.algorithm, config.run.plugin_path)
+    registry.check_algorithm(algorithm, f"algorithm.name = {config.algorithm.name!r}")
 
 
 def check_prompts(config: Config, seq_len: int, task: Task, prompts: list[Prompt]) -> None:

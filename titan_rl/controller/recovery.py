@@ -11,7 +11,8 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from titan_rl.algorithms.batching import step_batches, warm_up_batches
+from titan_rl.algorithms.batching import sft_batches, step_batches
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.controller.checkpointing import Saving
 from titan_rl.data.types import Prompt, StepMetrics
@@ -48,6 +49,7 @@ class Recovery:
         self.config, self.titan, self.run_dir, self.meshes = config, titan, run_dir, meshes
         self.stream, self.ledger, self.saving = stream, ledger, saving
         self.metrics, self.progress, self.say, self.note = metrics, progress, say, note
+        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
         self._warm_up_rows: list = []
         """Of a warm-up that is behind us."""
 
@@ -61,7 +63,7 @@ class Recovery:
         rollouts = await self.meshes.dispatcher.demonstrate(
             list(islice(stream, warmup.steps * warmup.examples_per_step))
         )
-        rows = [batch.rows for batch in warm_up_batches(rollouts, self.config, self.titan)]
+        rows = [batch.rows for batch in sft_batches(rollouts, self.config, self.titan.layout)]
         losses = await self.meshes.warm_up(rows)
         self._warm_up_rows = rows
         self.progress.seconds_warm_up = time.perf_counter() - start
@@ -104,7 +106,7 @@ class Recovery:
     async def _train_again(self, step: int, recorded: dict[str, float] | None) -> None:
         """A recorded step. It ought to come out as it did, bit for bit."""
         groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step)
-        answers = await self.meshes.train(step_batches(groups, self.config, self.titan), step)
+        answers = await self.meshes.train(step_batches(groups, self.algorithm, self.config, self.titan.layout), step)
         self.progress.step = step
         done = [answer for answer in answers if isinstance(answer, StepMetrics)]
         again = trained_metrics(mean_metrics(done)) if done else {}
@@ -132,5 +134,7 @@ class Recovery:
                     await self.meshes.warm_up_without_mending(self._warm_up_rows)
         for redone in range(step + 1, self.progress.step + 1):
             groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, redone)
-            await self.meshes.train_without_mending(step_batches(groups, self.config, self.titan), redone)
+            await self.meshes.train_without_mending(
+                step_batches(groups, self.algorithm, self.config, self.titan.layout), redone
+            )
         return self.progress.step - step

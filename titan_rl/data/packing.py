@@ -86,6 +86,13 @@ def dummy_row() -> Row:
     return Row(place, place, [Segment(0, 1)], place, place, value, value, value)
 
 
+def _advantage_S(sample: Sample, count: int) -> np.ndarray:
+    if isinstance(sample.advantage, np.ndarray):
+        assert sample.advantage.shape == (count,), "an array of advantages has one for each token that the model wrote"
+        return sample.advantage
+    return np.full(count, sample.advantage)
+
+
 class _RowBuilder:
     def __init__(self) -> None:
         self.tokens: list[np.ndarray] = []
@@ -121,7 +128,7 @@ class _RowBuilder:
                     place_T[trained_S - 1],
                     sample.tokens[trained_S],
                     sample.logprobs[trained_S],
-                    np.full(len(trained_S), sample.advantage),
+                    _advantage_S(sample, len(trained_S)),
                     np.full(len(trained_S), weight),
                 )
             )
@@ -174,7 +181,7 @@ def pack(
         rows=[rows[rank::num_ranks] for rank in range(num_ranks)],
         num_tokens=sum(unit.num_tokens for unit in units),
         num_trained_tokens=sum(int((s.provenance == Provenance.MODEL).sum()) for s in samples),
-        has_signal=any(s.advantage != 0 for s in samples),
+        has_signal=any(np.any(s.advantage != 0) for s in samples),
     )
 
 

@@ -106,7 +106,8 @@ class Sample:
     tokens: np.ndarray
     provenance: np.ndarray
     logprobs: np.ndarray
-    advantage: float
+    advantage: float | np.ndarray
+    """Of all tokens that the model wrote, or [num_model_tokens] of each."""
     prompt_id: str = ""
     sample: int = 0
 
@@ -140,6 +141,18 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The shape in which the trainer takes a batch."""
+
+    num_ranks: int
+    """Groups of ranks that take rows of their own."""
+    row_tokens: int
+    """Longest row."""
+    row_multiple: int = 1
+    """The number of a group's rows is a multiple of it."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """Rows for each data-parallel rank, the same number for every rank."""
 
@@ -158,12 +171,13 @@ class StepMetrics:
     loss: float = 0.0
     grad_norm: float = 0.0
     entropy: float = 0.0
-    clip_fraction: float = 0.0
     agreement_mean: float = 1.0
     """Mean of exp|trainer logprob - sampling logprob|."""
     agreement_max: float = 1.0
     kl_k3: float = 0.0
     """Mean of r - 1 - log r, r the ratio of trainer to sampler: Schulman's k3 estimate of KL(sampler, trainer)."""
+    loss_metrics: dict[str, float] = field(default_factory=dict)
+    """What the algorithm's loss counts beside itself, by its own names."""
     num_trained_tokens: int = 0
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0

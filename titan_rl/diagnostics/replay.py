@@ -19,7 +19,8 @@ import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from titan_rl.algorithms.batching import step_batches, warm_up_batches
+from titan_rl.algorithms.batching import sft_batches, step_batches
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_resolved
 from titan_rl.config.schema import Config
 from titan_rl.controller.checkpointing import written
@@ -97,17 +98,18 @@ async def replay_steps(
     # a death ends it: it can be asked again
     config = replace(plan.config, recovery=replace(plan.config.recovery, snapshot_every=0))
     meshes = Meshes(config, plan.titan, path, frozenset({"trainer"}))
+    algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
     all_metrics = []
     try:
         await meshes.start()
         if plan.checkpoint is not None:
             await meshes.call_trainer("load_checkpoint", str(plan.checkpoint))
         elif plan.warm_up and plan.config.sft.steps:
-            batches = warm_up_batches(_demonstrations(plan.config, Path(path)), plan.config, plan.titan)
+            batches = sft_batches(_demonstrations(plan.config, Path(path)), plan.config, plan.titan.layout)
             await meshes.warm_up([batch.rows for batch in batches])
         for step in range(plan.first, plan.last + 1):
             groups = read_rollouts(plan.run_dir.rollouts, step)
-            batches = step_batches(groups, plan.config, plan.titan)
+            batches = step_batches(groups, algorithm, plan.config, plan.titan.layout)
             metrics = _as_metrics(await meshes.train(batches, step))
             all_metrics.append(metrics)
             tell(step, metrics)

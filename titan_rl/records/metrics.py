@@ -33,18 +33,31 @@ def _has_signal(rollouts: list[Rollout]) -> bool:
 
 def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
     """Of a batch's several optimizer steps: sums of counts and seconds, the maximum of a maximum, else means."""
-    columns = {name: [asdict(m)[name] for m in metrics] for name in asdict(metrics[0])}
-    merged = {}
-    for name, values in columns.items():
-        if name.startswith(("num_", "seconds_")):
-            merged[name] = sum(values)
-        else:
-            merged[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
-    return StepMetrics(**merged)
+    columns = _columns([vars(m) for m in metrics])
+    loss_metrics = {name: _mean(values) for name, values in _columns(columns.pop("loss_metrics")).items()}
+    merged = {name: _merge(name, values) for name, values in columns.items()}
+    return StepMetrics(**merged, loss_metrics=loss_metrics)
+
+
+def _columns(records: list[dict]) -> dict[str, list]:
+    return {name: [record[name] for record in records] for name in records[0]}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _merge(name: str, values: list[float]) -> float:
+    if name.startswith(("num_", "seconds_")):
+        return sum(values)
+    return max(values) if name.endswith("_max") else _mean(values)
 
 
 def trained_metrics(step: StepMetrics) -> dict[str, float]:
-    return {name: value for name, value in asdict(step).items() if not name.startswith("seconds_")}
+    """For a step's record: what the loss counts stands beside our own, by its own names."""
+    record = asdict(step)
+    record |= record.pop("loss_metrics")
+    return {name: value for name, value in record.items() if not name.startswith("seconds_")}
 
 
 def agreement_limit(generator_dtype: str, trainer_dtype: str) -> float:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import BadNumbers, Culprit, Row
 
@@ -41,19 +40,19 @@ def _is_finite(values) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def _seen(learner, rows: list[Row], settings: AlgorithmConfig) -> dict[tuple[str, int], str]:
+def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     """What is not finite of this rank's samples, as far as the pass that went wrong tells; the first cause of each."""
     found = {}
     for index, row in enumerate(rows):
-        logprob_S = learner.logprobs.get(index)
+        statistics_2S = learner.statistics.get(index)
         for name, part in parts(row):
             if not _is_finite(row.logprob_S[part]):
                 found[name] = "sampling logprob"
-            elif logprob_S is None:  # another stage of the pipeline has it
+            elif statistics_2S is None:  # another stage of the pipeline has it
                 continue
-            elif not _is_finite(logprob_S[part].float().cpu().numpy()):
+            elif not _is_finite(statistics_2S[0, part].float().cpu().numpy()):
                 found[name] = "logprob"
-            elif not _is_finite(learner.loss_of(only(row, part), logprob_S[part], settings)):
+            elif not _is_finite(learner.loss_of(only(row, part), statistics_2S[:, part])):
                 found[name] = "loss"
     return found
 
@@ -75,37 +74,37 @@ def _gather(value) -> list:
     return everyone
 
 
-def _has_bad_gradient(learner, row: Row, settings: AlgorithmConfig) -> bool:
-    learner.forward_backward([row], settings)
+def _has_bad_gradient(learner, row: Row) -> bool:
+    learner.forward_backward([row])
     norm = learner.gradient_norm()
     learner.optimizer.zero_grad()
     return not learner.is_finite_everywhere(norm)
 
 
-def _bad_gradients(learner, rows: list[Row], settings: AlgorithmConfig) -> dict[tuple[str, int], str]:
+def _bad_gradients(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     """Each row of each group of ranks by itself, the others idle; then each sample of the rows that are bad."""
     mine, found = learner.titan.batch_rank(dist.get_rank()), {}
     owners = {learner.titan.batch_rank(rank): names for rank, names in enumerate(_gather([r.owners for r in rows]))}
     for group in range(learner.titan.batch_degree):
         for index, names in enumerate(owners[group]):
             row = rows[index] if group == mine else dummy_row()
-            if not _has_bad_gradient(learner, row, settings):
+            if not _has_bad_gradient(learner, row):
                 continue
             slices = parts(replace(dummy_row(), owners=names))
             for name, part in slices:
-                if _has_bad_gradient(learner, only(row, part) if group == mine else row, settings):
+                if _has_bad_gradient(learner, only(row, part) if group == mine else row):
                     found[name] = "gradient"
     return found
 
 
-def find_culprits(learner, rows: list[Row], settings: AlgorithmConfig, reason: str) -> BadNumbers:
+def find_culprits(learner, rows: list[Row], reason: str) -> BadNumbers:
     """All ranks together, after a pass whose gradients were thrown away; the same answer on each."""
-    gathered = _gather((_seen(learner, rows, settings), _bad_weights(learner)))
+    gathered = _gather((_seen(learner, rows), _bad_weights(learner)))
     found: dict[tuple[str, int], str] = {}
     for seen, _ in gathered:
         found |= seen
     weights = list(dict.fromkeys(name for _, names in gathered for name in names))
     if not found and not weights:
-        found = _bad_gradients(learner, rows, settings)
+        found = _bad_gradients(learner, rows)
     culprits = [Culprit(prompt_id, sample, what) for (prompt_id, sample), what in sorted(found.items())]
     return BadNumbers(reason, culprits, weights[:_MAX_WEIGHTS], len(weights))

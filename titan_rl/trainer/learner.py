@@ -1,14 +1,17 @@
 """What a trainer rank does to its model: TorchTitan builds and shards it; this drives its steps.
 
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
-meshes, can add up between them. Nothing here knows of actors.
+meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py; nothing here knows of
+actors.
 
 Dimensions: T tokens of a row, S trained tokens of a row.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,11 +19,13 @@ import torch.distributed as dist
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
-from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
-from titan_rl.config.schema import AlgorithmConfig, Config
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.algorithms.sft import SFT
+from titan_rl.config.schema import Config
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.attention import plan_attention
@@ -28,16 +33,16 @@ from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.shards import Shard, local_shards
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.objective import expected_gradient, loss_and_sums, zero_totals
-from titan_rl.trainer.optimizer import begin_moments
+from titan_rl.trainer.objective import add_sums, expected_gradient, loss_and_sums, row_loss, step_metrics, zero_totals
+from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
 from titan_rl.trainer.parallel import parallel_model
-from titan_rl.trainer.titan_config import TitanConfig, adamw
+from titan_rl.trainer.titan_config import TitanConfig
 
 _COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
 
 
 class Learner:
-    """One rank's part of the model, its optimizer and schedule. The process group must be up."""
+    """One rank's part of the model, its algorithm, optimizer and schedule. The process group must be up."""
 
     def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path):
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
@@ -47,11 +52,13 @@ class Learner:
         self.spec = model_spec(model_path)
         self.model_parts, self.pipeline = parallel_model(self.spec, titan, self.parallel_dims, self.device)
         self.dtypes = load_hf(self.shards(), model_path)
-        self.optimizer, self.scheduler = self._build_optimizer(titan.optimizer)
+        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
+        num_updates = titan.training.steps * config.algorithm.updates_per_batch
+        self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
         """Called before parameters change: somebody may still be copying them."""
-        self.logprobs: dict[int, torch.Tensor] = {}
-        """Of the trained tokens of each row of the last pass, where this rank saw them."""
+        self.statistics: dict[int, torch.Tensor] = {}
+        """Log-probabilities and entropies [2, S] of each row of the last pass, where this rank saw them."""
         self.implementation = config.model.kernel
         if self.implementation == "auto":
             self.implementation = "triton" if self.device.type == "cuda" else "reference"
@@ -59,19 +66,10 @@ class Learner:
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
-    def _build_optimizer(self, config):
-        optimizer = config.build(model_parts=self.model_parts)
-        for one in optimizer.optimizers:
-            begin_moments(one)
-        schedule: LRSchedulersContainer = self.titan.lr_scheduler.build(
-            optimizers=optimizer, training_steps=self.titan.training.steps * self.config.algorithm.updates_per_batch
-        )
-        return optimizer, schedule
-
     def _columns(self, row: Row) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(getattr(row, name)).to(self.device) for name in _COLUMNS}
 
-    def _keywords(self, row: Row, columns: dict[str, torch.Tensor], settings: AlgorithmConfig) -> dict:
+    def _keywords(self, row: Row, columns: dict[str, torch.Tensor]) -> dict:
         """What the model's forward takes besides the tokens."""
         return {
             "positions": columns["positions_T"][None],
@@ -80,27 +78,18 @@ class Learner:
             "target_S": columns["target_S"],
             "temperature": self.config.rollout.temperature,
             "implementation": self.implementation,
-            "expected_grad": expected_gradient(columns, settings),
+            "expected_grad": expected_gradient(self.algorithm, columns),
         }
 
-    def _loss(
-        self,
-        statistics_2S: torch.Tensor,
-        index: int,
-        columns: dict[str, torch.Tensor],
-        settings: AlgorithmConfig,
-        totals,
-    ) -> torch.Tensor:
+    def _loss(self, statistics_2S: torch.Tensor, index: int, columns: dict[str, torch.Tensor], totals) -> torch.Tensor:
         """A row's loss, of its log-probabilities and entropies; its sums are added to ``totals``."""
         logprob_S, entropy_S = statistics_2S
-        self.logprobs[index] = logprob_S.detach()
-        loss, sums = loss_and_sums(logprob_S, entropy_S, columns, settings)
-        for name, value in sums.items():
-            add = torch.maximum if name == "agreement_max" else torch.add
-            totals[name] = add(totals[name], value.double())
+        self.statistics[index] = statistics_2S.detach()
+        loss, sums = loss_and_sums(self.algorithm, logprob_S, entropy_S.detach(), columns)
+        add_sums(totals, sums)
         return loss
 
-    def forward_backward(self, rows: list[Row], settings: AlgorithmConfig) -> dict[str, torch.Tensor]:
+    def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
         """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum).
 
         With a pipeline, the sums are zero but on the last stage.
@@ -112,22 +101,22 @@ class Learner:
             row_multiple=self.titan.row_multiple,
             same_length=self.pipeline is not None,
         )
-        totals = zero_totals(settings, self.device)
-        self.logprobs.clear()
+        totals = zero_totals(self.algorithm, self.device)
+        self.statistics.clear()
         columns = [self._columns(row) for row in rows]
-        keywords = (self._keywords(row, c, settings) for row, c in zip(rows, columns, strict=True))
+        keywords = (self._keywords(row, c) for row, c in zip(rows, columns, strict=True))
         with self._spmd_context():
             if self.pipeline is None:
                 for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
                     statistics_2S = self.model_parts[0](c["tokens_T"][None], **keyword)
-                    self._loss(statistics_2S, index, c, settings, totals).backward()
+                    self._loss(statistics_2S, index, c, totals).backward()
             else:
                 split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
                     list(keywords),
                     (1, len(rows[0].tokens_T) // split, self.spec.model.dim),
-                    lambda statistics_2S, index: self._loss(statistics_2S, index, columns[index], settings, totals),
+                    lambda statistics_2S, index: self._loss(statistics_2S, index, columns[index], totals),
                 )
         return totals
 
@@ -166,18 +155,18 @@ class Learner:
             dist.all_reduce(bad)
         return not bad.item()
 
-    def loss_of(self, row: Row, logprob_S: torch.Tensor, settings: AlgorithmConfig) -> float:
-        """The loss that a row has at these log-probabilities."""
-        loss, _ = loss_and_sums(logprob_S, torch.zeros_like(logprob_S), self._columns(row), settings)
+    def loss_of(self, row: Row, statistics_2S: torch.Tensor) -> float:
+        """The loss that a row has at these log-probabilities and entropies."""
+        loss, _ = row_loss(self.algorithm, *statistics_2S, self._columns(row))
         return float(loss)
 
-    def train(self, rows: list[Row], has_signal: bool, settings: AlgorithmConfig) -> StepMetrics | BadNumbers:
+    def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | BadNumbers:
         """One optimizer step on this rank's rows; every rank gets the same metrics.
 
         If the loss or the gradient is not finite, weights, moments and schedule stay as they were, on all ranks.
         """
         start = time.perf_counter()
-        totals = self._reduce(self.forward_backward(rows, settings))
+        totals = self._reduce(self.forward_backward(rows))
         middle = time.perf_counter()
         try:
             if not math.isfinite(totals["loss"]):
@@ -185,17 +174,10 @@ class Learner:
             norm, learning_rate = self.optimizer_step(has_signal)
         except FloatingPointError as error:
             self.optimizer.zero_grad()
-            return find_culprits(self, rows, settings, str(error))
-        count = max(int(totals["count"]), 1)
-        return StepMetrics(
-            loss=totals["loss"],
+            return find_culprits(self, rows, str(error))
+        return replace(
+            step_metrics(totals),
             grad_norm=norm,
-            entropy=totals["entropy"] / count,
-            clip_fraction=totals.get("clipped", 0.0) / count,
-            agreement_mean=totals["agreement_mean"] / count,
-            agreement_max=totals["agreement_max"],
-            kl_k3=totals["kl_k3"] / count,
-            num_trained_tokens=int(totals["count"]),
             learning_rate=learning_rate,
             seconds_forward_backward=middle - start,
             seconds_optimizer=time.perf_counter() - middle,
@@ -212,22 +194,29 @@ class Learner:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return dict(zip(names, sums.tolist(), strict=True)) | {"agreement_max": float(largest)}
 
-    def warm_up(self, batches: list[list[Row]], lr: float) -> list[float]:
-        """Supervised steps with an optimizer of their own, linearly decayed; gives back the loss of each."""
-        kept = self.optimizer, self.scheduler
-        settings = AlgorithmConfig(name="supervised")
-        self.optimizer = adamw(lr=lr).build(model_parts=self.model_parts)
-        self.scheduler = LRSchedulersContainer.Config(warmup_steps=min(10, len(batches))).build(
-            optimizers=self.optimizer, training_steps=len(batches)
-        )
+    def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
+        """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
+
+        Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
+        """
         losses = []
-        for rows in batches:
-            metrics = self.train(rows, True, settings)
-            if isinstance(metrics, BadNumbers):
-                raise FloatingPointError(f"warm-up step {len(losses) + 1}: {metrics}")
-            losses.append(metrics.loss)
-        self.optimizer, self.scheduler = kept
+        with self._instead(SFT(), *build_sft_optimizer(self.model_parts, lr, len(batches))):
+            for rows in batches:
+                metrics = self.train(rows, True)
+                if isinstance(metrics, BadNumbers):
+                    raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
+                losses.append(metrics.loss)
         return losses
+
+    @contextmanager
+    def _instead(self, algorithm: Algorithm, optimizer, scheduler) -> Iterator[None]:
+        """Train by these for a while."""
+        kept = self.algorithm, self.optimizer, self.scheduler
+        self.algorithm, self.optimizer, self.scheduler = algorithm, optimizer, scheduler
+        try:
+            yield
+        finally:
+            self.algorithm, self.optimizer, self.scheduler = kept
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""

@@ -1,5 +1,8 @@
 """A row's loss and what is counted beside it: what the learner differentiates and adds up.
 
+Whatever the algorithm is, the numbers here are sums over tokens: rows, ranks and microbatches add up. Columns are a
+row's tensors, by the names of ``data.types.Row``.
+
 Dimensions: S trained tokens of a row.
 """
 
@@ -7,9 +10,12 @@ from collections.abc import Callable
 
 import torch
 
-from titan_rl.algorithms.base import ALGORITHMS
-from titan_rl.algorithms.losses import LossInputs
-from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.algorithms.base import Algorithm, LossInputs
+from titan_rl.data.types import StepMetrics
+
+OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k3")
+"""Besides the algorithm's own."""
+_LOSS_COLUMNS = ("logprob_S", "advantage_S", "weight_S")
 
 
 def agreement_sums(
@@ -25,41 +31,69 @@ def agreement_sums(
     }
 
 
+def row_loss(
+    algorithm: Algorithm, logprob_S: torch.Tensor, entropy_S: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A row's loss, and the algorithm's own sums."""
+    sampling_logprob_S, advantage_S, weight_S = (columns[name] for name in _LOSS_COLUMNS)
+    return algorithm.loss(LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S))
+
+
 def loss_and_sums(
-    logprob_S: torch.Tensor, entropy_S: torch.Tensor, columns: dict[str, torch.Tensor], settings: AlgorithmConfig
+    algorithm: Algorithm, logprob_S: torch.Tensor, entropy_S: torch.Tensor, columns: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A row's loss, and what adds up over rows and ranks."""
-    inputs = LossInputs(logprob_S, columns["logprob_S"], columns["advantage_S"], columns["weight_S"])
-    loss, sums = ALGORITHMS[settings.name].loss(inputs, settings)
+    loss, metrics = row_loss(algorithm, logprob_S, entropy_S, columns)
     counted_S = columns["weight_S"] > 0
+    sums = {name: value.detach() for name, value in metrics.items()}
     sums |= agreement_sums(logprob_S, columns["logprob_S"], counted_S)
     sums |= {"loss": loss.detach(), "entropy": (entropy_S * counted_S).sum(), "count": counted_S.sum()}
     return loss, sums
 
 
 def expected_gradient(
-    columns: dict[str, torch.Tensor], settings: AlgorithmConfig
-) -> Callable[[torch.Tensor, slice], torch.Tensor]:
+    algorithm: Algorithm, columns: dict[str, torch.Tensor]
+) -> Callable[[torch.Tensor, slice], torch.Tensor] | None:
     """What the loss will ask of some of a row's log-probabilities, told before the others are known.
 
-    A loss that is a sum over tokens can be differentiated part by part; of any other this comes out wrong, and the
-    head, which compares, does its backward again.
+    Only a loss that is a sum over tokens can be differentiated part by part: None for any other.
     """
-    names = ("logprob_S", "advantage_S", "weight_S")
+    if not algorithm.is_token_sum:
+        return None
 
     def gradient(logprob_S: torch.Tensor, tokens: slice) -> torch.Tensor:
-        part = {name: columns[name][tokens] for name in names}
+        part = {name: columns[name][tokens] for name in _LOSS_COLUMNS}
         with torch.enable_grad():
             leaf_S = logprob_S.detach().requires_grad_()
-            loss, _ = loss_and_sums(leaf_S, torch.zeros_like(leaf_S), part, settings)
+            loss, _ = row_loss(algorithm, leaf_S, torch.zeros_like(leaf_S), part)
         return torch.autograd.grad(loss, leaf_S)[0]
 
     return gradient
 
 
-def zero_totals(settings: AlgorithmConfig, device: torch.device) -> dict[str, torch.Tensor]:
+def zero_totals(algorithm: Algorithm, device: torch.device) -> dict[str, torch.Tensor]:
     """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order."""
     zero_S = torch.zeros(1, device=device)
-    columns = dict.fromkeys(("logprob_S", "advantage_S", "weight_S"), zero_S)
-    _, sums = loss_and_sums(zero_S, zero_S, columns, settings)
+    _, sums = loss_and_sums(algorithm, zero_S, zero_S, dict.fromkeys(_LOSS_COLUMNS, zero_S))
     return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}
+
+
+def add_sums(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
+    """A row's sums onto the totals of all rows."""
+    for name, value in sums.items():
+        add = torch.maximum if name == "agreement_max" else torch.add
+        totals[name] = add(totals[name], value.double())
+
+
+def step_metrics(totals: dict[str, float]) -> StepMetrics:
+    """Totals of all rows of all ranks, as means over trained tokens."""
+    count = max(int(totals["count"]), 1)
+    return StepMetrics(
+        loss=totals["loss"],
+        entropy=totals["entropy"] / count,
+        agreement_mean=totals["agreement_mean"] / count,
+        agreement_max=totals["agreement_max"],
+        kl_k3=totals["kl_k3"] / count,
+        loss_metrics={name: total / count for name, total in totals.items() if name not in OUR_SUMS},
+        num_trained_tokens=int(totals["count"]),
+    )

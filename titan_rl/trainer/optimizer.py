@@ -1,6 +1,36 @@
 """Optimizer and schedule of a rank's part of the model, as TorchTitan builds them."""
 
 import torch
+from torch import nn
+
+import titan_rl.models.device as device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
+
+from titan_rl.trainer.titan_config import TitanConfig, adamw
+
+_SFT_WARMUP_STEPS = 10
+"""At most, of the learning rate."""
+
+
+def build_optimizer(
+    titan: TitanConfig, model_parts: list[nn.Module], num_updates: int
+) -> tuple[OptimizersContainer, LRSchedulersContainer]:
+    """As the TOML says; the schedule counts updates, of which a step may make several."""
+    optimizer = titan.optimizer.build(model_parts=model_parts)
+    for one in optimizer.optimizers:
+        begin_moments(one)
+    return optimizer, titan.lr_scheduler.build(optimizers=optimizer, training_steps=num_updates)
+
+
+def build_sft_optimizer(
+    model_parts: list[nn.Module], lr: float, num_steps: int
+) -> tuple[OptimizersContainer, LRSchedulersContainer]:
+    """AdamW with a learning rate that rises at first and decays linearly to the end."""
+    optimizer = adamw(lr=lr).build(model_parts=model_parts)
+    schedule = LRSchedulersContainer.Config(warmup_steps=min(_SFT_WARMUP_STEPS, num_steps))
+    return optimizer, schedule.build(optimizers=optimizer, training_steps=num_steps)
 
 
 @torch.no_grad()

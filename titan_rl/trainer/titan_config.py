@@ -11,6 +11,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.schema import Config
+from titan_rl.data.types import Layout
 
 # what TorchTitan 0.3 defaults to serves pre-training on GPUs; these serve RL on any device
 _TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local_batch_size=1)
@@ -84,6 +85,11 @@ class TitanConfig:
     def row_multiple(self) -> int:
         """The number of a group's rows must be a multiple of it, for the pipeline's schedule to come out even."""
         return self.parallelism.pipeline_parallel_degree
+
+    @property
+    def layout(self) -> Layout:
+        """In which batches are packed for these ranks."""
+        return Layout(self.batch_degree, self.training.seq_len, self.row_multiple)
 
 
 def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:

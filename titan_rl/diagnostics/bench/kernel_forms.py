@@ -120,7 +120,6 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     import torch.distributed as dist
 
     from titan_rl.config.load import load_config
-    from titan_rl.config.schema import AlgorithmConfig
     from titan_rl.data.types import BadNumbers
     from titan_rl.trainer.learner import Learner
     from titan_rl.trainer.titan_config import build_titan
@@ -136,7 +135,7 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
         _put_logits_in_full(learner.model_parts[0].lm_head, HEADS[form])
 
     def run() -> None:
-        assert not isinstance(learner.train(rows, True, AlgorithmConfig()), BadNumbers)
+        assert not isinstance(learner.train(rows, True), BadNumbers)
 
     run()  # the optimizer's state is made in the first step
     return run

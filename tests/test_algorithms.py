@@ -1,0 +1,265 @@
+"""An algorithm by its name, ours or a user's: what it is given reaches it, and every mistake in it is one line."""
+
+import itertools
+import sys
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from titan_rl.algorithms import probe
+from titan_rl.algorithms.base import Algorithm, LossInputs, Needs
+from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.registry import ALGORITHMS, check_algorithm, make_algorithm
+from titan_rl.algorithms.sft import SFT
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.data.types import Group, Rollout, StepMetrics
+from titan_rl.records.metrics import sampling_metrics, trained_metrics
+
+HEAD = """
+import numpy as np, torch
+from dataclasses import dataclass
+from titan_rl.algorithms.base import Algorithm, LossInputs, Needs
+"""
+RIGHT = """
+class Mine(Algorithm):
+    @dataclass(kw_only=True)
+    class Settings:
+        scale: float = 2.0
+
+    is_token_sum = True
+
+    def advantages(self, rollouts):
+        return [np.full(r.num_model_tokens, self.settings.scale * r.reward + r.reward_parts["form"]) for r in rollouts]
+
+    def loss(self, inputs):
+        kept = inputs.weight_S > 0
+        loss = -(inputs.logprob_S * inputs.advantage_S * inputs.weight_S).sum()
+        return loss, {"surprise": -(inputs.logprob_S * kept).sum()}
+"""
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """An algorithm from a user's file, made and tried."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def make(text: str, **options) -> Algorithm:
+        module = f"users_algorithm_{next(_numbers)}"
+        (tmp_path / f"{module}.py").write_text(HEAD + text)
+        config = load_config(None, {"algorithm": {"name": f"{module}:Mine", **options}})
+        algorithm = make_algorithm(config.algorithm, [str(tmp_path)])
+        check_algorithm(algorithm, f"algorithm.name = {config.algorithm.name!r}")
+        return algorithm
+
+    return make
+
+
+def mistake(function, *arguments, **keywords) -> str:
+    with pytest.raises(ConfigError) as caught:
+        function(*arguments, **keywords)
+    [line] = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_ours_are_made_by_name_and_work(name):
+    algorithm = make_algorithm(AlgorithmConfig(name=name), [])
+    assert type(algorithm) is ALGORITHMS[name] and algorithm.settings == algorithm.Settings()
+    check_algorithm(algorithm, name)
+
+
+def test_sft_works():
+    check_algorithm(SFT(), "SFT")
+
+
+def test_keys_of_an_algorithm_reach_it():
+    config = load_config(None, {"algorithm": {"normalize_std": False, "clip_high": 0.5, "aggregation": "sequence"}})
+    assert make_algorithm(config.algorithm, []).settings == GRPO.Settings(normalize_std=False, clip_high=0.5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"clip_lo": 0.1}, "unknown key algorithm.clip_lo: did you mean 'clip_low'?"),
+        ({"agregation": "token"}, "unknown key algorithm.agregation: did you mean 'aggregation'?"),
+        ({"clip_low": 1.0}, "algorithm.clip_low = 1.0"),
+        ({"clip_low": 0.0}, "algorithm.clip_low = 0.0"),
+        ({"clip_high": "0.2"}, "algorithm.clip_high = '0.2'"),
+        ({"normalize_std": 1}, "algorithm.normalize_std = 1"),
+        ({"name": "grop"}, "algorithm.name = 'grop' is unknown: did you mean 'grpo'?"),
+        ({"name": "supervised"}, "is no reinforcement-learning algorithm: take grpo, and set [sft] steps"),
+        ({"name": "sft"}, "is no reinforcement-learning algorithm: take grpo, and set [sft] steps"),
+        ({"name": "no_such_module_at_all:Mine"}, "there is no module 'no_such_module_at_all'"),
+        ({"name": "titan_rl.algorithms.grpo:GRPOO"}, "did you mean 'GRPO'?"),
+        ({"name": "titan_rl.algorithms.grpo:rewards_of"}, "must name a subclass of titan_rl.algorithms.base.Algorithm"),
+        ({"name": "titan_rl.algorithms.base:LossInputs"}, "must name a subclass"),
+        ({"name": "titan_rl.algorithms.base:Algorithm"}, "has no advantages and no loss: write the method"),
+    ],
+)
+def test_wrong_names_and_keys(keys, said):
+    config = load_config(None, {"algorithm": keys})
+    assert said in mistake(make_algorithm, config.algorithm, [])
+
+
+def test_a_users_algorithm(make):
+    algorithm = make(RIGHT, scale=3)
+    assert algorithm.settings.scale == 3.0
+    assert "did you mean 'scale'?" in mistake(make, RIGHT, scael=3)
+    assert "algorithm.scale = 'much'" in mistake(make, RIGHT, scale="much")
+
+
+def test_an_algorithm_may_tell_its_needs_by_its_settings(make):
+    text = (
+        RIGHT
+        + """
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.needs = Needs(reference=settings.scale < 0)
+"""
+    )
+    assert make(text).needs == Needs()
+    assert "needs a reference model, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
+
+
+METHODS = {
+    "advantages": "    def advantages(self, rollouts): return [r.reward for r in rollouts]\n",
+    "loss": "    def loss(self, inputs): return (inputs.logprob_S * inputs.weight_S).sum(), {}\n",
+}
+
+
+def mine(extra: str = "", **methods: str) -> str:
+    """A class with these methods' bodies, and plain ones for the rest."""
+    plain = {name: text for name, text in METHODS.items() if name not in methods}
+    arguments = {"advantages": "rollouts", "loss": "inputs"}
+    written = [f"    def {name}(self, {arguments[name]}): {body}\n" for name, body in methods.items()]
+    return f"class Mine(Algorithm):\n    {extra or 'pass'}\n" + "".join([*plain.values(), *written])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Mine(Algorithm):\n" + METHODS["advantages"], "has no loss: write the method"),
+        (mine("def __init__(self): pass"), "must take (settings), but it takes ()"),
+        (
+            mine("def __init__(self, settings): raise KeyError('x')"),
+            "making it failed: KeyError: 'x' (users_algo",
+        ),
+        (mine() + "    def loss(self): pass\n", "loss must take (inputs), but it takes ()"),
+        (mine() + "    def advantages(self, a, b): pass\n", "advantages must take (rollouts), but it takes (a, b)"),
+        (mine("advantages = 3") + "    advantages = 3\n", "advantages is a int: name a function (rollouts)"),
+        (mine("Settings = dict"), "its Settings must be a dataclass"),
+        (mine("Settings = 3"), "its Settings must be a dataclass"),
+        (mine() + "    @dataclass\n    class Settings:\n        name: str = ''\n", "Settings.name is a key that every"),
+        (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
+        (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
+        (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
+        (mine("needs = Needs(critic=True, teacher=True)"), "needs a critic and a teacher, which this release cannot"),
+        (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
+        (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
+    ],
+)
+def test_wrong_classes(make, text, said):
+    assert said in mistake(make, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return rollouts[0].rewrad", "AttributeError: 'Rollout' object has no attribute 'rewrad' (users_algorithm_"),
+        ("return [1.0]", "one for each of 4 rollouts is wanted, not 1 of them"),
+        ("return None", "not a NoneType"),
+        ("return ['a'] * 4", "must be a number or an array of 1 (the tokens that the model wrote), not a str"),
+        ("return [[1.0]] * 4", "not a list"),
+        ("return [torch.tensor(1.0)] * 4", "not a Tensor"),
+        ("return [np.ones(3)] * 4", "not an array (3,) of float64"),
+        ("return [np.zeros(r.num_model_tokens, str) for r in rollouts]", "of <U1"),
+        ("return [float('nan')] * 4", "advantages of four samples with unequal rewards must be finite, and are [nan"),
+        (
+            "x = np.array([r.reward for r in rollouts]); return (x - x.mean()) / x.std()",
+            "advantages of four samples with equal rewards must be finite",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_wrong_advantages(make, body, said):
+    assert said in mistake(make, mine(advantages=body))
+
+
+SUM = "(inputs.logprob_S * inputs.weight_S).sum()"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return undefined", "loss: NameError: name 'undefined' is not defined (users_algorithm_"),
+        ("return inputs.logprob_S - inputs.reference_logprob_S, {}", "TypeError"),
+        (f"return {SUM}", "loss must return (loss, metrics), not a Tensor"),
+        (
+            "return inputs.logprob_S, {}",
+            "loss must be a scalar tensor, not a Tensor of shape (8,): sum over",
+        ),
+        ("return 1.0, {}", "loss must be a scalar tensor, not a float"),
+        ("return inputs.weight_S.sum(), {}", "loss has no gradient for logprob_S"),
+        (f"return {SUM}.detach(), {{}}", "loss has no gradient for logprob_S"),
+        ("return torch.zeros((), requires_grad=True) * 2, {}", "loss has no gradient for logprob_S"),
+        (f"return {SUM} / 0, {{}}", "loss must be finite"),
+        (f"return {SUM} / inputs.weight_S.sum(), {{}}", "loss must be finite"),  # of a row of nothing but weight 0
+        ("return (inputs.logprob_S.log1p() * inputs.weight_S).sum(), {}", "loss must be finite, and is nan"),
+        (
+            "return (inputs.logprob_S - inputs.logprob_S.detach()).abs().sqrt().sum(), {}",
+            "gradient of loss must be",
+        ),
+        ("return inputs.logprob_S.sum(), {}", "loss of a token of weight 0 must be 0"),
+        (f"return {SUM}, 3", "the second value of loss must be a dict of sums, not a int"),
+        (f"return {SUM}, {{3: inputs.weight_S.sum()}}", "a metric by the name 3"),
+        (f"return {SUM}, {{'mean': 3.0}}", "the metric 'mean' of loss must be a scalar tensor, not a float"),
+        (f"return {SUM}, {{'ratio': inputs.logprob_S}}", "not a Tensor of shape (8,)"),
+        (f"return {SUM}, {{'ratio': inputs.logprob_S.exp().mean()}}", "the metric 'ratio' counts tokens of weight 0"),
+        (
+            f"return {SUM}, {{f'n{{len(inputs.weight_S)}}': {SUM}}}",
+            "the same metrics for all tokens, not once ['n8']",
+        ),
+        *(
+            (f"return {SUM}, {{{name!r}: {SUM}}}", f"a metric {name!r}, a name that every step has: rename yours")
+            for name in ("loss", "entropy", "count", "grad_norm", "reward", "step", "seconds_mine")
+        ),
+    ],
+)
+def test_wrong_losses(make, body, said):
+    assert said in mistake(make, mine(loss=body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"return {SUM} ** 2, {{}}",
+        "return (inputs.logprob_S * inputs.entropy_S * inputs.weight_S).sum(), {}",
+        "return (inputs.logprob_S * inputs.logprob_S.mean() * inputs.weight_S).sum(), {}",
+    ],
+)
+def test_a_claim_to_be_a_token_sum_is_tried(make, body):
+    make(mine(loss=body))
+    assert "is_token_sum is true, but the gradient of two halves" in mistake(
+        make, mine("is_token_sum = True", loss=body)
+    )
+
+
+def test_names_that_a_record_has_are_taken():
+    rollout = Rollout("a", 0, *(np.array([0, 1]) for _ in range(4)), [], "ok")
+    names = {f.name for f in fields(StepMetrics)} | set(trained_metrics(StepMetrics()))
+    names |= set(sampling_metrics([Group("a", [rollout, rollout])], 0))
+    assert all(name in probe._TAKEN or name.startswith(probe._TAKEN_BEGINNINGS) for name in names)
+
+
+def test_columns_that_nobody_provides_are_none():
+    inputs = LossInputs(*[torch.zeros(2)] * 5)
+    assert [f.name for f in fields(inputs) if getattr(inputs, f.name) is None] == [
+        "reference_logprob_S",
+        "old_logprob_S",
+        "proximal_logprob_S",
+        "value_S",
+    ]

@@ -1,0 +1,95 @@
+"""Algorithms by name: ours, and a user's own by ``pkg.module:name``. All mistakes in one are ConfigErrors of one line.
+
+``make_algorithm`` is called in every process that needs the algorithm, ``check_algorithm`` once, before any starts.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from titan_rl.algorithms import probe
+from titan_rl.algorithms.base import Algorithm, Needs
+from titan_rl.algorithms.grpo import GRPO
+from titan_rl.config.load import ConfigError, build_section, nearest
+from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
+from titan_rl.config.schema import AlgorithmConfig
+
+ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO}
+
+_SUPERVISED = ("sft", "supervised")
+_COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
+_ROLES = {
+    "reference": "a reference model",
+    "critic": "a critic",
+    "reward_model": "a reward model",
+    "teacher": "a teacher",
+}
+
+
+def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm:
+    """``folders``: ``run.plugin_path``. Errors: ConfigError for a wrong name, class, key or need."""
+    said = f"algorithm.name = {config.name!r}"
+    cls = _find(said, config.name, folders)
+    _check_class(said, cls)
+    settings = _build_settings(said, cls, config.options)
+    try:
+        algorithm = cls(settings)
+    except Exception as error:  # a user's algorithm may raise anything
+        raise ConfigError(f"{said}: making it failed: {what_happened(error)}") from None
+    check_signature(f"{said}: advantages", algorithm.advantages, ("rollouts",))
+    check_signature(f"{said}: loss", algorithm.loss, ("inputs",))
+    _check_needs(said, algorithm.needs)
+    return algorithm
+
+
+def check_algorithm(algorithm: Algorithm, said: str) -> None:
+    """Try advantages and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
+    probe.check_advantages(algorithm, said)
+    probe.check_loss(algorithm, said)
+    if algorithm.is_token_sum:
+        probe.check_token_sum(algorithm, said)
+
+
+def _find(said: str, name: str, folders: Sequence[str]) -> Any:
+    if is_reference(name):
+        return resolve("algorithm.name", name, folders)
+    if name in _SUPERVISED:
+        raise ConfigError(
+            f"{said} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps "
+            f"before it"
+        )
+    if name not in ALGORITHMS:
+        raise ConfigError(f"{said} is unknown: {nearest(name, ALGORITHMS)}, or pkg.module:name of your own")
+    return ALGORITHMS[name]
+
+
+def _check_class(said: str, cls: Any) -> None:
+    if not isinstance(cls, type) or not issubclass(cls, Algorithm):
+        raise ConfigError(f"{said} must name a subclass of titan_rl.algorithms.base.Algorithm, not {cls!r:.80}")
+    if inspect.isabstract(cls):
+        raise ConfigError(f"{said} has no {' and no '.join(sorted(cls.__abstractmethods__))}: write the method")
+    check_signature(said, cls, ("settings",))
+    if not isinstance(cls.Settings, type) or not is_dataclass(cls.Settings):
+        raise ConfigError(f"{said}: its Settings must be a dataclass: write @dataclass(kw_only=True) above it")
+    if taken := _COMMON_KEYS & {f.name for f in fields(cls.Settings)}:
+        raise ConfigError(f"{said}: Settings.{min(taken)} is a key that every algorithm has: rename yours")
+
+
+def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) -> Any:
+    try:
+        return build_section(cls.Settings, options, "algorithm", also_known=_COMMON_KEYS)
+    except ConfigError:
+        raise
+    except Exception as error:  # a type that cannot be checked, or what a user's __post_init__ raises
+        raise ConfigError(f"{said}: its Settings cannot be made: {what_happened(error)}") from None
+
+
+def _check_needs(said: str, needs: Any) -> None:
+    """Nothing but the policy and a reward for each sample is served in this release."""
+    if not isinstance(needs, Needs):
+        raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
+    missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
+    missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
+    if missing:
+        raise ConfigError(f"{said} needs {' and '.join(missing)}, which this release cannot serve yet")
