@@ -156,6 +156,7 @@ class Session:
             summary = await self._end(why)
         self._say_end(why, summary)
         self._exits.close()
+        self.run_dir.close()
         return summary
 
     async def _end(self, why: str) -> dict[str, Any]:
@@ -169,6 +170,7 @@ class Session:
         self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
         self.ledger.close()
+        self.events.close()
         plot_curves(self.run_dir.root, self.run_dir.curves)
         return summary
 

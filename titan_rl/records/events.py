@@ -15,7 +15,9 @@ class EventLog:
         self._file = open(root / _EVENTS, "a", buffering=1)  # noqa: SIM115  (closed by close)
 
     def write(self, kind: str, **fields) -> None:
-        self._file.write(json.dumps({"time": time.time(), "kind": kind, **fields}) + "\n")
+        """After ``close`` nothing is written: the deaths of processes that were stopped are no events of the run."""
+        if not self._file.closed:
+            self._file.write(json.dumps({"time": time.time(), "kind": kind, **fields}) + "\n")
 
     def close(self) -> None:
         self._file.close()

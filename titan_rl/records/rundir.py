@@ -55,6 +55,10 @@ class RunDir:
         """Who runs now."""
         replace_text(self.pids, json.dumps(names, indent=2) + "\n")
 
+    def close(self) -> None:
+        """Another process may run in it now."""
+        self._lock.close()
+
     def is_in_use(self) -> bool:
         """Whether a process holds the lock."""
         try:
