@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import running
 
+from titan_rl.cli import main
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rollouts import read_rollouts
 
@@ -103,6 +104,26 @@ def titan_rl(folder: Path, *arguments: str, timeout: float = 240) -> subprocess.
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.fixture
+def mistake(folder, monkeypatch, capsys):
+    """The one line that a command line earns, with exit code 2 and nothing made. In this process, for speed."""
+
+    def told(*arguments: str) -> str:
+        assert main(["train", "mine.toml", "--run.dir", "run", *arguments]) == 2
+        captured = capsys.readouterr()
+        [line] = (captured.out + captured.err).strip().splitlines()
+        assert not (folder / "run").exists()
+        return line
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("my_reward", "my_loss"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield told
+    for name in ("my_reward", "my_loss"):
+        sys.modules.pop(name, None)
+
+
 @pytest.mark.slow
 def test_own_rows_reward_and_loss_train_three_steps(folder):
     done = titan_rl(folder)
@@ -147,11 +168,15 @@ def test_what_a_reward_raises_is_named_with_its_sample(folder):
     ],
     ids=lambda value: "=".join(value).replace("--", "") if isinstance(value[0], str) and value[0][:2] == "--" else "",
 )
-def test_a_mistake_is_one_line_and_nothing_is_started(folder, arguments, words):
-    done = titan_rl(folder, *arguments)
+def test_a_mistake_is_one_line_and_nothing_is_started(mistake, arguments, words):
+    line = mistake(*arguments)
+    assert all(word in line for word in words), line
+
+
+def test_the_command_itself_says_it_in_one_line(folder):
+    done = titan_rl(folder, "--task.reward", "my_reward:rewrd")
     lines = (done.stdout + done.stderr).strip().splitlines()
-    assert done.returncode == 2 and len(lines) == 1, lines
-    assert all(word in lines[0] for word in words), lines[0]
+    assert done.returncode == 2 and len(lines) == 1 and "did you mean 'reward'" in lines[0], lines
     assert not (folder / "run").exists()
 
 
@@ -164,8 +189,7 @@ def test_a_mistake_is_one_line_and_nothing_is_started(folder, arguments, words):
         ("reward = 3", ("int",)),
     ],
 )
-def test_a_broken_file_is_one_line(folder, text, words):
+def test_a_broken_file_is_one_line(folder, mistake, text, words):
     (folder / "my_reward.py").write_text(text)
-    done = titan_rl(folder)
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    assert done.returncode == 2 and len(lines) == 1 and all(word in lines[0] for word in words), lines
+    line = mistake()
+    assert all(word in line for word in words), line

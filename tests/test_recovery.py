@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 STEPS = 10
 
 
-def strike(root: Path, victim: str, number: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(pid_of(root, victim), number)
+def strike(root: Path, target: str, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid_of(root, target), number)
 
 
 def pid_of(root: Path, name: str) -> int:
@@ -61,12 +61,12 @@ def wait_for_name(root: Path, pid: int, name: str) -> None:
     wait_for(lambda: json.loads((root / "pids.json").read_text()).get(str(pid)) == name, f"{name} with id {pid}")
 
 
-def run_under_fire(root: Path, victim: str, number: signal.Signals = signal.SIGKILL, **settings) -> str:
+def run_under_fire(root: Path, target: str, number: signal.Signals = signal.SIGKILL, **settings) -> str:
     """A run of which one process is signalled after step 2; what it said. It must end well and leave no process."""
     process = running.start(root, training__steps=STEPS, **settings)
     running.wait_for_step(root, 2)
     children = running.descendants(process.pid)
-    strike(root, victim, number)
+    strike(root, target, number)
     assert process.wait(150) == 0, running.output(root)[-3000:]
     assert running.gone(children)
     records = [record for record in read_metrics(root) if "reward" in record]
@@ -127,9 +127,9 @@ def test_a_standby_takes_the_place_of_the_dead(tmp_path):
     try:
         standbys = {kind: wait_for_event(root, "standby_waits", of=kind)["pid"] for kind in kinds}
         standbys["verifier"] = kill_the_one_that_waits(root, "standby_waits", of="verifier")
-        for victim, kind in (("trainer rank 0", "trainer"), ("generator 0", "generator"), ("verifier 0", "verifier")):
-            strike(root, victim)
-            wait_for_name(root, standbys[kind], victim)
+        for target, kind in (("trainer rank 0", "trainer"), ("generator 0", "generator"), ("verifier 0", "verifier")):
+            strike(root, target)
+            wait_for_name(root, standbys[kind], target)
         running.wait_for_step(root, 1 + max(record["step"] for record in read_metrics(root)))
     finally:
         process.send_signal(signal.SIGINT)
@@ -158,11 +158,11 @@ def test_an_exception_is_repaired_as_a_death(tmp_path, monkeypatch):
     process = running.start(root, training__steps=5000, generator__replicas=2)
     try:
         running.wait_for_step(root, 2)
-        for victim in ("trainer rank 0", "generator 0", "verifier 0"):
-            pid = pid_of(root, victim)
+        for target in ("trainer rank 0", "generator 0", "verifier 0"):
+            pid = pid_of(root, target)
             (orders / str(pid)).write_text("raise")
             event = wait_for_event(root, "died", pid=pid)
-            assert event["name"] == victim and "ChaosError: an exception that was ordered" in event["why"]
+            assert event["name"] == target and "ChaosError: an exception that was ordered" in event["why"]
             assert (orders / f"{pid}.obeyed").exists()
             running.wait_for_step(root, 1 + max(record["step"] for record in read_metrics(root)))
     finally:

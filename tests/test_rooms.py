@@ -141,3 +141,10 @@ def test_actors_and_kernels_are_no_packages():
     """A top-level package of one of these names would hide Hugging Face's ``kernels`` from transformers and vLLM."""
     for room in ("actors", "kernels"):
         assert (PACKAGE / room).is_symlink() and not (PACKAGE / room / "__init__.py").exists()
+
+
+def test_the_documented_tree_names_every_file():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    tree = page[page.index("## The tree") :]
+    missing = [name_of(path) for path in FILES if path.stem != "__init__" and path.name not in tree]
+    assert not missing

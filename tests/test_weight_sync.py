@@ -203,13 +203,13 @@ def test_a_trainer_rank_killed_in_a_sync_is_named(model, tmp_path):
     async def run():
         async with meshes_of(model, tmp_path, parallelism={"data_parallel_shard_degree": 2}) as meshes:
             await sync(meshes, 0)
-            victim = pid_of(meshes, "trainer rank 1")
-            os.kill(victim, signal.SIGSTOP)  # it will never stage its part
+            target = pid_of(meshes, "trainer rank 1")
+            os.kill(target, signal.SIGSTOP)  # it will never stage its part
             publishing = asyncio.ensure_future(meshes.weights.link.publish(1))
             delivery = asyncio.ensure_future(meshes.weights.deliver(1))
             await asyncio.sleep(0.3)
             assert not delivery.done()
-            os.kill(victim, signal.SIGKILL)
+            os.kill(target, signal.SIGKILL)
             start = time.monotonic()
             with pytest.raises(ActorFault, match="trainer rank 1 died"):
                 await delivery
@@ -226,14 +226,14 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
         async with meshes_of(model, tmp_path, generator={"tensor_parallel": 2}) as meshes:
             await sync(meshes, 0)
             replica = meshes.generators.replicas[0]
-            victim = pid_of(meshes, "generator 0 rank 1")
+            target = pid_of(meshes, "generator 0 rank 1")
             await meshes.weights.publish(1)
             await call_all(replica.ranks, "fetch", 1, 30.0, seconds=30, what="fetching")
-            os.kill(victim, signal.SIGSTOP)  # both have the bytes, and one will never apply them
+            os.kill(target, signal.SIGSTOP)  # both have the bytes, and one will never apply them
             applying = asyncio.ensure_future(call(replica.ranks[0], "apply", 1, seconds=60, what="applying"))
             await asyncio.sleep(0.3)
             assert not applying.done()
-            os.kill(victim, signal.SIGKILL)
+            os.kill(target, signal.SIGKILL)
             start = time.monotonic()
             with pytest.raises(ActorDied, match="generator 0 rank 0 died"):  # it is worth nothing alone
                 await applying

@@ -11,7 +11,7 @@ goes on meanwhile. Generators take a published version while the trainer goes on
     ---------  --------------------  ----------------------------------  ------------------------------------------
     sample     prompts (rollout_     the group that was admitted first;  a verifier's answer; a version that goes live
                queue.py)             a free slot (admission.py)          (publishing.py), which frees slots
-    train      groups, as batches    every trainer rank's answer         the ranks; whoever died is replaced first
+    train      groups, as batches    every trainer rank's answer         the ranks; one that died is replaced first
                                                                          (mesh/trainer_mesh.py)
     publish    the new weights       the version before to be live;      the generators; those that fail are taken out
                                      every rank's copy to be staged      (mesh/weight_sync.py)

@@ -62,7 +62,7 @@ class Reporter:
         self._failures_told: set[str] = set()
 
     def enter(self, step: int, phase: str) -> None:
-        """What the run does now, for whoever looks at its directory."""
+        """What the run does now, for anyone who looks at its directory."""
         self.run_dir.phase.write_text(f"{step} {phase}")
 
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:

@@ -140,7 +140,7 @@ class Session:
         await self.controller.save()
 
     def stop(self) -> None:
-        """Have the run end after the step at hand: whoever drives it meets Stopped."""
+        """Have the run end after the step at hand: its driver meets Stopped."""
         self.stop_request.ask()
 
     async def close(self, error: BaseException | None = None, why: str | None = None) -> dict[str, Any]:

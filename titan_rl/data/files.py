@@ -18,6 +18,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole of ``path``, in one step for whoever reads it."""
+    """Write ``text`` as the whole of ``path``, in one step for a reader."""
     with replacing(path) as beside:
         beside.write_text(text)

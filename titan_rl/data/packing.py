@@ -1,6 +1,6 @@
 """Samples become packed rows, dealt out evenly over data-parallel ranks.
 
-A group's prompt is laid down once and its samples behind it, each a segment that sees the prompt and itself
+A group's prompt comes once and its samples follow it, each a segment that sees the prompt and itself
 (model/attention.py). The last token of a sample is only ever a target, so it is left out of the row. Weights are
 worked out over the whole batch here, once, so that no layout can change a loss.
 
@@ -190,7 +190,7 @@ def _pad_row(row: Row, num_tokens: int) -> Row:
     missing, start = num_tokens - len(row.tokens_T), len(row.tokens_T)
     if not missing:
         return row
-    # no segment longer than the row has, lest attention over nothing cost more than over the row
+    # no segment longer than the row has: attention over padding must not cost more than over the row
     longest = max(segment.length for segment in row.segments)
     pieces = [Segment(begin, min(longest, num_tokens - begin)) for begin in range(start, num_tokens, longest)]
     zeros = np.zeros(missing, np.int64)

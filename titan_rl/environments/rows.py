@@ -45,7 +45,7 @@ class Split:
 
 
 class RowsTask:
-    """Rows of a data file as prompts. A prompt carries its row, so that only whoever makes prompts reads the file.
+    """Rows of a data file as prompts. A prompt carries its row, so that only the maker of prompts reads the file.
 
     Errors: ConfigError, for options when it is made, for the file when the first prompt is wanted.
     """

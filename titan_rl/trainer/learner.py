@@ -124,7 +124,7 @@ class Learner:
     def optimizer_step(self, has_signal: bool) -> tuple[float, float]:
         """Clip, step, clear; the gradient norm before clipping and the learning rate used.
 
-        Without a signal the gradient is exactly zero: the optimizer is left alone, lest its momentum move the
+        Without a signal the gradient is exactly zero: the optimizer is left alone, since its momentum would move the
         weights, and only the schedule advances. Errors: FloatingPointError for a gradient that is not finite.
         """
         norm = self.gradient_norm()
