@@ -33,8 +33,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 BAD_AT = """
-plain, bad_steps = controller.Controller._collect, {bad_steps}
-async def collect(self):
+plain, bad_steps = controller.Controller._sample, {bad_steps}
+async def sample(self):
     groups = await plain(self)
     if bad_steps and self.progress.step + 1 == bad_steps[0]:
         bad_steps.pop(0)
@@ -42,7 +42,7 @@ async def collect(self):
         rollout.logprobs[-1] = np.nan
         print("INJECTED", rollout.prompt_id, rollout.sample, flush=True)
     return groups
-controller.Controller._collect = collect
+controller.Controller._sample = sample
 """
 
 

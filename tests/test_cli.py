@@ -11,7 +11,7 @@ from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 def test_tasks_are_listed_without_the_refused(capsys):
     assert main(["tasks"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert "gcd" in listed and "countdown" not in listed and listed == sorted(listed)
+    assert listed[0] == "jsonl" and "gcd" in listed and "countdown" not in listed and listed[1:] == sorted(listed[1:])
 
 
 @pytest.mark.parametrize(

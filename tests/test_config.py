@@ -395,3 +395,28 @@ def test_committed_file_is_right(file, tmp_path, monkeypatch):
 def test_our_sections_need_no_torch():
     program = "import sys, titan_rl.config.load as c; c.load_config(None); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_launcher_without_hosts_would_change_nothing():
+    line = mistake("--mesh.launcher=my_launcher:srun")
+    assert "mesh.launcher" in line and "mesh.hosts" in line
+
+
+def test_a_former_section_is_refused_with_its_new_name_and_read_in_records(tmp_path):
+    assert "[sft]" in mistake("--warmup.steps=3")
+    (tmp_path / "config.json").write_text('{"warmup": {"steps": 3}, "algorithm": {"name": "grpo", "clip_low": 0.1}}')
+    config = load_resolved(tmp_path / "config.json")
+    assert config.sft.steps == 3 and config.algorithm.options == {"clip_low": 0.1}
+
+
+def test_an_algorithms_own_keys_are_written_as_they_were_read(tmp_path):
+    config = load("--algorithm.clip_low=0.1", "--algorithm.aggregation=sequence")
+    table = as_dict(config)["algorithm"]
+    assert table["clip_low"] == 0.1 and table["aggregation"] == "sequence" and "options" not in table
+
+
+def test_plugins_are_looked_for_beside_the_toml_first(tmp_path):
+    toml = tmp_path / "a.toml"
+    toml.write_text("")
+    assert load_config(toml).run.plugin_path == [str(tmp_path), str(Path.cwd())]
+    assert load("--run.plugin_path=['/x']").run.plugin_path == ["/x"]

