@@ -27,8 +27,8 @@ _FROM_FILE = {"weight": skip_param_init}
 class Float32Head(Linear):
     """An output head that projects in fp32, whatever dtype the model computes in, as the generator's does.
 
-    With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, and computes the logits in tiles.
-    This is done here since FSDP gathers a module's weight only for the module's own forward.
+    With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, and computes the logits in
+    tiles. This is done here since FSDP gathers a module's weight only for the module's own forward.
     """
 
     @dataclass(kw_only=True, slots=True)

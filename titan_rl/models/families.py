@@ -41,11 +41,11 @@ class Family:
             required={**REQUIRED, "sliding_window": None},
         )
 
-    Then give it in the TOML: ``[model] family = "my_package.my_module:MISTRAL"``. Layers of another kind need a TorchTitan
-    block of your own. Another decoder needs a class of your own that inherits from ``PackedDecoder`` and a TorchTitan
-    ``Decoder``, and whose ``Config`` has a field ``sequence_parallel: bool = True``. Two more things are needed outside
-    titan_rl: transformers must know the ``model_type`` (if it does not, call ``AutoConfig.register`` in your module), and
-    vLLM must know the ``architectures`` of config.json.
+    Then give it in the TOML: ``[model] family = "my_package.my_module:MISTRAL"``. Layers of another kind need a
+    TorchTitan block of your own. Another decoder needs a class of your own that inherits from ``PackedDecoder`` and a
+    TorchTitan ``Decoder``, and whose ``Config`` has a field ``sequence_parallel: bool = True``. Two more things are
+    needed outside titan_rl: transformers must know the ``model_type`` (if it does not, call ``AutoConfig.register`` in
+    your module), and vLLM must know the ``architectures`` of config.json.
     """
 
     model_config: Callable[[PreTrainedConfig], Any]
