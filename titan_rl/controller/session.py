@@ -120,14 +120,17 @@ class Session:
 
     async def step(self, count: int = 1) -> None:
         """``count`` steps more; beyond ``training.steps`` there are none."""
-        for _ in range(min(count, self.progress.steps_asked - self.progress.step)):
+        for _ in range(count):
+            if self.progress.step >= self.progress.steps_asked:
+                return
             start = time.perf_counter()
             await self.controller.step()
             self.progress.seconds_training += time.perf_counter() - start
 
     async def run(self) -> None:
         """All steps that are left, the evaluation after them, a checkpoint and the model."""
-        await self.step(self.progress.steps_asked)
+        while self.progress.step < self.progress.steps_asked:  # which may go back, to a checkpoint
+            await self.step()
         await self.controller.finish()
         self._is_finished = True
 
