@@ -11,7 +11,7 @@ import tomli
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, as_dict, load_config, load_resolved, parse_overrides
 from titan_rl.config.schema import OUR_SECTIONS, Config
-from titan_rl.controller.preflight import check_model
+from titan_rl.controller.preflight import check_model, resolve
 from titan_rl.environments.base import make_task
 from titan_rl.models.tiny import make_tiny, tiny_config
 from titan_rl.trainer.layout import check_layout
@@ -420,3 +420,9 @@ def test_plugins_are_looked_for_beside_the_toml_first(tmp_path):
     toml.write_text("")
     assert load_config(toml).run.plugin_path == [str(tmp_path), str(Path.cwd())]
     assert load("--run.plugin_path=['/x']").run.plugin_path == ["/x"]
+
+
+def test_the_resolved_configuration_holds_what_was_left_out():
+    table = resolve(load("--algorithm.clip_low=0.1")).as_dict()
+    assert table["algorithm"]["clip_low"] == 0.1 and table["algorithm"]["clip_high"] == 0.2
+    assert table["training"]["max_norm"] == 1.0 and table["sft"]["steps"] == 0

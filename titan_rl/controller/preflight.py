@@ -1,11 +1,12 @@
 """Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Prompt
@@ -45,6 +46,12 @@ class Checked:
     launcher: Launcher | None
     """Of the user's own; None: on this host."""
     held_out: list[Prompt]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole configuration as a TOML would write it, with everything that was left out."""
+        tables = as_dict(self.config) | self.titan.as_dict()
+        tables["algorithm"] |= asdict(self.algorithm.settings)
+        return tables
 
 
 def resolve(config: Config, num_held_out: int = 0) -> Checked:

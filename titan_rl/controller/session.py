@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from titan_rl.config.load import as_dict
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadBatches
@@ -71,7 +70,7 @@ class Session:
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         if resume:
             check_resumable(run_dir, config)
-        run_dir.open(as_dict(config) | checked.titan.as_dict())
+        run_dir.open(checked.as_dict())
         return cls(checked, run_dir, resume)
 
     def _open_records(self) -> None:
