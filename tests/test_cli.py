@@ -1,7 +1,9 @@
 """Commands, without any process started: what they list, and what they say to a mistake."""
 
 import pytest
+import running
 
+from titan_rl import train
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.session import one_line
@@ -64,3 +66,27 @@ def test_the_benches_are_listed(capsys):
 def test_a_remote_traceback_becomes_one_line():
     error = RuntimeError("Actor call generator0.generate failed.\n Traceback\n  File ...\nValueError: no room\n\n")
     assert one_line(error) == "RuntimeError: Actor call generator0.generate failed. ValueError: no room"
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (dict(task__name="countdown"), "Python"),
+        (dict(rollout__group_size=1), "rollout.group_size"),
+        (dict(model__path="."), "config.json"),
+        (dict(parallelism__tensor_parallel_degree=8), "num_attention_heads"),
+        (dict(parallelism__context_parallel_degree=2), "context_parallel_degree"),
+        (dict(mesh__transport="cuda_ipc"), "GPU"),
+        (dict(mesh__transport="rdma_ibverbs"), "rdma_tcp"),
+        (dict(generator__tensor_parallel=3), "num_attention_heads"),
+        (dict(algorithm__name="gpro"), "grpo"),
+        (dict(algorithm__name="supervised"), "[sft]"),
+    ],
+)
+def test_a_wrong_config_starts_nothing(settings, word, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--run.dir", "run", *running.overrides(**settings)]) == 2
+    captured = capsys.readouterr()
+    [line] = (captured.out + captured.err).strip().splitlines()
+    assert word in line, line
+    assert not (tmp_path / "run").exists()
