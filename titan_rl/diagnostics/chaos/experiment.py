@@ -52,7 +52,7 @@ class Experiment:
     ):
         """``on_progress`` is called with the injections so far, about ten times a second."""
         self.process, self.faults, self.on_progress = process, faults, on_progress
-        self.chosen = random.Random(f"experiment {seed}")
+        self.chosen = random.Random(f"siege {seed}")  # its first name, so that a seed hits the same targets
         self.injections: list[Injection] = []
         self._patience_steps = {"mid-checkpoint": checkpoint_every + 1}
         self._reported = self._looked_up = 0.0
