@@ -393,6 +393,7 @@ def chaos_command(root, *flags: str, **settings) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.confirms
 @pytest.mark.timeout(600)
 def test_a_run_with_faults_completes(tmp_path):
     """A trainer, a verifier and the controller, which is resumed; nothing is lost, no process is left."""

@@ -128,7 +128,8 @@ def _interrupt(number, frame) -> None:
     raise KeyboardInterrupt
 
 
-_AS_CTRL_C = {signal.SIGTERM: _interrupt}
+_AS_CTRL_C = {signal.SIGTERM: _interrupt, signal.SIGINT: _interrupt}
+"""Ctrl-C too: a shell that starts a command in the background has it ignored, and Python leaves that so."""
 _IGNORE_SIGNALS = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
 """While processes are ended: a second Ctrl-C must not leave some of them."""
 
