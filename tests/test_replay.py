@@ -27,7 +27,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
 def run(tmp_path_factory) -> Path:
     """With a warm-up long enough for groups to differ, and all checkpoints kept."""
     root = tmp_path_factory.mktemp("replay") / "run"
-    settings = dict(warmup__steps=60, rollout__prompts_per_step=8, checkpoint__every=2, checkpoint__keep_latest_k=3)
+    settings = dict(sft__steps=60, rollout__prompts_per_step=8, checkpoint__every=2, checkpoint__keep_latest_k=3)
     code = running.train(root, training__steps=STEPS, **settings)
     assert code == 0, running.output(root)[-3000:]
     return root
@@ -85,7 +85,7 @@ def test_resume_takes_the_checkpoint_before_a_damaged_one_and_accounts_from_ther
     shutil.copytree(run, root)
     [data] = (root / "checkpoints" / "step-000006").glob("*.distcp")
     data.write_bytes(data.read_bytes()[:-100])
-    settings = dict(warmup__steps=60, rollout__prompts_per_step=8, training__steps=STEPS + 1)
+    settings = dict(sft__steps=60, rollout__prompts_per_step=8, training__steps=STEPS + 1)
     assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
     said = running.output(root)
     assert (
