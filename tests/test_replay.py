@@ -25,7 +25,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """With a warm-up long enough for groups to differ, and all checkpoints kept."""
+    """With a SFT long enough for groups to differ, and all checkpoints kept."""
     root = tmp_path_factory.mktemp("replay") / "run"
     settings = dict(sft__steps=60, rollout__prompts_per_step=8, checkpoint__every=2, checkpoint__keep_latest_k=3)
     code = running.train(root, training__steps=STEPS, **settings)
