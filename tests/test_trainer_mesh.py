@@ -2,12 +2,16 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from titan_rl.mesh.snapshots import Found
+from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.trainer_mesh import ActorFault, TrainerMesh
+from titan_rl.mesh.weight_link import WeightLink
+from titan_rl.mesh.weight_sync import WeightSync
 
 
 class FakeRank:
@@ -194,5 +198,46 @@ def test_an_actor_that_raises_the_same_again_and_again_ends_the_run():
         with pytest.raises(ActorFault, match="trainer rank 1 raised a mistake") as info:
             await mesh.ask(raises)
         assert isinstance(info.value.__cause__, ValueError)
+
+    asyncio.run(run())
+
+
+class FakeDispatcher:
+    def take_scoring_seconds(self) -> dict:
+        return {}
+
+
+class StuckLink(WeightLink):
+    """Publishing reaches nobody, and the first delivery waits for ever; notes the versions."""
+
+    def __init__(self, trainers: FakeTrainers):
+        super().__init__(trainers, "auto", seconds=1.0)
+        self.delivered = []
+
+    async def publish(self, version: int) -> None:
+        self.published = version
+
+    async def deliver(self, version: int, replicas: list, failed) -> list:
+        self.delivered.append(version)
+        if len(self.delivered) == 1:
+            await asyncio.Event().wait()
+        return []
+
+
+def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
+    """A rank dies after step 6 while version 5 is on its way: version 5 is gone, and 6 must not be called 5."""
+
+    async def run():
+        mesh, _, _ = make(set(), steps=[5, 6])
+        link = StuckLink(mesh.trainers)
+        mesh.followers = [mesh.snapshots, link]
+        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeDispatcher(), Stragglers())
+        await mesh.begin_at(5)
+        await weights.publish(5)
+        delivery = asyncio.ensure_future(weights.deliver(5))
+        await mesh.train([], 6)
+        mesh.trainers.ranks[1].died.set_result(time.monotonic())
+        await delivery
+        assert link.published == 6 and link.delivered == [5, 6]
 
     asyncio.run(run())

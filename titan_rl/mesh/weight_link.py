@@ -37,7 +37,8 @@ class WeightLink:
         """For the log: which ones are used, and by how many pairs of ranks."""
         self.version: int | None = None
         """The one that is live."""
-        self._published: int | None = None
+        self.published: int | None = None
+        """The one that the trainer's regions hold last."""
         self._connected: list[Replica] = []
         self._lock = asyncio.Lock()
         """Held while replicas are connected or take a version."""
@@ -113,9 +114,13 @@ class WeightLink:
                     await self._connect(replica)
 
     async def resume(self, step: int) -> None:
-        """What was published is published again: it was withdrawn, and somebody may still need it."""
-        if self._published is not None:
-            await self.publish(self._published)
+        """What was published was withdrawn, and somebody may still need it: it is published again.
+
+        If the run is a step further by now, the weights of that version are gone: those of ``step`` come in their
+        place, under their own number.
+        """
+        if self.published is not None:
+            await self.publish(step)
 
     # versions
 
@@ -123,7 +128,7 @@ class WeightLink:
         """Every trainer rank begins to stage its shards. The version before must be delivered."""
         what = f"publishing weights version {version}"
         await call_all(self.trainers.ranks, "publish", version, seconds=self.seconds, what=what)
-        self._published = version
+        self.published = version
 
     async def deliver(
         self, version: int, replicas: list[Replica], failed: Callable[[int, str], None]

@@ -46,7 +46,10 @@ class WeightSync:
         await self.trainer.ask(lambda: self.link.publish(version))
 
     async def deliver(self, version: int) -> list[EngineStatistics]:
-        """Have every replica take a published version; each engine's statistics of the version before."""
+        """Have every replica take a published version; each engine's statistics of the version before.
+
+        After a repair it may be a later one, which the trainer is at by then (``WeightLink.resume``).
+        """
         trainers = self.trainer.trainers
         while True:
             deaths = {rank.died for rank in trainers.ranks}
@@ -60,6 +63,7 @@ class WeightSync:
             work.cancel()  # it may wait for a rank that will never finish this version
             await asyncio.wait({work})
             await self.trainer.wait_until_complete()
+            version = self.link.published
 
     def _update_failed(self, number: int, reason: str) -> None:
         if not self.trainer.trainers.is_complete:
