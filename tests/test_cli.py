@@ -1,11 +1,17 @@
-"""Commands, without any process started: what they list, and what they say to a mistake."""
+"""Commands, without any actor started: what they list, what they say to a mistake, and how they are started."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import running
 
-from titan_rl import train
+from titan_rl import __version__, cli, train
 from titan_rl.cli import main
+from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError
+from titan_rl.config.shipped import shipped
 from titan_rl.controller.session import one_line
 from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 
@@ -22,15 +28,178 @@ def test_tasks_are_listed_without_the_refused(capsys):
         (["train", "nowhere.toml"], "nowhere.toml"),
         (["eval", "nowhere", "--task", "gcd"], "config.json"),
         (["eval", "tiny"], "directory"),
+        (["eval", "tiny", "--file", "nowhere.toml"], "nowhere.toml"),
         (["bench", "stp"], "'step'"),
+        (["bench"], "name"),
         (["model", "tiny", "somewhere", "--run.sed", "1"], "'seed'"),
+        (["model", "smolm", "somewhere"], "'smollm2'"),
+        (["model", "tiny", __file__], "new directory"),
+        (["model", "tiny", f"{__file__}/model"], "new directory"),
+        (["model", "tiny", os.path.dirname(__file__)], "not empty"),
         (["train", "x.toml", "--bad"], "--section.key"),
+        (["train", "x.toml", "--=3"], "--section.key"),
+        (["train", "x.toml", "--res"], "'--res'"),
+        (["train", "x.toml", "another"], "'another'"),
+        (["train", "x.toml", "--resume=3"], "--resume"),
+        (["train", "two\nlines"], "two lines"),
+        (["train", "a" * 5000], "quickstart"),
+        (["trian", "x.toml"], "'train'"),
+        (["--run.seed", "3", "trian", "x.toml"], "'train'"),
+        (["ledger"], "run"),
+        (["ledger", "nowhere"], "nowhere"),
+        (["ledger", "nowhere", "--run.seed=3"], "--run"),
+        (["replay", "nowhere"], "--from, --to"),
+        (["replay", "nowhere", "--from", "1", "--to", "x"], "--to"),
+        (["replay", "nowhere", "--from", "1", "--to", "2"], "nowhere"),
+        (["scale", "nowhere", "--generators", "2"], "nowhere"),
+        (["scale", "nowhere", "--generators", "0"], "--generators 0"),
+        (["chaos", "nowhere.toml"], "nowhere.toml"),
+        (["chaos", "chaos", "--kills", "0"], "--kills 1"),
+        (["chaos", "chaos", "--targets", ""], "--targets"),
+        (["tasks", "gcd"], "'gcd'"),
+        (["tasks", "--run.seed", "3"], "--run"),
+        (["train", "x.toml", "--config", "y.toml"], "x.toml and y.toml"),
+        (["train", "--module", "llama3", "--config", "llama3_debugmodel"], "model.path"),
+        (["train", "--module", "titan_rl"], "quickstart"),
+        (["train", "--job.config_file=5"], "--job.config_file"),
+        (["train", "--job.dump_folder=x"], "job.dump_folder"),
     ],
+    ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, word, capsys):
     assert main(arguments) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("titan-rl: ") and word in said and "\n" not in said
+    captured = capsys.readouterr()
+    assert captured.err.startswith("titan-rl: ") and word in captured.err and not captured.out
+    assert captured.err.count("\n") == 1 and captured.err.endswith("\n") and len(captured.err) < 1200
+
+
+@pytest.mark.parametrize(("door", "arguments"), [(main, []), (main, ["train"]), (train.main, [])])
+def test_without_arguments_there_is_help_and_no_run(door, arguments, capsys):
+    assert door(arguments) == 2
+    captured = capsys.readouterr()
+    assert "usage: " in captured.err and not captured.out
+
+
+def test_the_help_of_train_lists_the_files_that_come_along_and_says_where_overrides_are_told(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert done.value.code == 0 and "--section.key" in said and "docs/operations.md" in said
+    assert len(shipped()) >= 3 and all(name in said for name in shipped())
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0 and capsys.readouterr().out == f"titan-rl {__version__}\n"
+
+
+@pytest.mark.parametrize("door", [lambda arguments: main(["train", *arguments]), train.main], ids=["cli", "train"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quickstart"],
+        ["quickstart.toml"],
+        ["--config", "quickstart"],
+        ["--module", "titan_rl", "--config", "quickstart"],
+        ["--module=titan_rl", "--config=quickstart.toml"],
+        ["--job.config_file", "quickstart"],
+        ["--job.config_file=quickstart.toml"],
+    ],
+)
+def test_ways_to_name_the_file_of_a_run(door, arguments, tmp_path, monkeypatch):
+    (tmp_path / "quickstart.toml").write_text("[run]\nseed = 5")
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(train, "train", lambda *given: asked.append(given) or 0)
+    assert door(["--training.steps", "3", *arguments, "--resume"]) == 0
+    assert asked == [(arguments[-1].rpartition("=")[2], {"training": {"steps": 3}}, True)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "starter"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "torchrun"),
+        ({"WORLD_SIZE": "2"}, "torchrun"),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, "mpirun"),
+    ],
+)
+def test_the_first_of_several_controllers_says_why_not(environment, starter, capsys, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for door in (lambda: main(["train", "nowhere.toml"]), lambda: train.main(["nowhere.toml"])):
+        assert door() == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert starter in line and next(iter(environment)) in line
+
+
+def test_the_others_say_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(command_line, "_OTHERS_WAIT_SECONDS", 0.0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as done:
+        main(["train", "nowhere.toml"])
+    assert done.value.code == 2 and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},  # a batch script, which is started once
+        {"WORLD_SIZE": "", "RANK": ""},
+    ],
+)
+def test_one_controller_is_welcome(environment):
+    command_line.check_started_once(environment)
+
+
+def test_torchrun_with_two_processes_starts_nothing(tmp_path):
+    """Rank 0 has spoken before torchrun, which ends all when one has ended, could end it."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    command = [*torchrun, "--nproc_per_node=2", "-m", "titan_rl.train", "quickstart"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode and len([line for line in done.stderr.splitlines() if line.startswith("titan-rl: ")]) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def unread() -> int:
+    """The end of a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", [["bench", "list"], ["tasks"]], ids=" ".join)
+def test_a_reader_that_has_gone_is_no_fault(arguments, buffered, unread):
+    """Also when Python flushes for the last time."""
+    command = [sys.executable, "-m", "titan_rl.cli", *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": buffered}
+    done = subprocess.run(command, stdout=unread, stderr=subprocess.PIPE, env=environment, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_told(monkeypatch, unread):
+    def breaks(options, overrides):
+        os.write(unread, b"x")
+
+    monkeypatch.setitem(cli._COMMANDS, "tasks", breaks)
+    with open(os.devnull, "w") as read, pytest.raises(BrokenPipeError):
+        monkeypatch.setattr(sys, "stdout", read)
+        main(["tasks"])
+
+
+def test_ctrl_c_before_a_run_is_up_is_one_line(monkeypatch, capsys):
+    def interrupted(options, overrides):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._COMMANDS, "tasks", interrupted)
+    assert main(["tasks"]) == 130 and capsys.readouterr().err == "titan-rl: stopped\n"
 
 
 def test_smollm2_is_not_fetched_over_something(tmp_path, capsys):

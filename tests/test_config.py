@@ -1,6 +1,7 @@
 """A user's mistake is one line that names the key and the mend; whatever is right comes through as it was written."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +21,11 @@ from titan_rl.trainer.titan_config import build_titan
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 
 
-def load(*arguments: str, file: Path | None = None) -> Config:
+def load(*arguments: str, file: Path | str | None = None) -> Config:
     return load_config(file, parse_overrides(list(arguments)))
 
 
-def mistake(*arguments: str, file: Path | None = None) -> str:
+def mistake(*arguments: str, file: Path | str | None = None) -> str:
     """The one line of the ConfigError that the arguments earn."""
     with pytest.raises(ConfigError) as caught:
         config = load(*arguments, file=file)
@@ -117,6 +118,10 @@ def test_limits_themselves_are_allowed():
         (["--run.dir=a=b"], {"run": {"dir": "a=b"}}),
         (["--run.dir="], {"run": {"dir": ""}}),
         (["--run.seed=1", "--run.seed=2"], {"run": {"seed": 2}}),
+        (["--task.system_prompt", "3\nseed = 2"], {"task": {"system_prompt": "3\nseed = 2"}}),
+        (["--run.seed=" + "9" * 5000], {"run": {"seed": "9" * 5000}}),
+        (["--run.dir=" + "[" * 1000], {"run": {"dir": "[" * 1000}}),
+        (["--rün.sëed=ü"], {"rün": {"sëed": "ü"}}),
     ],
 )
 def test_overrides(arguments, tables):
@@ -125,7 +130,19 @@ def test_overrides(arguments, tables):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["train"], ["-run.seed", "1"], ["--seed", "1"], ["--run.seed", "1", "2"], ["--run.seed=1", "--run.seed.deeper=2"]],
+    [
+        ["train"],
+        ["-run.seed", "1"],
+        ["--seed", "1"],
+        ["--seed=1.5"],
+        ["--run.seed", "1", "2"],
+        ["--run.seed=1", "--run.seed.deeper=2"],
+        ["--=3"],
+        ["--.=3"],
+        ["--.seed=3"],
+        ["--run.=3"],
+        ["--run..seed=3"],
+    ],
 )
 def test_bad_form_of_an_override(arguments):
     with pytest.raises(ConfigError) as caught:
@@ -147,13 +164,64 @@ def test_override_goes_over_the_file_and_keeps_the_rest(tmp_path):
 def test_missing_file(tmp_path):
     assert "none.toml" in mistake(file=tmp_path / "none.toml")
     assert str(tmp_path) in mistake(file=tmp_path)
+    assert "too long" in mistake(file=tmp_path / ("a" * 5000))
 
 
-@pytest.mark.parametrize("content", [b"[run", b"[run]\nseed =", b"seed = \xff", b"[run]\nseed = 1\nseed = 2"])
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "pipe.toml: it is not a file" in mistake(file=tmp_path / "pipe.toml")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[run",
+        b"[run]\nseed =",
+        b"seed = \xff",
+        b"[run]\nseed = 1\nseed = 2",
+        "[run]\nseed = 1".encode("utf-16"),
+        b"\0" * 100,
+        b"a = " + b"9" * 5000,
+        b"a = " + b"[" * 1000,
+    ],
+    ids=lambda content: repr(content[:24]),
+)
 def test_file_that_is_not_toml(tmp_path, content):
     file = tmp_path / "a.toml"
     file.write_bytes(content)
     assert "a.toml is not TOML" in mistake(file=file)
+
+
+@pytest.mark.parametrize("content", [b"", b" \r\n", b"\xef\xbb\xbf"])
+def test_an_empty_file_starts_no_run_of_defaults(tmp_path, content):
+    (tmp_path / "a.toml").write_bytes(content)
+    assert "a.toml is empty" in mistake(file=tmp_path / "a.toml")
+
+
+def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path):
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nseed = 3\r\n")
+    assert load(file=tmp_path / "a.toml").run.seed == 3
+
+
+def test_a_file_of_that_path_is_taken_before_the_one_that_comes_along(tmp_path, monkeypatch):
+    """A folder of that name, such as the one of its runs, is no such file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()
+    assert load(file="quickstart").task.name == "count_bits"
+    (tmp_path / "quickstart").rmdir()
+    (tmp_path / "quickstart").write_text("[task]\nname = 'lcm'")
+    assert load(file="quickstart").task.name == "lcm"
+
+
+def test_data_beside_a_file_that_comes_along_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(file="quickstart").run.plugin_path == [str(CONFIGS[0].parent), str(tmp_path)]
+
+
+def test_an_unknown_name_is_told_with_the_nearest_and_the_list():
+    line = mistake(file="quickstrat")
+    assert "did you mean 'quickstart'" in line and all(file.stem in line for file in CONFIGS)
+    assert "did you mean" not in mistake(file="zzz")
 
 
 def test_key_outside_a_section(tmp_path):
@@ -417,7 +485,7 @@ def test_an_algorithms_own_keys_are_written_as_they_were_read(tmp_path):
 
 def test_plugins_are_looked_for_beside_the_toml_first(tmp_path):
     toml = tmp_path / "a.toml"
-    toml.write_text("")
+    toml.write_text("# all defaults")
     assert load_config(toml).run.plugin_path == [str(tmp_path), str(Path.cwd())]
     assert load("--run.plugin_path=['/x']").run.plugin_path == ["/x"]
 

@@ -1,6 +1,9 @@
 """What a step measured: written once, read back once, and shown in plain lines where there is no terminal."""
 
 import json
+import os
+import subprocess
+import sys
 from itertools import count
 from types import SimpleNamespace
 
@@ -138,6 +141,22 @@ def test_remarks_are_printed_as_they_are(tmp_path, capsys):
     with Display(25, tmp_path / "log.txt") as display:
         display.say(remark)
     assert capsys.readouterr().out.splitlines() == [remark] == (tmp_path / "log.txt").read_text().splitlines()
+
+
+def test_a_run_outlives_whoever_reads_it(tmp_path):
+    program = f"""
+from pathlib import Path
+from titan_rl.controller.display import Display
+with Display(25, Path({str(tmp_path / "log.txt")!r})) as display:
+    for number in range(3):
+        display.say(str(number))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "log.txt").read_text().split() == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("loss_metrics", [{}, {"clip_fraction": 0.5}])

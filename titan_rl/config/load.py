@@ -15,6 +15,7 @@ import tomli
 from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
+from titan_rl.config.shipped import find_config, shipped
 
 RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
@@ -51,37 +52,46 @@ def build_section(cls: type, values: dict[str, Any], section: str, also_known: I
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
+def is_override(argument: str) -> bool:
+    """Whether it has the form ``--section.key``, with a value or without."""
+    return argument.startswith("--") and "." in argument.partition("=")[0]
+
+
+def join_overrides(arguments: list[str]) -> list[str]:
+    """``["--training.steps", "20"]`` becomes ``["--training.steps=20"]``; a bare flag is true, the rest stays."""
+    joined, rest = [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if is_override(argument) and "=" not in argument:
+            argument += f"={rest.pop(0) if rest and not rest[0].startswith('--') else 'true'}"
+        joined.append(argument)
+    return joined
+
+
 def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
     """``["--training.steps", "20"]`` becomes ``{"training": {"steps": 20}}``; a bare flag is true; deeper dots nest."""
     overrides: dict[str, dict[str, Any]] = {}
-    position = 0
-    while position < len(arguments):
-        argument = arguments[position]
-        if not argument.startswith("--") or "." not in argument:
-            raise ConfigError(f"cannot read {argument!r}: overrides look like --section.key value")
-        name, has_value, text = argument[2:].partition("=")
-        if not has_value:
-            following = arguments[position + 1 : position + 2]
-            if following and not following[0].startswith("--"):
-                text, position = following[0], position + 1
-            else:
-                text = "true"
+    for argument in join_overrides(arguments):
+        name, _, text = argument[2:].partition("=")
         *path, key = name.split(".")
+        if not is_override(argument) or not all([*path, key]):
+            raise ConfigError(f"cannot read {argument!r}: overrides look like --section.key value")
         table = overrides
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"--{name} and another override exclude each other: {part} is a value or a table")
         table[key] = _toml_value(text)
-        position += 1
     return overrides
 
 
 def _toml_value(text: str) -> Any:
+    """A value as a TOML writes it, or else the text itself."""
     try:
-        return tomli.loads(f"value = {text}")["value"]
-    except tomli.TOMLDecodeError:
+        tables = tomli.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # also for numbers and nests beyond what Python reads
         return text
+    return tables["value"] if len(tables) == 1 else text
 
 
 def _merge(base: dict, over: dict) -> dict:
@@ -92,25 +102,43 @@ def _merge(base: dict, over: dict) -> dict:
     return merged
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Errors: ConfigError if the file is missing or is not TOML."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """Errors: ConfigError if the file is missing, is no file, is empty or is not TOML."""
+    text = _text_of(path)
+    if not text.strip():
+        raise ConfigError(f"{path} is empty: write what differs from the defaults, such as [training] and steps = 100")
     try:
-        with open(path, "rb") as file:
-            return tomli.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the path of a TOML file") from None
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomli.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
+def _text_of(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ConfigError(f"cannot read {path}: it is not a file; {_toml_to_give(path)}")
+        return path.read_bytes().decode("utf-8-sig")  # with or without a byte-order mark
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; {_toml_to_give(path)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error.reason} in UTF-8; save it as UTF-8") from None
+
+
+def _toml_to_give(path: Path) -> str:
+    close = difflib.get_close_matches(path.stem, shipped(), n=1, cutoff=0.5)
+    hint = f": did you mean {close[0]!r}?" if close else ""
+    return f"give the path of a TOML file, or one of {', '.join(shipped())}{hint}"
+
+
 def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Config:
-    """Parse and check our sections. TorchTitan's sections and the algorithm's own keys are checked where they are
-    built, as they need torch."""
-    tables = _merge(read_toml(path) if path else {}, overrides or {})
+    """Parse and check our sections. ``path``: a TOML's, or the name of one that comes with the package. TorchTitan's
+    sections and the algorithm's own keys are checked where they are built, as they need torch."""
+    file = None if path is None else find_config(path)
+    tables = _merge(read_toml(file) if file else {}, overrides or {})
     _check_sections(tables)
     config = _build(tables)
     if not config.run.plugin_path:
-        folders = ([Path(path).resolve().parent] if path else []) + [Path.cwd()]
+        folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
     return config

@@ -1,5 +1,7 @@
 """What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
 
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -34,11 +36,19 @@ _LINE_SECONDS = 3.0
 """Without a terminal, a line at most this often."""
 
 
+class _Console(Console):
+    """One that a run outlives: ``titan-rl train quickstart | head`` trains on, and log.txt has what it says."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Display:
     """``step`` after each step, ``say`` for anything else, which also goes to the run's log; a context manager."""
 
     def __init__(self, num_steps: int, log: Path | None = None):
-        self.console = Console()
+        self.console = _Console()
         self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115  (closed on exit)
         self.num_steps = num_steps
         self._last_line = 0.0

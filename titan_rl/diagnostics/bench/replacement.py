@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import load_config
+from titan_rl.config.shipped import FOLDER
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.models.tiny import make_tiny
 from titan_rl.records.events import read_events
@@ -23,7 +24,7 @@ from titan_rl.records.events import read_events
 _BAR_COLD, _BAR_SPARE, _BAR_TRAINER = 1.3, 2.0, 3.0
 _ROUNDS = 5
 _WAIT_SECONDS = 180.0
-_CHAOS = Path(__file__).parents[3] / "configs" / "chaos.toml"
+_CHAOS = FOLDER / "chaos.toml"
 _COLD = """
 import sys
 from pathlib import Path

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.shipped import FOLDER
 from titan_rl.records.metrics import read_metrics
 
-_CONFIGS = Path(__file__).parents[3] / "configs"
 _NUM_WARMING = 2
 """The first steps, which are left out of the medians."""
 
@@ -52,7 +52,7 @@ def trained(
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         root = Path(folder) / "run"
         tables = [*_arguments(fixed), *_arguments(overrides), "--run.dir", str(root)]
-        arguments = [sys.executable, "-m", *command, str(_CONFIGS / config_file), *tables]
+        arguments = [sys.executable, "-m", *command, str(FOLDER / config_file), *tables]
         done = subprocess.run(arguments, capture_output=True, text=True)
         if done.returncode == 2:
             raise ConfigError(done.stderr.strip().removeprefix("titan-rl: "))

@@ -1,0 +1,99 @@
+"""What both doors share, ``titan-rl`` and ``python -m titan_rl.train``: how arguments are read, what a mistake looks
+like, exit codes, and that a command is started once.
+"""
+
+import argparse
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from titan_rl.config.load import ConfigError, is_override, join_overrides, parse_overrides
+
+EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
+EXIT_UNREAD = 128 + signal.SIGPIPE
+"""What a shell calls a program that nobody reads any more: ``titan-rl tasks | head -1``."""
+
+_STARTERS = (
+    ("torchrun", "WORLD_SIZE", "RANK"),
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+)
+"""What starts copies, the variable that says how many, and the one that numbers them. In a batch script SLURM tells the
+tasks of the job, which are not copies of anything yet, so those of the step are asked for."""
+_OTHERS_WAIT_SECONDS = 10.0
+"""torchrun ends all as soon as one has ended, and rank 0 must have spoken by then."""
+_MAX_CHARACTERS = 1000
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with mistakes in one line and no abbreviations."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `{self.prog} --help` tells more")
+
+
+def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, dict[str, dict[str, Any]]]:
+    """Options, and the overrides, which may stand anywhere among them. Errors: ConfigError."""
+    joined = join_overrides(arguments)
+    options, unread = parser.parse_known_args([argument for argument in joined if not is_override(argument)])
+    if unread:
+        raise ConfigError(f"cannot read {unread[0]!r}: overrides look like --section.key value; --help lists the rest")
+    return options, parse_overrides([argument for argument in joined if is_override(argument)])
+
+
+def answer(command: Callable[[list[str]], int], arguments: list[str] | None = None) -> int:
+    """The exit code of a door's command. A mistake is one line on stderr; a reader that has gone is no fault."""
+    try:
+        check_started_once(os.environ)
+        try:
+            return command(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            print(end="", flush=True)  # here, where it can be answered for: Python does it after the last line
+    except ConfigError as error:
+        print(f"titan-rl: {_one_line(error)}", file=sys.stderr)
+        return EXIT_USER
+    except KeyboardInterrupt:
+        print("titan-rl: stopped", file=sys.stderr)
+        return EXIT_STOPPED
+    except BrokenPipeError:
+        if _is_read(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it once more
+        return EXIT_UNREAD
+
+
+def check_started_once(environment: Mapping[str, str]) -> None:
+    """A run has one controller, which starts all other processes. Errors: ConfigError in the first of several copies;
+    the others exit without a word."""
+    for starter, size, rank in _STARTERS:
+        number = environment.get(size, "")
+        if not number.isdecimal() or int(number) < 2:
+            continue
+        if environment.get(rank, "0") != "0":
+            time.sleep(_OTHERS_WAIT_SECONDS)
+            sys.exit(EXIT_USER)
+        raise ConfigError(
+            f"{starter} starts {number} controllers ({size} = {number}), and a run has one, which starts all other "
+            f"processes itself: start it once, without {starter} or with 1 process, or unset {size}"
+        )
+
+
+def _one_line(error: ConfigError) -> str:
+    """However long what was given is, the mend at the end stays."""
+    text = " ".join(str(error).splitlines())
+    half = _MAX_CHARACTERS // 2
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
+def _is_read(stream: Any) -> bool:
+    """Whether somebody holds the other end of a pipe."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
