@@ -25,8 +25,18 @@ SUMS = (
 )
 """Over trained tokens; ``agreement_max`` alone is a maximum. ``count``, ``clipped`` and ``capped`` count tokens."""
 
-_LARGEST_LOG = 20.0
+LARGEST_LOG_RATIO = 20.0
 """Differences of log-probabilities are cut here, so that no ratio is infinite."""
+
+
+def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
+    """Cut to at most LARGEST_LOG_RATIO either way, as verl and OpenRLHF cut it; NaN if it is infinite.
+
+    Beyond the cut the gradient is zero: of a token that the two policies hold a hundred million times as likely, the
+    one as the other, nothing can be learned, and its ratio would drown all other tokens'. An infinite log-probability
+    is a fault, which a cut would hide; NaN tells it.
+    """
+    return log_ratio_S.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO) + 0 * log_ratio_S
 
 
 @dataclass(frozen=True)
@@ -98,12 +108,12 @@ def _reference(logprob_S, old_S, advantage_S, weight_S, sampling_S, reference_S,
     log_ratio_S = logprob_S - old_S
     if objective.level == "sequence":
         log_ratio_S = _mean_of_sequence(log_ratio_S, counted_S, offsets_N)
-    ratio_S = log_ratio_S.clamp(-_LARGEST_LOG, _LARGEST_LOG).exp()
+    ratio_S = bounded_log_ratio(log_ratio_S).exp()
     loss_S, clipped_S = _surrogate(ratio_S, logprob_S, advantage_S, objective)
     sampling_S = old_S if sampling_S is None else _trained(sampling_S, counted_S)
     capped_S = torch.zeros_like(counted_S)
     if objective.importance_cap is not None:
-        importance_S = (old_S - sampling_S).clamp(-_LARGEST_LOG, _LARGEST_LOG).exp()
+        importance_S = bounded_log_ratio(old_S - sampling_S).exp()
         capped_S = importance_S > objective.importance_cap
         loss_S = loss_S * importance_S.clamp(max=objective.importance_cap)
     kl_S = torch.zeros_like(loss_S)
@@ -111,7 +121,7 @@ def _reference(logprob_S, old_S, advantage_S, weight_S, sampling_S, reference_S,
         kl_S = _divergence(_trained(reference_S, counted_S) - logprob_S, objective.kl_estimator)
         loss_S = loss_S + objective.kl_coefficient * kl_S
     loss = (loss_S * weight_S).sum()
-    drift_S = (logprob_S - sampling_S).detach().clamp(-_LARGEST_LOG, _LARGEST_LOG)
+    drift_S = bounded_log_ratio(logprob_S - sampling_S).detach()
     agreement_S = drift_S.abs().exp() * counted_S
     entropy_S = torch.zeros_like(loss_S) if entropy_S is None else _trained(entropy_S, counted_S)
     sums = (
@@ -157,7 +167,7 @@ def _divergence(log_ratio_S: torch.Tensor, estimator: str) -> torch.Tensor:
         return -log_ratio_S
     if estimator == "k2":
         return log_ratio_S.square() / 2
-    cut_S = log_ratio_S.clamp(-_LARGEST_LOG, _LARGEST_LOG)
+    cut_S = bounded_log_ratio(log_ratio_S)
     return cut_S.exp() - 1 - cut_S
 
 
@@ -219,7 +229,7 @@ _MAXIMUM = SUMS.index("agreement_max")
 _BLOCK = 64 if os.environ.get("TRITON_INTERPRET") == "1" else 1024
 
 if triton is not None:
-    _CUT = tl.constexpr(_LARGEST_LOG)
+    _CUT = tl.constexpr(LARGEST_LOG_RATIO)
     _NUM_SUMS, _MAXIMUM_LANE = tl.constexpr(len(SUMS)), tl.constexpr(_MAXIMUM)
 
     @triton.jit
@@ -233,7 +243,12 @@ if triton is not None:
 
     @triton.jit
     def _cut(value_S):
-        return tl.minimum(tl.maximum(value_S, -_CUT), _CUT)
+        """bounded_log_ratio."""
+        return tl.minimum(tl.maximum(value_S, -_CUT), _CUT) + value_S * 0.0
+
+    @triton.jit
+    def _clamp(value_S, lower, upper):
+        return tl.clamp(value_S, lower, upper, propagate_nan=tl.PropagateNan.ALL)
 
     @triton.jit
     def _log_ratio(logprob, old, weight, tokens_S, is_token_S):
@@ -271,7 +286,7 @@ if triton is not None:
         advantage_S = _load_trained(advantage + tokens_S, is_token_S, counted_S)
         weight_S = _load_trained(weight + tokens_S, is_token_S, counted_S)
         ratio_S = tl.exp(_cut(log_ratio_S))
-        bounded_S = tl.minimum(tl.maximum(ratio_S, lower), upper)
+        bounded_S = _clamp(ratio_S, lower, upper)
         zero_S = ratio_S * 0.0
         if CISPO:
             clipped_S = bounded_S != ratio_S
@@ -292,7 +307,7 @@ if triton is not None:
         if HAS_CAP:
             importance_S = tl.exp(_cut(old_S - sampling_S))
             capped_S = (importance_S > cap).to(tl.float32)
-            importance_S = tl.minimum(importance_S, cap)
+            importance_S = _clamp(importance_S, 0.0, cap)
             loss_S *= importance_S
             by_ratio_S *= importance_S
             by_logprob_S *= importance_S

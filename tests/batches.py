@@ -73,7 +73,7 @@ def with_fault(batch: Batch, fault: str, prompt_id: str, sample: int) -> Batch:
             if fault == "sampling logprob":
                 row.logprob_S[part.start] = np.nan
             elif fault == "loss":
-                row.logprob_S[part.start], row.advantage_S[part.start] = -1e4, -1.0
+                row.advantage_S[part.start] = np.inf
             elif fault == "gradient":
                 row.advantage_S[part.start] = POISON
     return batch

@@ -24,9 +24,9 @@ def inputs_of(ratio, advantage, weight=None) -> LossInputs:
 
 def test_grpo_by_hand():
     advantages_G = group_relative(np.array([1.0, 0.0, 0.0, 1.0]), normalize_std=True)
-    assert advantages_G == pytest.approx([1, -1, -1, 1], rel=1e-5)
+    assert advantages_G == pytest.approx(np.array([1, -1, -1, 1]) * 0.75**0.5, rel=1e-5)
     advantages_G = group_relative(np.array([3.0, 0.0, 0.0]), normalize_std=True)
-    assert advantages_G == pytest.approx([2 / 2**0.5, -1 / 2**0.5, -1 / 2**0.5], rel=1e-5)
+    assert advantages_G == pytest.approx(np.array([2, -1, -1]) / 3**0.5, rel=1e-5)
 
 
 def test_dr_grpo_does_not_divide():

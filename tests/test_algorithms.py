@@ -93,6 +93,7 @@ def test_keys_of_an_algorithm_reach_it():
         ({"name": "grop"}, "algorithm.name = 'grop' is unknown: did you mean 'grpo'?"),
         ({"name": "supervised"}, "is no reinforcement-learning algorithm: take grpo, and set [sft] steps"),
         ({"name": "sft"}, "is no reinforcement-learning algorithm: take grpo, and set [sft] steps"),
+        ({"name": "titan_rl.algorithms.sft:SFT"}, "is no reinforcement-learning algorithm: take grpo, and set [sft]"),
         ({"name": "no_such_module_at_all:Mine"}, "there is no module 'no_such_module_at_all'"),
         ({"name": "titan_rl.algorithms.grpo:GRPOO"}, "did you mean 'GRPO'?"),
         ({"name": "titan_rl.algorithms.grpo:rewards_of"}, "must name a subclass of titan_rl.algorithms.base.Algorithm"),
@@ -110,6 +111,13 @@ def test_a_users_algorithm(make):
     assert algorithm.settings.scale == 3.0
     assert "did you mean 'scale'?" in mistake(make, RIGHT, scael=3)
     assert "algorithm.scale = 'much'" in mistake(make, RIGHT, scale="much")
+
+
+def test_a_supervised_algorithm_that_is_told_what_answers_earned_is_another(make):
+    """SFT's own advantages count every answer alike, right or wrong."""
+    text = "from titan_rl.algorithms.sft import SFT\nclass Mine(SFT):\n"
+    assert "is no reinforcement-learning algorithm" in mistake(make, text + "    pass\n")
+    assert isinstance(make(text + METHODS["advantages"]), SFT)
 
 
 def test_an_algorithm_may_tell_its_needs_by_its_settings(make):

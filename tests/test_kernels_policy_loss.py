@@ -1,5 +1,7 @@
 """policy_loss: its gradient against differences, its settings against their papers, Triton against the reference."""
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -169,6 +171,25 @@ def check_triton(lengths, objective):
         torch.testing.assert_close(mine.double(), exactly, atol=2**-20, rtol=2**-18)
     for name in SUMS:
         assert float(found[2][name]) == pytest.approx(float(exact[2][name]), abs=2**-20 * magnitude), name
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def check_triton_at_the_edges(objective):
+    """Ratios of e**30 and e**-30 as the reference cuts them; what is no number makes the loss none."""
+    columns = tokens((4, 3), objective, torch.float32)
+    columns = {n: x if x is None or n.endswith("_N") else x.nan_to_num(-1.0) for n, x in columns.items()}
+    columns["weight_S"] = torch.ones(7)
+    for difference in (30.0, -30.0):
+        columns["old_logprob_S"] = columns["sampling_logprob_S"] = columns["logprob_S"] - difference
+        for mine, exactly in zip(
+            *(evaluate(columns, objective, by)[:2] for by in ("triton", "reference")), strict=True
+        ):
+            torch.testing.assert_close(mine, exactly, rtol=1e-4, atol=1e-6)
+    for name, value in itertools.product(("logprob_S", "old_logprob_S"), (NAN, -math.inf)):
+        bad = columns | {name: columns[name].clone()}
+        bad[name][2] = value
+        for by in ("triton", "reference"):
+            assert evaluate(bad, objective, by)[0].isnan(), (name, value, by)
 
 
 def check_triton_without_what_may_be_left_out():

@@ -378,6 +378,25 @@ def test_all_bad_samples_are_named(make_learner):
     assert [(c.prompt_id, c.sample) for c in found.culprits] == [("p0", 0), ("p2", 3)]
 
 
+def test_an_infinite_log_probability_is_named_and_not_cut(make_learner):
+    batch = batch_of(1)
+    with_fault(batch, "sampling logprob", "p1", 2)
+    for row in batch.rows[0]:
+        row.logprob_S[np.isnan(row.logprob_S)] = -np.inf
+    found = make_learner().train(batch.rows[0], True)
+    assert found.culprits == [Culprit("p1", 2, "sampling logprob")]
+
+
+def test_a_token_of_another_world_is_no_fault(make_learner):
+    """Its ratio is cut; so is its gradient, and the step is that of the other tokens."""
+    far, rest = batch_of(1), batch_of(1)
+    place = next(int(index) for index, a in enumerate(far.rows[0][0].advantage_S) if a < 0)
+    far.rows[0][0].logprob_S[place] = -1e4
+    rest.rows[0][0].advantage_S[place] = 0
+    found, wanted = (make_learner().train(batch.rows[0], True) for batch in (far, rest))
+    assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-6) and found.loss > 1e5
+
+
 def test_bad_numbers_end_sft_by_name(make_learner):
     batch = with_fault(batch_of(1), "loss", "p1", 2)
     for row in batch.rows[0]:

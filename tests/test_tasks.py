@@ -14,7 +14,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, correct, make_task
-from titan_rl.environments.reasoning_gym import COMPACT, PAYS_FOR_NOTHING, RUNS_THE_ANSWER, usable_families
+from titan_rl.environments.gym_families import COMPACT, PAYS_FOR_NOTHING, RUNS_THE_ANSWER, usable_families
 from titan_rl.environments.scorer import Scorer
 
 PROMPT = Prompt("train/0000000", "", "", {})

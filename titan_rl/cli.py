@@ -70,7 +70,8 @@ def _parser() -> Parser:
     bench.add_argument("name", help="which bench; `list` prints the names")
     bench.add_argument("--json", action="store_true")
 
-    commands.add_parser("tasks", help="list what can be trained on: a data file, or a reasoning-gym family")
+    tasks = commands.add_parser("tasks", help="list what can be trained on: a data file, or a reasoning-gym family")
+    tasks.add_argument("--json", action="store_true")
     return parser
 
 
@@ -168,12 +169,24 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.environments.reasoning_gym import COMPACT, usable_families
+    from titan_rl.environments.gym_families import described_families
 
+    families = described_families()
+    if options.json:
+        print(json.dumps(families))
+        return 0
     print("jsonl  (rows of a file of your own: task.options.file)")
-    for name in usable_families():
-        print(f"{name}{'  (compact too)' if name in COMPACT else ''}")
+    for family in families:
+        print(_family_line(**family))
     return 0
+
+
+def _family_line(name: str, styles: list[str], scoring: str, constant_answer: dict | None) -> str:
+    also = "compact (exact) too" if "compact" in styles else ""
+    pay = "unknown what"
+    if constant_answer:
+        pay = "{family:.2f} by its scorer, {exact:.2f} exact".format(**constant_answer)
+    return f"{name:<24} {also:<20} scored {scoring + ';':<8} the best constant answer earns {pay}"
 
 
 _COMMANDS = {

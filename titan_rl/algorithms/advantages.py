@@ -18,9 +18,12 @@ def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
 def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
     """Each reward less the group's mean, over its standard deviation if ``normalize_std``; zeros if all are equal.
 
+    The deviation is the unbiased one, over G - 1, as TRL, verl and OpenRLHF have it from ``torch.std``: the same
+    rewards give the same advantages there and here, but for an epsilon of 1e-6 (verl's; TRL's is 1e-4).
+
     Source: GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr.GRPO, arXiv 2503.20783, section 3.2.
     """
     if (rewards_G == rewards_G[0]).all():  # the mean of equal numbers may be off by a rounding error
         return np.zeros_like(rewards_G)
     centred_G = rewards_G - rewards_G.mean()
-    return centred_G / (rewards_G.std() + _EPSILON) if normalize_std else centred_G
+    return centred_G / (rewards_G.std(ddof=1) + _EPSILON) if normalize_std else centred_G

@@ -20,7 +20,7 @@ class GRPO(Algorithm):
     @dataclass(kw_only=True)
     class Settings:
         normalize_std: bool = True
-        """Divide advantages by the group's standard deviation; false is Dr.GRPO's."""
+        """Divide advantages by the group's standard deviation (over G - 1); false is Dr.GRPO's."""
         clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
         """The ratio is clipped below 1 - clip_low."""
         clip_high: Annotated[float, Field(gt=0, le=1e6)] = 0.2

@@ -8,6 +8,8 @@ Dimensions: S trained tokens of a row.
 
 import torch
 
+from titan_rl.kernels.policy_loss import bounded_log_ratio
+
 
 def clipped_policy_loss(
     logprob_S: torch.Tensor,
@@ -20,9 +22,12 @@ def clipped_policy_loss(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """PPO's clipped surrogate with separate bounds (DAPO's "clip higher"); the ratio is to the behavior policy's.
 
+    Where the policies differ by more than e**20 the ratio is e**20 or e**-20, and has no gradient; where one of the
+    log-probabilities is not finite, the loss is NaN (kernels/policy_loss.py says why).
+
     Source: arXiv 1707.06347, equation 7; arXiv 2503.14476, equation 10.
     """
-    ratio_S = torch.exp(logprob_S - behavior_logprob_S)
+    ratio_S = bounded_log_ratio(logprob_S - behavior_logprob_S).exp()
     clipped_S = ratio_S.clamp(1 - clip_low, 1 + clip_high)
     gain_S = torch.minimum(ratio_S * advantage_S, clipped_S * advantage_S)
     is_clipped_S = clipped_S.detach() * advantage_S < ratio_S.detach() * advantage_S

@@ -52,6 +52,9 @@ class TaskConfig:
     """What a chat begins with."""
     reward: str = ""
     """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``; empty: the task's own score."""
+    scoring: Literal["auto", "exact", "family"] = "auto"
+    """Of a reasoning-gym family: by its own scorer, which may pay in part for wrong answers, or for right answers
+    alone; auto: exact where an answer that never changes would earn too much (``titan-rl tasks`` tells which)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of the task itself: a family's ``max_value``, a data file's ``file``."""
 

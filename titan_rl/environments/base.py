@@ -6,6 +6,7 @@ in scorer processes, the only place where a model's answer meets the expected on
 
 from collections.abc import Sequence
 
+from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import TaskConfig
 from titan_rl.environments.rewards import with_reward
@@ -22,11 +23,22 @@ def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
     ``folders``: where ``pkg.module:name`` and data files are looked for (``run.plugin_path``). A data file is read and
     checked when its first prompt is wanted; verifiers and scorers never read it, since prompts carry their rows.
 
-    Errors: ConfigError for a name that is unknown or refused, a style that the task does not have, options that it
-    does not take, or a mistake in the user's module.
+    Errors: ConfigError for a name that is unknown or refused, a style or scoring that the task does not have, options
+    that it does not take, or a mistake in the user's module.
     """
+    _check_scoring(task)
     made = _by_name(task, folders)
     return with_reward(made, task.reward, folders) if task.reward else made
+
+
+def _check_scoring(task: TaskConfig) -> None:
+    if task.scoring == "auto":
+        return
+    said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
+    if task.reward:
+        raise ConfigError(f"{said}, and task.reward = {task.reward!r} takes its place: keep one of them")
+    if task.name == "jsonl" or is_reference(task.name):
+        raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 
 
 def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:

@@ -12,6 +12,7 @@ import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs
 from titan_rl.data.types import StepMetrics
+from titan_rl.kernels.policy_loss import bounded_log_ratio
 
 OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k3")
 """Besides the algorithm's own."""
@@ -21,8 +22,11 @@ _LOSS_COLUMNS = ("logprob_S", "advantage_S", "weight_S")
 def agreement_sums(
     logprob_S: torch.Tensor, sampling_logprob_S: torch.Tensor, counted_S: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """How far trainer and sampler differ, summed over the counted tokens; ``agreement_max`` is a maximum."""
-    difference_S = torch.where(counted_S, logprob_S.detach() - sampling_logprob_S, 0.0)
+    """How far trainer and sampler differ, summed over the counted tokens; ``agreement_max`` is a maximum.
+
+    Differences are cut as the loss cuts them, so that no finite one makes a metric infinite.
+    """
+    difference_S = bounded_log_ratio(torch.where(counted_S, logprob_S.detach() - sampling_logprob_S, 0.0))
     ratio_S = difference_S.abs().exp()
     return {
         "agreement_mean": (ratio_S * counted_S).sum(),

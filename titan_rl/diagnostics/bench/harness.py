@@ -21,6 +21,7 @@ BENCHES = {
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "kernels": "titan_rl.diagnostics.bench.kernels",
+    "constant-answers": "titan_rl.diagnostics.bench.constant_answers",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 

@@ -1,0 +1,42 @@
+"""What the best constant answer earns in each reasoning-gym family: measured once, committed beside this file.
+
+``titan-rl bench constant-answers`` measures it again (diagnostics/bench/constant_answers.py). It is told for a family's
+default options, by two scorings: the family's own, and ``exact``, where only a full score counts.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+TABLE = Path(__file__).with_name("constant_answers.json")
+LARGEST_PAY = 0.1
+"""Of a constant answer, by a family's own scorer, for which that scorer is still the default.
+
+Many families pay 0.01 to 0.05 for anything well-formed, which helps a model that has yet to learn the form and is not
+worth staying at. Above are those that pay for being near, or for each cell that happens to be right: game_of_life gives
+0.96 for an empty board. GRPO finds such an answer long before it finds the right one.
+"""
+
+
+class ConstantPay(NamedTuple):
+    """Mean scores over the table's rows, each that of the answer which earns most."""
+
+    family: float
+    family_answer: str
+    exact: float
+    """What cannot be helped by scoring: a question with two answers pays 0.5 to one that never changes."""
+    exact_answer: str
+
+
+@cache
+def measured() -> dict[str, ConstantPay]:
+    """By the name of the family."""
+    families = json.loads(TABLE.read_text())["families"]
+    return {name: ConstantPay(**pay) for name, pay in families.items()}
+
+
+def pays_for_little(name: str) -> bool:
+    """Whether a constant answer earns more than LARGEST_PAY, or nobody knows what it earns."""
+    pay = measured().get(name)
+    return pay is None or pay.family > LARGEST_PAY
