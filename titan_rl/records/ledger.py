@@ -27,7 +27,7 @@ from titan_rl.records.rundir import sync_path
 
 SCHEMA = """
 create table if not exists entries (
-    number integer primary key,
+    number integer primary key autoincrement,
     content text not null,
     hash text not null
 );
@@ -63,6 +63,15 @@ Outcomes = dict[str, list[str | None]]
 """For each prompt's samples, in order: None for one that was trained, or the reason why it was discarded."""
 
 
+UNCHAINED = "it is from a release without the chain of entries, and cannot be proved"
+
+
+def is_unchained(connection: sqlite3.Connection) -> bool:
+    """Whether an earlier release wrote it, whose prompts do not say with how many samples they were issued."""
+    columns = {name for _, name, *_ in connection.execute("pragma table_info(prompts)")}
+    return bool(columns) and "samples" not in columns
+
+
 def entry_hash(previous: str, number: int, content: str) -> str:
     """SHA-256, in hexadecimal, of an entry; ``previous`` is the hash of the one before it, and empty for number 1."""
     return hashlib.sha256(f"{previous}\n{number}\n{content}".encode()).hexdigest()
@@ -76,10 +85,13 @@ class Ledger:
     """Written by the controller alone. The file outlives its process."""
 
     def __init__(self, path: Path):
+        """Errors: LedgerError if an earlier release wrote the file."""
         self.path = path
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute("pragma journal_mode = wal")
         self._connection.execute("pragma synchronous = normal")
+        if is_unchained(self._connection):
+            raise LedgerError(f"{path}: {UNCHAINED}, so it is not continued")
         self._connection.executescript(SCHEMA)
         self._counts = self._count()
 
@@ -147,10 +159,11 @@ class Ledger:
         return self._connection.execute(statement, (prompt_id,)).fetchone()[0]
 
     def count_retry(self, prompt_id: str) -> None:
-        """The prompt is sampled again after a failure of the machinery."""
+        """The prompt is sampled again after a failure of the machinery. One that is held out has no account."""
         with self._transaction():
-            self._enter(retry=prompt_id)
-            self._connection.execute("update prompts set retries = retries + 1 where id = ?", (prompt_id,))
+            update = "update prompts set retries = retries + 1 where id = ?"
+            if self._connection.execute(update, (prompt_id,)).rowcount:
+                self._enter(retry=prompt_id)
 
     def rewind(self, step: int, num_samples: int) -> list[str]:
         """Back to a checkpoint's mark: samples of later steps' batches are pending again.
@@ -216,10 +229,13 @@ class Ledger:
 
 
 def read_account(connection: sqlite3.Connection) -> dict[str, int]:
-    """``issued`` is what the prompts say that they were issued with, whatever rows there are."""
+    """``issued`` is what the prompts say that they were issued with, whatever rows there are; in a ledger of an
+    earlier release, whose prompts do not say it, the number of rows."""
     rows = connection.execute("select state, reason, count(*) from samples group by state, reason").fetchall()
-    [(issued,)] = connection.execute("select coalesce(sum(samples), 0) from prompts")
+    issued = sum(count for *_, count in rows)
+    if not is_unchained(connection):
+        [(issued,)] = connection.execute("select coalesce(sum(samples), 0) from prompts")
     account = {"issued": issued, "trained": 0, "pending": 0}
     for state, reason, count in rows:
-        account[f"discarded ({reason})" if state == "discarded" else state] = count
+        account[f"discarded ({reason})" if state == "discarded" else str(state)] = count
     return account

@@ -18,10 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from titan_rl.records.ledger import SCHEMA, entry_hash
+from titan_rl.records.ledger import SCHEMA, UNCHAINED, entry_hash, is_unchained
 
 T = TypeVar("T")
-UNCHAINED = "it is from a release without the chain of entries: it cannot be proved"
 _MAX_SAMPLES = 1 << 16
 """Of a prompt; an entry that says more is damaged."""
 
@@ -53,7 +52,7 @@ class Proved:
 def flaws(path: Path) -> list[str]:
     """What is wrong with a ledger file, a line each naming the row; empty if it holds. Nothing is raised."""
     try:
-        return read(path, _flaws)
+        return read(path, flaws_of)
     except UnreadableLedger as error:
         return [str(error)]
 
@@ -70,7 +69,7 @@ def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
             connection.execute("begin")
             _check_readable(path, connection)
             return look(connection)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise UnreadableLedger(
             f"{path} cannot be read as a ledger ({error}): it is damaged, or something else"
         ) from None
@@ -87,12 +86,8 @@ def _check_readable(path: Path, connection: sqlite3.Connection) -> None:
             raise UnreadableLedger(f"{path} is damaged: {' '.join(line.split())}")
 
 
-def is_unchained(connection: sqlite3.Connection) -> bool:
-    """Whether an earlier release wrote it, whose prompts did not say with how many samples they were issued."""
-    return "samples" not in {name for _, name, *_ in connection.execute("pragma table_info(prompts)")}
-
-
-def _flaws(connection: sqlite3.Connection) -> list[str]:
+def flaws_of(connection: sqlite3.Connection) -> list[str]:
+    """As ``flaws``, of a ledger that ``read`` opened."""
     if is_unchained(connection):
         return [UNCHAINED]
     found = _schema_flaws(connection)
@@ -100,7 +95,8 @@ def _flaws(connection: sqlite3.Connection) -> list[str]:
         return found
     entries = connection.execute("select number, content, hash from entries order by number").fetchall()
     proved, cannot = fold(entries)
-    found += _chain_flaws(entries) + cannot
+    [(last,)] = connection.execute("select max(seq) from sqlite_sequence where name = 'entries'")
+    found += _chain_flaws(entries, last or 0) + cannot
     found += _prompt_flaws(proved, connection.execute("select id, samples, retries from prompts order by id"))
     rows = connection.execute("select prompt_id, sample, state, step, reason from samples order by prompt_id, sample")
     return found + _sample_flaws(proved, rows)
@@ -132,25 +128,32 @@ Entry = tuple[int, str, str]
 """Number, content, hash."""
 
 
-def _chain_flaws(entries: Iterable[Entry]) -> list[str]:
+def _chain_flaws(entries: Iterable[Entry], last: int) -> list[str]:
+    """``last``: the highest number that the database ever gave to an entry, which it keeps in a table of its own."""
     found, wanted, before = [], 1, {""}
     for number, content, stored in entries:
         if number < 1:
             found.append(f"entry {number} was added: entries are numbered from 1")
             continue
         if number > wanted:
-            found.append(f"entry {wanted} is missing" if number == wanted + 1 else _missing(wanted, number - 1))
+            found += _missing(wanted, number)
             before = set()
         # also from what the hash before should have been, so that a changed hash does not accuse the entry after it
         computed = {entry_hash(previous, number, content) for previous in before}
         if before and stored not in computed:
-            found.append(f"entry {number} was changed or added: its hash does not follow from the entry before and it")
+            found.append(f"entry {number} was changed or added: its hash does not follow from it and the entry before")
         wanted, before = number + 1, {stored} if stored in computed else {stored, *computed}
-    return found
+    if last < wanted - 1:
+        found.append(
+            f"entry {wanted - 1} is there, but the database counts {last} entries: it was added, or the count changed"
+        )
+    return found + _missing(wanted, last + 1)
 
 
-def _missing(first: int, last: int) -> str:
-    return f"entries {first} to {last} are missing"
+def _missing(first: int, end: int) -> list[str]:
+    if end - first > 1:
+        return [f"entries {first} to {end - 1} are missing: their rows were deleted"]
+    return [f"entry {first} is missing: its row was deleted"] if end > first else []
 
 
 # what the entries add up to
@@ -184,6 +187,7 @@ def _issue(prompts: dict[str, Proved], names: list[str], num_samples: int) -> li
 def _settle(prompts: dict[str, Proved], outcomes: dict[str, list[str | None]], step: int | None) -> list[str]:
     objections = []
     for name, reasons in outcomes.items():
+        _check_reasons(reasons)
         prompt = prompts.get(name)
         if prompt is None or prompt.reasons is not None or len(reasons) != prompt.samples:
             objections.append(f"settles {len(reasons)} samples of {name}, which are not pending then")
@@ -212,6 +216,11 @@ def _rewind(prompts: dict[str, Proved], step: int, num_samples: int) -> list[str
 def _check_count(num_samples: int) -> None:
     if not isinstance(num_samples, int) or not 0 < num_samples < _MAX_SAMPLES:
         raise ValueError(num_samples)
+
+
+def _check_reasons(reasons: list[str | None]) -> None:
+    if not isinstance(reasons, list):
+        raise ValueError(reasons)
 
 
 _KINDS = {"issue": _issue, "settle": _settle, "retry": _retry, "rewind": _rewind}
