@@ -54,7 +54,7 @@ def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
         except FileNotFoundError:  # the run set it aside meanwhile
             continue
         except (OSError, pa.ArrowException) as error:
-            cannot.append(f"rollouts of step {step} cannot be read, and prove nothing: {str(error).splitlines()[0]}")
+            cannot.append(f"rollouts of step {step} cannot be read, and prove nothing: {' '.join(str(error).split())}")
     return cannot, recorded
 
 
@@ -98,5 +98,5 @@ def _differences(step: int, names: set[Sample], settled: dict[Sample, str], disc
         for name, sample in sorted(trained - names)
     ] + [
         f"{name} sample {sample} is among the rollouts of step {step}, but the ledger does not have it there"
-        for name, sample in sorted(names - settled.keys() - discarded)
+        for name, sample in sorted(names - settled.keys() - discarded, key=str)
     ]

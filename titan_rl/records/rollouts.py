@@ -53,8 +53,10 @@ def recorded_steps(folder: Path) -> list[int]:
 
 def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
     """Prompt and number of each of a step's samples. Errors: OSError or pyarrow.ArrowException for a damaged file."""
-    columns = pq.read_table(_path(folder, step), columns=["prompt_id", "sample"]).to_pydict()
-    return set(zip(columns["prompt_id"], columns["sample"], strict=True))
+    names = ["prompt_id", "sample"]
+    return set(
+        zip(*pq.read_table(_path(folder, step), columns=names, schema=_SCHEMA).to_pydict().values(), strict=True)
+    )
 
 
 def last_recorded(folder: Path, first: int, last: int) -> int:
