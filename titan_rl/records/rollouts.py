@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from titan_rl.data.files import replacing
+from titan_rl.data.files import replacing, wanting
 from titan_rl.data.types import Group, Rollout, Turn
 
 _SCHEMA = pa.schema(
@@ -46,6 +46,19 @@ def has_rollouts(folder: Path, step: int) -> bool:
     return _path(folder, step).is_file()
 
 
+def recorded_steps(folder: Path) -> list[int]:
+    """Steps whose rollouts are there, in order."""
+    return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-" + 6 * "[0-9]" + "*.parquet"))
+
+
+def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
+    """Prompt and number of each of a step's samples. Errors: OSError or pyarrow.ArrowException for a damaged file."""
+    names = ["prompt_id", "sample"]
+    return set(
+        zip(*pq.read_table(_path(folder, step), columns=names, schema=_SCHEMA).to_pydict().values(), strict=True)
+    )
+
+
 def last_recorded(folder: Path, first: int, last: int) -> int:
     """The last step up to ``last`` that recorded steps lead to from step ``first`` without a gap."""
     step = first
@@ -55,10 +68,13 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 
 
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
-    """All rollouts of a step's groups, in the order in which they were trained."""
+    """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
     rows = [_row(rollout) for group in groups for rollout in group.rollouts]
-    with replacing(_path(folder, step)) as writing:
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), writing)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), buffer)
+    data, path = buffer.getvalue(), _path(folder, step)
+    with wanting(path, data.size), replacing(path) as writing:
+        writing.write_bytes(data)
 
 
 def set_aside_rollouts(folder: Path, step: int) -> Path:
