@@ -9,6 +9,7 @@ of the trainer (its snapshots, the weight channel) is handed to TrainerMesh as a
 """
 
 import asyncio
+import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -166,6 +167,8 @@ class Meshes:
         monarch.actor.unhandled_fault_hook = lambda failure: None  # the actor processes' owners know of it already
 
     def _open_privately(self) -> Path:
+        if str(self._scratch.parent) != tempfile.gettempdir():
+            self.say(f"TMPDIR is too long for sockets: temporary files are in {self._scratch.parent}")
         folder = open_privately()
         if names := abstract_listeners():
             self.say(f"other users of this host can connect to sockets that this process had opened before: {names}")
