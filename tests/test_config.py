@@ -465,9 +465,9 @@ def test_our_sections_need_no_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_a_launcher_without_hosts_would_change_nothing():
+def test_a_launcher_without_worker_loops_would_change_nothing():
     line = mistake("--mesh.launcher=my_launcher:srun")
-    assert "mesh.launcher" in line and "mesh.hosts" in line
+    assert "mesh.launcher" in line and "mesh.worker_loops" in line
 
 
 def test_a_former_section_is_refused_with_its_new_name_and_read_in_records(tmp_path):
@@ -475,6 +475,14 @@ def test_a_former_section_is_refused_with_its_new_name_and_read_in_records(tmp_p
     (tmp_path / "config.json").write_text('{"warmup": {"steps": 3}, "algorithm": {"name": "grpo", "clip_low": 0.1}}')
     config = load_resolved(tmp_path / "config.json")
     assert config.sft.steps == 3 and config.algorithm.options == {"clip_low": 0.1}
+
+
+def test_a_former_key_is_refused_with_its_new_name_and_read_in_records(tmp_path):
+    line = mistake("--mesh.hosts=2")
+    assert "mesh.hosts is called mesh.worker_loops now" in line
+    (tmp_path / "config.json").write_text('{"mesh": {"hosts": 2, "step_timeout": 30.0}}')
+    config = load_resolved(tmp_path / "config.json")
+    assert config.mesh.worker_loops == 2 and config.mesh.step_timeout == 30.0
 
 
 def test_an_algorithms_own_keys_are_written_as_they_were_read(tmp_path):

@@ -114,7 +114,7 @@ def test_a_verifier_is_replaced(tmp_path):
 
 def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
     root = tmp_path / "run"
-    layout = dict(parallelism__data_parallel_shard_degree=2, generator__replicas=2, mesh__hosts=2)
+    layout = dict(parallelism__data_parallel_shard_degree=2, generator__replicas=2, mesh__worker_loops=2)
     said = run_under_fire(root, "host 1", **layout)
     assert "trainer rank 1 lost host 1: replaced" in said and "lost host 1: its groups are sampled elsewhere" in said
     assert replay(root) == 0

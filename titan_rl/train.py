@@ -92,7 +92,8 @@ async def run_to_end(session: "Session") -> int:
 
 
 def _stop_on_signals(session: "Session") -> None:
-    """The first Ctrl-C ends the run after the step at hand, saved; the second one ends it at once."""
+    """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
+    SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def on_signal() -> None:
@@ -102,6 +103,8 @@ def _stop_on_signals(session: "Session") -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, session.stop)
 
 
 def add_arguments(parser: Parser) -> None:

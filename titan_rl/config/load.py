@@ -19,6 +19,8 @@ from titan_rl.config.shipped import find_config, shipped
 
 RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
+RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
+"""The same for keys: section and former name to the new one."""
 _NUM_NAMED = 20
 
 
@@ -148,10 +150,14 @@ def load_resolved(path: Path) -> Config:
     """The configuration that a run directory keeps. Errors: ConfigError, also if it is another release's."""
     try:
         tables = json.loads(path.read_text())
-        tables = {RENAMED_SECTIONS.get(name, name): table for name, table in tables.items()}
+        tables = {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
     return load_config(None, tables)
+
+
+def _renamed(section: str, table: dict[str, Any]) -> dict[str, Any]:
+    return {RENAMED_KEYS.get((section, key), key): value for key, value in table.items()}
 
 
 def _check_sections(tables: dict[str, Any]) -> None:
@@ -163,6 +169,9 @@ def _check_sections(tables: dict[str, Any]) -> None:
             raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest(name, known)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
+        for key in table:
+            if (name, key) in RENAMED_KEYS:
+                raise ConfigError(f"{name}.{key} is called {name}.{RENAMED_KEYS[name, key]} now: rename the key")
 
 
 def _build(tables: dict[str, dict[str, Any]]) -> Config:
@@ -191,8 +200,8 @@ def _check_combinations(config: Config) -> None:
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
             "request running: leave one of them out"
         )
-    if config.mesh.launcher != "local" and not config.mesh.hosts:
-        raise ConfigError("mesh.launcher starts worker loops, and mesh.hosts = 0 asks for none: set mesh.hosts too")
+    if config.mesh.launcher != "local" and not config.mesh.worker_loops:
+        raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":

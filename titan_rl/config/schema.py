@@ -166,8 +166,8 @@ class RecoveryConfig:
 class MeshConfig:
     transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"] = "auto"
     """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
-    hosts: Whole = 0
-    """Worker loops over which all processes are spread, each a failure of its own; 0: the controller spawns them."""
+    worker_loops: Whole = 0
+    """Processes here over which all others are spread, each a failure of its own; 0: the controller spawns them."""
     launcher: str = "local"
     """What starts worker loops: ``local``, or ``pkg.module:name`` of a launcher of your own (mesh/launch/base.py)."""
     start_timeout: Seconds = 300.0

@@ -1,8 +1,13 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+"""What a person sees of a run: a live table in a terminal, plain lines elsewhere, and nothing once nobody can see it.
+
+A terminal may be closed, and who reads a pipe may go: the run goes on, and its log still has all that it says.
+"""
 
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -38,19 +43,11 @@ _LINE_SECONDS = 3.0
 """Without a terminal, a line at most this often."""
 
 
-class _Console(Console):
-    """One that a run outlives: ``titan-rl train quickstart | head`` trains on, and log.txt has what it says."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 class Display:
     """``step`` after each step, ``say`` for anything else, which also goes to the run's log; a context manager."""
 
     def __init__(self, num_steps: int, log: Path | None = None):
-        self.console = _Console()
+        self.console = Console()
         self._log = LineFile(log) if log else None
         self.num_steps = num_steps
         self._last_line = 0.0
@@ -61,14 +58,14 @@ class Display:
 
     def __enter__(self) -> "Display":
         if self._live:
-            self._live.start()
+            self._show(self._live.start)
         return self
 
     def close_table(self) -> None:
         """Leave the table as it is; what is said from now on stands below it."""
-        if self._live:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live:
+            self._show(live.stop)
 
     def __exit__(self, *_) -> None:
         self.close_table()
@@ -79,17 +76,26 @@ class Display:
         if self._log:
             with unless_full():
                 self._log.write(text)
-        with unless_full():  # it may go into a file as well
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._show(lambda: self.console.print(text, highlight=False, markup=False, soft_wrap=True))
 
     def step(self, record: dict[str, float]) -> None:
         self._recent = [*self._recent[1 - _NUM_SHOWN :], record]
         if self._live:
-            self._live.update(self._table())
+            self._live.update(self._table())  # its thread draws it
         elif time.monotonic() - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
             self._last_line = time.monotonic()
             values = "  ".join(f"{name} {_COLUMNS[name].format(record[name])}" for name in _IN_LINE)
             self.say(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
+
+    def _show(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except (OSError, SystemExit):  # rich's answer to a broken pipe is to exit
+            live, self._live, self.console = self._live, None, Console(quiet=True)
+            if live:
+                with suppress(OSError, SystemExit):
+                    live.stop()
+            _drop_unwritable()
 
     def _table(self) -> Table:
         table = Table(title=f"step {self._recent[-1]['step']} of {self.num_steps}")
@@ -100,3 +106,13 @@ class Display:
             if all(name in record for record in self._recent):  # not every algorithm counts all of them
                 table.add_row(name.replace("_", " "), *(form.format(record[name]) for record in self._recent))
         return table
+
+
+def _drop_unwritable() -> None:
+    """Send to nowhere what can no longer be written: what is left in a buffer would fail again when Python ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())

@@ -42,7 +42,7 @@ from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress, write_summary
 
-_CHANGES = {"started", "died", "trainer_repaired", "generator_serves", "verifier_serves"}
+_CHANGES = {"started", "died", "stopped", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 
 

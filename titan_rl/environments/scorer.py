@@ -29,6 +29,8 @@ _MEMORY_BYTES = 4 << 30
 _START_SECONDS = 60.0
 _PATROL_SECONDS = 0.4
 _LINE_BYTES = 1 << 20
+_HANDED_ON = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", MARK)
+"""The environment of a scorer process, beside its number of threads."""
 _MESSAGE_CHARACTERS = 500
 
 
@@ -56,7 +58,7 @@ class Scorer:
 
     async def start(self) -> None:
         """Errors: DeadlineError or RuntimeError if the process does not come up."""
-        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME", MARK) if key in os.environ}
+        environment = {key: os.environ[key] for key in _HANDED_ON if key in os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "titan_rl.environments.scorer"),

@@ -214,6 +214,8 @@ class Generators:
             await asyncio.wait(
                 {asyncio.ensure_future(replica.idle.wait())}, timeout=self.config.verifier.episode_timeout
             )
+        for rank in replica.ranks:
+            rank.is_stopping = True
         self._end(replica)
         self.say(f"generator {replica.number} was taken away")
         self.processes.tell("generator_gone", number=replica.number)

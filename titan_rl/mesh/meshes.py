@@ -10,7 +10,7 @@ of the trainer (its snapshots, the weight channel) is handed to TrainerMesh as a
 
 import asyncio
 import tempfile
-import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,15 @@ from titan_rl.mesh.launch.placement import (
     trainer_environment,
     verifier_environment,
 )
+from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
+from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.deadlines import within
-from titan_rl.mesh.supervision.processes import kill, running
+from titan_rl.mesh.supervision.processes import ending
 from titan_rl.mesh.supervision.reaper import start_reaper
 from titan_rl.mesh.trainer_mesh import CatchUp, TrainerMesh
 from titan_rl.mesh.trainers import Trainers
@@ -86,13 +88,14 @@ class Meshes:
         processes print. ``say(text)`` hears of deaths and repairs, for people; ``tell(kind, **fields)`` of starts,
         deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt that is sampled again since somebody
         died or failed. ``catch_up``: without it a dead trainer ends the run. ``launcher``: how hosts are started
-        (``mesh.hosts``), by default on this machine.
+        (``mesh.worker_loops``), by default on this machine.
         """
         self.config, self.max_tokens, self.parts = config, max_tokens, parts
         self.stragglers = Stragglers()
         self._background = BackgroundTasks()
-        self._scratch = tempfile.TemporaryDirectory(prefix="titan_rl_")
-        scratch = Path(self._scratch.name)
+        self.say = say
+        self._scratch = scratch = make_scratch()
+        self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
             available_cores(),
             world_size,
@@ -102,7 +105,7 @@ class Meshes:
         self.processes = ActorProcesses(
             None if logs is None else str(logs),
             scratch,
-            config.mesh.hosts,
+            config.mesh.worker_loops,
             launcher=launcher or LocalLauncher(),
             tell=tell,
         )
@@ -136,7 +139,7 @@ class Meshes:
     async def start(self) -> None:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, ActorDied, an actor's own."""
         self._configure_monarch()
-        start_reaper(self.processes.mark)
+        start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
         self._background.start(self.processes.patrol())
         starts = asyncio.gather(*(owner.start() for owner in self._owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
@@ -163,6 +166,14 @@ class Meshes:
         )
         monarch.actor.unhandled_fault_hook = lambda failure: None  # the actor processes' owners know of it already
 
+    def _open_privately(self) -> Path:
+        if str(self._scratch.parent) != tempfile.gettempdir():
+            self.say(f"TMPDIR is too long for sockets: temporary files are in {self._scratch.parent}")
+        folder = open_privately()
+        if names := abstract_listeners():
+            self.say(f"other users of this host can connect to sockets that this process had opened before: {names}")
+        return folder
+
     @property
     def pids(self) -> dict[int, str]:
         """Process id to name, of all that live; scorers included."""
@@ -180,22 +191,20 @@ class Meshes:
     async def stop(self) -> None:
         """Stop all actors; what is still there after a while is killed. Never raises, never hangs."""
         self._background.cancel()
+        self.processes.are_stopping = True
         for owner in self._owners:
             owner.stop()
-        stops = [asyncio.ensure_future(_stop(process)) for process in reversed(self.processes.all)]
+        stops = [asyncio.ensure_future(self._stop(process)) for process in reversed(self.processes.all)]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)
-        deadline = time.monotonic() + _STOP_SECONDS
-        while (left := running(self.processes.mark)) and time.monotonic() < deadline:
-            kill(left)
+        for _ in ending(self.processes.mark, _STOP_SECONDS):
             await asyncio.sleep(0.05)
-        self._scratch.cleanup()
+        self._remove_scratch()
 
-
-async def _stop(process: ActorProcess) -> None:
-    if process.is_dead:
-        return
-    try:
-        await process.procs.stop()
-    except Exception as error:  # what cannot stop in good order is killed
-        print(f"stopping {process.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+    async def _stop(self, process: ActorProcess) -> None:
+        if process.is_dead:
+            return
+        try:
+            await process.procs.stop()
+        except Exception as error:  # what cannot stop in good order is killed
+            self.say(f"stopping {process.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")

@@ -39,7 +39,8 @@ class RunDir:
 
     def open(self, resolved: dict) -> None:
         """Lock it for this process and write the resolved config. Errors: ConfigError if another process runs in it."""
-        self.rollouts.mkdir(parents=True, exist_ok=True)
+        self._make_root()
+        self.rollouts.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
@@ -50,6 +51,17 @@ class RunDir:
                 f"{self.root} is in use by another process: wait for it, or give another --run.dir"
             ) from None
         replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
+
+    def _make_root(self) -> None:
+        """For its owner alone. One that holds a run stays as open as its owner has made it. Errors: ConfigError."""
+        if self.config.exists():
+            return
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.root.chmod(0o700)
+        except OSError as error:
+            said = f"{self.root} cannot be kept from other users: {error.strerror}; give another --run.dir"
+            raise ConfigError(said) from None
 
     def write_pids(self, names: dict[int, str]) -> None:
         """Who runs now."""

@@ -80,7 +80,7 @@ def _run(overrides: dict[str, dict[str, Any]], recovery: dict[str, Any]):
     """The directory of a run that lasts until the context is left."""
     tables = overrides | {
         "training": {"steps": 100_000},
-        "mesh": {"hosts": 0},
+        "mesh": {"worker_loops": 0},
         "recovery": overrides.get("recovery", {}) | recovery,
     }
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:

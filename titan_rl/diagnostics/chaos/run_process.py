@@ -51,7 +51,7 @@ class RunProcess:
         self.orders.mkdir(parents=True, exist_ok=True)
         resume = ["--resume"] if self.num_starts else []
         self.started, self.num_starts = time.time(), self.num_starts + 1
-        with open(self.output, "a") as output:
+        with open(self.output, "a", opener=_private) as output:
             self.process = subprocess.Popen(
                 self._command + resume,
                 stdout=output,
@@ -155,6 +155,11 @@ class _EventTail:
                 with suppress(ValueError):  # the controller was killed while writing this line
                     self._events.append(json.loads(line))
         return self._events
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener: nobody else may read what a run says."""
+    return os.open(path, flags, 0o600)
 
 
 def override_arguments(overrides: dict[str, dict[str, Any]]) -> list[str]:

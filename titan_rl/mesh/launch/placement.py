@@ -34,6 +34,9 @@ _COMMON = {
     "OMP_WAIT_POLICY": "passive",
     "KMP_BLOCKTIME": "0",
     "GLOO_SOCKET_IFNAME": "lo",
+    # torch keeps what it compiled in the temporary folder, which here is the run's own and goes with it
+    "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    or os.path.expanduser("~/.cache/titan_rl/torchinductor"),
 }
 # freed memory is kept: giving it back and faulting it in again cost a quarter of a CPU training step
 _KEEP_MEMORY = {

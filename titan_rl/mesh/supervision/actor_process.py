@@ -21,6 +21,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch._src.actor.proc_mesh import _get_bootstrap_args
 
 from titan_rl.mesh.launch.base import Launcher
+from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.hosts import Host, Hosts
 from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark, watch
@@ -66,6 +67,8 @@ class ActorProcess:
     """0 until the process has answered for the first time."""
     why: str = "died"
     """Why it is dead, or will be: ``died``, ``hung``, ``raised ...``."""
+    is_stopping: bool = False
+    """Whether it was told to go, and its end is no fault."""
     died: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the process is gone; its result is the time (``time.monotonic``)."""
     on_death: list[Callable[["ActorProcess"], None]] = field(default_factory=list)
@@ -112,12 +115,13 @@ class ActorProcess:
 
 
 def _command(environment: dict[str, str]) -> BootstrapCommand:
-    """Monarch's own command, behind a shell that ignores Ctrl-C and then becomes it: the controller stops processes.
+    """Monarch's own command, behind a shell that becomes it.
 
-    (The controller cannot ignore Ctrl-C itself while it spawns: one that comes just then would be lost.)
+    It ignores Ctrl-C and a closed terminal: the controller stops processes. (The controller cannot ignore them itself
+    while it spawns: one that comes just then would be lost.) What it writes is nobody else's to read.
     """
     program, arguments, monarchs = _get_bootstrap_args()
-    ignoring = ["-c", 'trap "" INT; exec "$0" "$@"', program, *(arguments or [])]
+    ignoring = ["-c", 'trap "" INT HUP; umask 077; exec "$0" "$@"', program, *(arguments or [])]
     return BootstrapCommand("/bin/sh", None, ignoring, monarchs | environment)
 
 
@@ -130,10 +134,15 @@ class ActorProcesses:
         """``scratch``: a folder that nobody else uses. ``num_hosts``: worker loops to spread the processes over; 0 for
         none. ``tell(kind, **fields)`` is called for every start and every death."""
         self.logs, self.mark, self.tell = logs, new_mark(), tell
+        self._environment = self.mark | {"TMPDIR": str(scratch)}
         self.hosts = Hosts(
-            num_hosts, self.mark, scratch, logs, launcher, on_start=self._on_host_start, on_death=self._on_host_death
+            *(num_hosts, self._environment, scratch, logs, launcher),
+            on_start=self._on_host_start,
+            on_death=self._on_host_death,
         )
         self.all: list[ActorProcess] = []
+        self.are_stopping = False
+        """Whether the run ends, and with it all of them."""
         self.preparing = asyncio.Lock()
         """Held by the one standby that is being prepared."""
         self._count = 0
@@ -143,7 +152,7 @@ class ActorProcesses:
         self._count += 1
         tag = f"{name.replace(' ', '_')}_{self._count}"
         host = self.hosts.choose(_kind(name))
-        procs = host.mesh.spawn_procs(name=tag, bootstrap_command=_command(environment | self.mark))
+        procs = host.mesh.spawn_procs(name=tag, bootstrap_command=_command(environment | self._environment))
         sidecar = procs.spawn(f"{tag}_sidecar", Sidecar)
         process = ActorProcess(name, procs, procs.spawn(tag, actor, *arguments), sidecar, host)
         self.all.append(process)
@@ -156,9 +165,13 @@ class ActorProcesses:
     async def _start(self, process: ActorProcess, tag: str) -> int:
         calling = process.sidecar.start.call_one(self.logs, tag)
         starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {process.name}", calling))
-        await asyncio.wait({starting, process.host.died}, return_when=_FIRST)
-        if not starting.done():
+        starting.add_done_callback(retrieve_exception)  # it may fail after a cancelled spawn has stopped waiting
+        try:
+            await asyncio.wait({starting, process.host.died}, return_when=_FIRST)
+        finally:
+            is_up = starting.done()
             starting.cancel()
+        if not is_up:
             process.why = f"lost {process.host.name}"
             self.forget(process)
             raise ActorDied([process], "it was spawned")
@@ -166,13 +179,18 @@ class ActorProcesses:
 
     def _on_death(self, process: ActorProcess) -> None:
         process.host.kinds.remove(process.kind)
-        self.tell("died", name=process.name, pid=process.pid, why=process.why)
+        if self.are_stopping or process.is_stopping:
+            self.tell("stopped", name=process.name, pid=process.pid)
+        else:
+            self.tell("died", name=process.name, pid=process.pid, why=process.why)
 
     def _on_host_start(self, host: Host) -> None:
         self.tell("started", name=host.name, pid=host.pid)
 
     def _on_host_death(self, host: Host) -> None:
         """Its processes are about to end by themselves; nobody waits for that."""
+        if self.are_stopping:
+            return self.tell("stopped", name=host.name, pid=host.pid)
         self.tell("died", name=host.name, pid=host.pid, why="died")
         for process in self.all:
             if process.host is host and not process.is_dead:

@@ -47,7 +47,7 @@ class Hosts:
         on_start: Callable[[Host], None],
         on_death: Callable[[Host], None],
     ):
-        """``count`` 0: everything is spawned by the controller. ``environment``: what marks the run's processes."""
+        """``count`` 0: everything is spawned by the controller. ``environment``: of all the run's processes."""
         self._environment, self._scratch, self._logs = os.environ | environment, scratch, logs
         self._count, self._launcher = count, launcher
         self._on_start, self._on_death = on_start, on_death

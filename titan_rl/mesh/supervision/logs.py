@@ -16,7 +16,7 @@ def send_output_to(folder: str | None, name: str) -> None:
     """From now on this process and its children write to ``folder/name.txt``; nothing changes without a folder."""
     if folder is None:
         return
-    descriptor = os.open(Path(folder) / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(Path(folder) / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

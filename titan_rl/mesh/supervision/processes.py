@@ -3,12 +3,16 @@
 import asyncio
 import os
 import signal
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 MARK = "TITAN_RL_MESH"
+_TRACKER = b"multiprocessing.resource_tracker"
+_TRACKER_SECONDS = 1.0
+"""How long before the end of its time even a tracker is killed."""
 
 
 def new_mark() -> dict[str, str]:
@@ -56,3 +60,22 @@ def kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def ending(mark: dict[str, str], seconds: float) -> Iterator[None]:
+    """Kill the processes that carry the mark, but not this one: to be iterated, with a pause each time.
+
+    Over when none is left, or after ``seconds``. Python's resource trackers come last: they end by themselves once
+    those that they work for have, and remove what these left in shared memory.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := set(running(mark)) - {os.getpid()}) and time.monotonic() < deadline:
+        is_late = time.monotonic() > deadline - _TRACKER_SECONDS
+        kill([pid for pid in left if is_late or not _is_tracker(pid)])
+        yield
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False

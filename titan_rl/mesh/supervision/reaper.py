@@ -1,7 +1,7 @@
-"""``python -m titan_rl.mesh.supervision.reaper PID``: ends the processes that a controller leaves behind.
+"""``python -m titan_rl.mesh.supervision.reaper PID FOLDER...``: clears away what a controller leaves behind.
 
 Processes of a mesh end by themselves soon after their controller. Those that are stopped or hang do not, and once the
-controller is gone only the reaper can end them.
+controller is gone only the reaper can end them. When none is left it removes the mesh's folders.
 """
 
 import os
@@ -9,30 +9,36 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
+from titan_rl.mesh.launch.scratch import remove_scratch
 from titan_rl.mesh.supervision import processes
 
 _SECONDS = 10.0
 
 
-def start_reaper(mark: dict[str, str]) -> None:
-    """One for this process's mesh. It carries the mesh's mark itself, and so ends with it."""
-    command = [sys.executable, "-m", "titan_rl.mesh.supervision.reaper", str(os.getpid())]
+def start_reaper(mark: dict[str, str], folders: Iterable[Path]) -> None:
+    """One for this process's mesh. It carries the mesh's mark itself, and so ends with it. ``folders`` of the mesh and
+    of this process, which nobody needs when this process is dead."""
+    command = [sys.executable, "-m", "titan_rl.mesh.supervision.reaper", str(os.getpid()), *map(str, folders)]
     subprocess.Popen(command, env=os.environ | mark, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def _reap(controller: int, mark: dict[str, str]) -> None:
+def reap(controller: int, mark: dict[str, str], folders: Iterable[Path], seconds: float = _SECONDS) -> None:
+    """Wait for the controller's death; then end the processes with the mark, and remove the folders if all are gone."""
     try:
         descriptor = os.pidfd_open(controller)
     except ProcessLookupError:
         pass  # it is gone already
     else:
         select.select([descriptor], [], [])
-    deadline = time.monotonic() + _SECONDS
-    while (left := set(processes.running(mark)) - {os.getpid()}) and time.monotonic() < deadline:
-        processes.kill(list(left))
+    for _ in processes.ending(mark, seconds):
         time.sleep(0.02)
+    if not set(processes.running(mark)) - {os.getpid()}:
+        for folder in folders:
+            remove_scratch(folder)
 
 
 if __name__ == "__main__":
-    _reap(int(sys.argv[1]), {processes.MARK: os.environ[processes.MARK]})
+    reap(int(sys.argv[1]), {processes.MARK: os.environ[processes.MARK]}, [Path(folder) for folder in sys.argv[2:]])

@@ -1,8 +1,20 @@
-"""``python -m titan_rl.mesh.supervision.worker_loop ADDRESS``: a Monarch host."""
+"""``python -m titan_rl.mesh.supervision.worker_loop ADDRESS``: a Monarch host.
 
+Whoever can connect to it may run code as its owner, so it listens at sockets in the run's scratch folder alone, which
+is TMPDIR here. The controller stops it: neither Ctrl-C (a process group of its own) nor a closed terminal does.
+"""
+
+import os
+import signal
 import sys
+from pathlib import Path
 
 from monarch.actor import run_worker_loop_forever
 
+from titan_rl.mesh.launch.sockets import keep_sockets_in
+
 if __name__ == "__main__":
-    run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")  # a socket file that only we may open
+    os.umask(0o077)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    keep_sockets_in(Path(os.environ["TMPDIR"]))
+    run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")

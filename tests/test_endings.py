@@ -1,0 +1,283 @@
+"""How a run ends, and what it leaves: signals, events, and what is cleared away behind it. Nothing is trained here."""
+
+import asyncio
+import gc
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from titan_rl.mesh.launch import scratch
+from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.processes import ending, new_mark, running
+from titan_rl.mesh.supervision.reaper import reap
+
+SLEEP = "import time; time.sleep(60)"
+SEMAPHORE = """
+import multiprocessing, time
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+print(semaphore._semlock.name, flush=True)
+time.sleep(60)
+"""
+
+
+def start(program: str, mark: dict[str, str] | None = None) -> subprocess.Popen:
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, env=os.environ | (mark or {}), stdout=subprocess.PIPE, text=True)
+
+
+def end(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def wait_until_running(mark: dict[str, str], count: int) -> None:
+    """A process carries its mark only once it has become the program that it is to run."""
+    deadline = time.monotonic() + 10
+    while len(running(mark)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# what is left behind
+
+
+def test_the_reaper_ends_what_a_dead_controller_leaves_and_removes_its_folders(tmp_path):
+    """A process that is stopped cannot end by itself. Another run's is not touched."""
+    mark, others = new_mark(), new_mark()
+    controller, stopped, other = start(SLEEP), start(SLEEP, mark), start(SLEEP, others)
+    folder, another = tmp_path / "titan_rl_ours", tmp_path / "titan_rl_another"
+    for path in (folder / "sockets", another):
+        path.mkdir(parents=True)
+    try:
+        wait_until_running(mark, 1)
+        stopped.send_signal(signal.SIGSTOP)
+        end(controller)
+        reap(controller.pid, mark, [folder, tmp_path / "gone already"])
+        assert stopped.wait(5) == -signal.SIGKILL and not folder.exists()
+        assert other.poll() is None and another.exists()
+    finally:
+        end(stopped, other)
+
+
+def test_folders_stay_while_a_process_that_may_use_them_does(tmp_path):
+    mark = new_mark()
+    controller, left = start("pass"), start(SLEEP, mark)
+    try:
+        wait_until_running(mark, 1)
+        controller.wait()
+        reap(controller.pid, mark, [tmp_path], seconds=0)  # no time to end it
+        assert left.poll() is None and tmp_path.exists()
+    finally:
+        end(left)
+
+
+def test_semaphores_of_killed_processes_are_removed():
+    """By the resource tracker of the process that made them, which is therefore not killed with it."""
+    mark = new_mark()
+    maker = start(SEMAPHORE, mark)
+    file = Path("/dev/shm") / f"sem.{maker.stdout.readline().strip().removeprefix('/')}"
+    try:
+        assert file.exists() and len(running(mark)) == 2, "the process and its tracker"
+        for _ in ending(mark, 10):
+            maker.poll()
+            time.sleep(0.01)
+        assert not file.exists() and not running(mark)
+    finally:
+        end(maker)
+
+
+def test_a_tracker_that_does_not_end_is_killed_at_last():
+    mark = new_mark()
+    maker = start(SEMAPHORE, mark)
+    file = Path("/dev/shm") / f"sem.{maker.stdout.readline().strip().removeprefix('/')}"
+    [tracker] = set(running(mark)) - {maker.pid}
+    os.kill(tracker, signal.SIGSTOP)
+    try:
+        for _ in ending(mark, 1.5):
+            maker.poll()
+            time.sleep(0.01)
+        assert not running(mark)
+    finally:
+        end(maker)
+        file.unlink(missing_ok=True)
+
+
+def test_scratch_is_removed_with_the_shared_memory_named_after_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch, "_SHARED_MEMORY", tmp_path)
+    folder = scratch.make_scratch()
+    (folder / "generator1").touch()
+    for name in (f"{folder.name}-generator1-0", "titan_rl_another-generator1-0"):
+        (tmp_path / name).touch()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    scratch.remove_scratch(folder)
+    assert not folder.exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["titan_rl_another-generator1-0"]
+
+
+def test_a_temporary_folder_with_a_long_name_is_not_used_for_sockets(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/" + 60 * "x")
+    assert scratch.temporary_folder() == "/tmp"
+    monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
+    assert scratch.temporary_folder() == "/var/tmp"
+
+
+# events
+
+
+def make_processes(told: list[tuple[str, str]], tmp_path: Path) -> ActorProcesses:
+    def tell(kind: str, **fields) -> None:
+        told.append((kind, fields["name"]))
+
+    return ActorProcesses(None, tmp_path, 0, launcher=None, tell=tell)
+
+
+def make_process(processes: ActorProcesses, name: str, sidecar=None) -> ActorProcess:
+    host = SimpleNamespace(kinds=[name.split()[0]], died=asyncio.get_running_loop().create_future(), name="host 0")
+    process = ActorProcess(name, None, None, sidecar, host)
+    process.on_death.append(processes._on_death)
+    processes.all.append(process)
+    return process
+
+
+def test_who_ends_with_the_run_or_is_sent_away_did_not_die(tmp_path):
+    async def run() -> list[tuple[str, str]]:
+        told = []
+        processes = make_processes(told, tmp_path)
+        killed, dismissed, last = (make_process(processes, name) for name in ("trainer 0", "generator 1", "verifier 0"))
+        killed.end()
+        dismissed.is_stopping = True
+        dismissed.end()
+        processes.are_stopping = True
+        last.end()
+        return told
+
+    assert asyncio.run(run()) == [("died", "trainer 0"), ("stopped", "generator 1"), ("stopped", "verifier 0")]
+
+
+def test_a_start_that_is_cut_off_fails_in_silence(tmp_path):
+    """As a standby's when the run ends: nobody waits for its first answer any more, which is an error then."""
+
+    async def run() -> list[str]:
+        complaints = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
+        processes = make_processes([], tmp_path)
+
+        async def answer(*_):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                raise RuntimeError("its process is gone")
+
+        sidecar = SimpleNamespace(start=SimpleNamespace(call_one=answer))
+        starting = asyncio.ensure_future(processes._start(make_process(processes, "trainer 0", sidecar), "trainer_1"))
+        await asyncio.sleep(0.01)
+        starting.cancel()
+        await asyncio.wait({starting})
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        if left:
+            await asyncio.wait(left, timeout=1)
+        assert starting.cancelled() and all(task.done() for task in left), "nothing of it goes on"
+        del starting, left
+        gc.collect()
+        return complaints
+
+    assert asyncio.run(run()) == []
+
+
+# signals
+
+STUB = """
+import asyncio, sys, types
+from pathlib import Path
+sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
+from titan_rl.controller.display import Display
+from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.train import drive, run_to_end
+
+class Stub:
+    '''A session that waits to be stopped, and has a step to end and much to say then.'''
+    def __init__(self, folder):
+        self.folder, self.stop_request = folder, StopRequest()
+        self.display = Display(3, folder / "log.txt")
+        self.say, self.stop = self.display.say, self.stop_request.ask
+    async def start(self):
+        self.display.__enter__()
+        self.say("waits")
+        (self.folder / "waits").touch()
+    async def run(self):
+        while not self.stop_request.is_asked:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        for _ in range(3):
+            self.say("a step ends")
+        raise Stopped
+    async def close(self, error, why):
+        self.say(why)
+        (self.folder / "saved").write_text(why)
+        self.display.__exit__()
+
+sys.exit(drive(run_to_end(Stub(Path(sys.argv[1])))))
+"""
+
+
+def start_stub(folder: Path, *before: str, **options) -> subprocess.Popen:
+    process = subprocess.Popen([*before, sys.executable, "-c", STUB, str(folder)], **options)
+    deadline = time.monotonic() + 60
+    while not (folder / "waits").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
+def test_a_closed_terminal_ends_the_run_saved(tmp_path):
+    """The kernel sends SIGHUP, and from then on nothing can be written; the run's log has it."""
+    ours, its = pty.openpty()
+    pty_options = dict(stdin=its, stdout=its, stderr=its, start_new_session=True)
+    process = start_stub(tmp_path, "setsid", "--ctty", "--wait", **pty_options)
+    os.close(its)
+    os.close(ours)
+    assert process.wait(20) == 130
+    assert (tmp_path / "saved").read_text() == "stopped by the user"
+    assert (tmp_path / "log.txt").read_text().splitlines() == ["waits", *3 * ["a step ends"], "stopped by the user"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_saved(tmp_path, number):
+    """SIGHUP may come twice, from the kernel and from the shell."""
+    process = start_stub(tmp_path, stdout=subprocess.DEVNULL)
+    for _ in range(2 if number == signal.SIGHUP else 1):
+        process.send_signal(number)
+        time.sleep(0.1)
+    assert process.wait(20) == 130 and (tmp_path / "saved").read_text() == "stopped by the user"
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path):
+    process = start_stub(tmp_path, stdout=subprocess.DEVNULL)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert process.wait(20) == 130 and (tmp_path / "saved").read_text() == "stopped by the user at once"
+
+
+def test_under_nohup_a_closed_terminal_is_nothing(tmp_path):
+    process = start_stub(tmp_path, "nohup", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.terminate()
+    assert process.wait(20) == 130 and (tmp_path / "saved").exists()
+
+
+def test_who_reads_the_output_may_go(tmp_path):
+    process = start_stub(tmp_path, stdout=subprocess.PIPE)
+    process.stdout.close()
+    process.terminate()
+    assert process.wait(20) == 130 and (tmp_path / "saved").exists()
