@@ -268,6 +268,7 @@ SAMPLES = dict.fromkeys(
     (
         "discarded",
         "pending",
+        "ledger_flaws",
         "prompts_lost",
         "steps_without_record",
         "trained_twice",

@@ -229,6 +229,8 @@ def test_the_command_prints_the_account(ledger, tmp_path, capsys):
         "trained": 3,
         "pending": 6,
         "discarded": {"infra_error": 2, "timeout": 1},
+        "is_chained": True,
+        "flaws": [],
         "adds_up": True,
         "retries": 2,
         "prompts_by_retries": {"2": 1},

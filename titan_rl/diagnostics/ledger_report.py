@@ -1,16 +1,20 @@
-"""``titan-rl ledger RUN``: the account of a run, active or ended, read from its ledger alone."""
+"""``titan-rl ledger RUN``: the account of a run, active or ended, and whether the run's files prove it."""
 
 import json
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from titan_rl.config.load import ConfigError
-from titan_rl.records.ledger import read_account
+from titan_rl.records.ledger import is_unchained, read_account
+from titan_rl.records.ledger_audit import UnreadableLedger, flaws_of, read
+from titan_rl.records.ledger_witnesses import contradictions
 from titan_rl.records.rundir import RunDir
+
+_MAX_FLAWS = 200
+"""That are printed; ``--json`` has all."""
 
 
 def _discarded(account: dict[str, int]) -> dict[str, int]:
@@ -35,34 +39,41 @@ def _steps(connection: sqlite3.Connection) -> list[dict]:
 
 
 def read_ledger(run: Path, steps: bool = False) -> dict:
-    """The account of a run directory. Errors: ConfigError if there is none."""
+    """The account of a run directory, and all flaws of it. Errors: ConfigError if there is none that can be read."""
     path = RunDir(run).ledger
     if not path.is_file():
         raise ConfigError(f"{run} holds no ledger.db: give a run directory, such as runs/quickstart-<date>-<time>")
+    against = contradictions(run)
     try:
-        with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as connection:
-            connection.execute("begin")  # one snapshot, since the run may be active
-            account, discarded = (found := read_account(connection)), _discarded(found)
-            retries = dict(connection.execute("select retries, count(*) from prompts where retries group by retries"))
-            [(prompts, total_retries)] = connection.execute("select count(*), coalesce(sum(retries), 0) from prompts")
-            by_step = _steps(connection) if steps else None
-    except sqlite3.DatabaseError as error:
-        raise ConfigError(
-            f"{path} cannot be read as a ledger ({error}): it is from another release, or damaged"
-        ) from None
-    settled = account["trained"] + sum(discarded.values()) + account["pending"]
-    result = {
-        "run": str(run),
+        account = read(path, lambda connection: _account(connection, steps))
+    except UnreadableLedger as error:
+        raise ConfigError(str(error)) from None
+    account["flaws"] += against
+    return {"run": str(run), **account, "adds_up": not account["flaws"]}
+
+
+def _account(connection: sqlite3.Connection, steps: bool) -> dict:
+    account = read_account(connection)
+    retries = dict(connection.execute("select retries, count(*) from prompts where retries group by retries"))
+    [(prompts, total_retries)] = connection.execute("select count(*), coalesce(sum(retries), 0) from prompts")
+    return {
         "prompts": prompts,
         "issued": account["issued"],
         "trained": account["trained"],
         "pending": account["pending"],
-        "discarded": discarded,
-        "adds_up": account["issued"] == settled,
+        "discarded": _discarded(account),
+        "is_chained": not is_unchained(connection),
+        "flaws": flaws_of(connection),
         "retries": total_retries,
         "prompts_by_retries": {str(count): number for count, number in sorted(retries.items())},
+        **({"steps": _steps(connection)} if steps else {}),
     }
-    return result | ({"steps": by_step} if steps else {})
+
+
+def _verdict(ledger: dict) -> str:
+    if not ledger["is_chained"]:
+        return "cannot be proved"
+    return "adds up" if ledger["adds_up"] else "does NOT add up"
 
 
 def _account_table(ledger: dict) -> Table:
@@ -77,7 +88,7 @@ def _account_table(ledger: dict) -> Table:
     for name, count in rows:
         table.add_row(name, f"{count:,}", f"{count / issued:.2%}")
     table.add_section()
-    table.add_row("issued", f"{ledger['issued']:,}", "adds up" if ledger["adds_up"] else "does NOT add up")
+    table.add_row("issued", f"{ledger['issued']:,}", _verdict(ledger))
     return table
 
 
@@ -91,8 +102,13 @@ def _steps_table(steps: list[dict]) -> Table:
     return table
 
 
+def _shown(flaws: list[str]) -> list[str]:
+    more = len(flaws) - _MAX_FLAWS
+    return flaws[:_MAX_FLAWS] + ([f"and {more:,} more, which --json lists"] if more > 0 else [])
+
+
 def show_ledger(run: Path, *, steps: bool, as_json: bool) -> int:
-    """Print it; the exit code, which is 1 if the account does not add up."""
+    """Print it; the exit code, which is 1 if the account does not add up, or cannot be proved."""
     ledger = read_ledger(run, steps)
     if as_json:
         print(json.dumps(ledger))
@@ -106,4 +122,6 @@ def show_ledger(run: Path, *, steps: bool, as_json: bool) -> int:
         )
         if steps:
             console.print(_steps_table(ledger["steps"]))
+        for flaw in _shown(ledger["flaws"]):
+            console.print(flaw, highlight=False, markup=False, soft_wrap=True)
     return 0 if ledger["adds_up"] else 1

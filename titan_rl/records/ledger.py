@@ -6,10 +6,17 @@ A prompt is issued with all its samples and settled with all of them, in one tra
 
 holds at every moment, also after a crash. A trigger of the database refuses to settle a sample twice.
 
+What is done is entered first: ``entries`` only grows, and each entry's hash covers the hash before it. ``prompts`` and
+``samples`` are the state to which the entries lead, written in the same transaction. So ``issued`` is what was entered
+when prompts were issued, not a count of the rows that it is compared with, and a reader can prove every row
+(ledger_audit.py).
+
 A power cut may lose the commits since the last ``sync``. Every checkpoint calls it before it becomes visible, so the
 ledger on disk is never behind the newest checkpoint, and a resumed run rewinds the ledger to that checkpoint anyway.
 """
 
+import hashlib
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +25,19 @@ from pathlib import Path
 
 from titan_rl.records.rundir import sync_path
 
-_SCHEMA = """
+SCHEMA = """
+create table if not exists entries (
+    number integer primary key autoincrement,
+    content text not null,
+    hash text not null
+);
+create trigger if not exists entries_stay before delete on entries
+begin select raise(abort, 'an entry cannot be taken back'); end;
+create trigger if not exists entries_stay_as_they_are before update on entries
+begin select raise(abort, 'an entry cannot be changed'); end;
 create table if not exists prompts (
     id text primary key,
+    samples integer not null,
     retries integer not null default 0
 ) without rowid;
 create table if not exists samples (
@@ -46,6 +63,20 @@ Outcomes = dict[str, list[str | None]]
 """For each prompt's samples, in order: None for one that was trained, or the reason why it was discarded."""
 
 
+UNCHAINED = "it is from a release without the chain of entries, and cannot be proved"
+
+
+def is_unchained(connection: sqlite3.Connection) -> bool:
+    """Whether an earlier release wrote it, whose prompts do not say with how many samples they were issued."""
+    columns = {name for _, name, *_ in connection.execute("pragma table_info(prompts)")}
+    return bool(columns) and "samples" not in columns
+
+
+def entry_hash(previous: str, number: int, content: str) -> str:
+    """SHA-256, in hexadecimal, of an entry; ``previous`` is the hash of the one before it, and empty for number 1."""
+    return hashlib.sha256(f"{previous}\n{number}\n{content}".encode()).hexdigest()
+
+
 class LedgerError(RuntimeError):
     """The account does not add up: an error of this program, never of the run's data."""
 
@@ -54,11 +85,14 @@ class Ledger:
     """Written by the controller alone. The file outlives its process."""
 
     def __init__(self, path: Path):
+        """Errors: LedgerError if an earlier release wrote the file."""
         self.path = path
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute("pragma journal_mode = wal")
         self._connection.execute("pragma synchronous = normal")
-        self._connection.executescript(_SCHEMA)
+        if is_unchained(self._connection):
+            raise LedgerError(f"{path}: {UNCHAINED}, so it is not continued")
+        self._connection.executescript(SCHEMA)
         self._counts = self._count()
 
     def _count(self) -> Counter[str]:
@@ -70,15 +104,27 @@ class Ledger:
         self._connection.execute("begin immediate")
         try:
             yield
+            self._connection.execute("commit")
         except BaseException:  # a cancellation must not leave half a transaction either
-            self._connection.execute("rollback")
+            if self._connection.in_transaction:  # a full disk may have ended it already
+                self._connection.execute("rollback")
             raise
-        self._connection.execute("commit")
+
+    def _enter(self, **content) -> None:
+        """What the transaction at hand does, as the next entry."""
+        last = self._connection.execute("select number, hash from entries order by number desc limit 1").fetchone()
+        number, previous = (last[0] + 1, last[1]) if last else (1, "")
+        text = json.dumps(content, separators=(",", ":"))
+        self._connection.execute(
+            "insert into entries values (?, ?, ?)", (number, text, entry_hash(previous, number, text))
+        )
 
     def issue(self, prompt_ids: list[str], num_samples: int) -> None:
         """All samples of new prompts become pending. Errors: sqlite3.IntegrityError if one was issued before."""
         with self._transaction():
-            self._connection.executemany("insert into prompts (id) values (?)", ((name,) for name in prompt_ids))
+            self._enter(issue=prompt_ids, samples=num_samples)
+            prompts = ((name, num_samples) for name in prompt_ids)
+            self._connection.executemany("insert into prompts (id, samples) values (?, ?)", prompts)
             rows = ((name, sample) for name in prompt_ids for sample in range(num_samples))
             self._connection.executemany("insert into samples (prompt_id, sample) values (?, ?)", rows)
         self._counts["pending"] += len(prompt_ids) * num_samples
@@ -93,12 +139,15 @@ class Ledger:
             for prompt_id, reasons in outcomes.items()
             for sample, reason in enumerate(reasons)
         ]
+        if not rows:
+            return
         statement = "update samples set state = ?, step = ?, reason = ? where prompt_id = ? and sample = ?"
         with self._transaction():
+            self._enter(settle=outcomes, step=step)
             for prompt_id, reasons in outcomes.items():
                 if (pending := self._num_pending(prompt_id)) != len(reasons):
                     raise LedgerError(f"{prompt_id} has {pending} pending samples, so {len(reasons)} cannot be settled")
-            changed = self._connection.executemany(statement, rows).rowcount if rows else 0
+            changed = self._connection.executemany(statement, rows).rowcount
             if changed != len(rows):
                 raise LedgerError(f"{changed} samples were settled instead of {len(rows)}")
         settled = Counter(row[0] for row in rows)
@@ -110,15 +159,18 @@ class Ledger:
         return self._connection.execute(statement, (prompt_id,)).fetchone()[0]
 
     def count_retry(self, prompt_id: str) -> None:
-        """The prompt is sampled again after a failure of the machinery."""
-        self._connection.execute("update prompts set retries = retries + 1 where id = ?", (prompt_id,))
+        """The prompt is sampled again after a failure of the machinery. One that is held out has no account."""
+        with self._transaction():
+            update = "update prompts set retries = retries + 1 where id = ?"
+            if self._connection.execute(update, (prompt_id,)).rowcount:
+                self._enter(retry=prompt_id)
 
     def rewind(self, step: int, num_samples: int) -> list[str]:
         """Back to a checkpoint's mark: samples of later steps' batches are pending again.
 
         Returns all pending prompts, in order; each has ``num_samples`` samples from now on.
         """
-        change = self._connection.execute
+        change, num_before = self._connection.execute, self._connection.total_changes
         with self._transaction():
             change("update samples set state = 'pending', step = null, reason = null where step > ?", (step,))
             rows = change(
@@ -128,6 +180,10 @@ class Ledger:
             change("delete from samples where state = 'pending' and sample >= ?", (num_samples,))
             wanted = [(prompt_id, sample) for (prompt_id,) in rows for sample in range(num_samples)]
             self._connection.executemany("insert or ignore into samples (prompt_id, sample) values (?, ?)", wanted)
+            resized = ((num_samples, prompt_id, num_samples) for (prompt_id,) in rows)
+            self._connection.executemany("update prompts set samples = ? where id = ? and samples != ?", resized)
+            if self._connection.total_changes > num_before:
+                self._enter(rewind=step, samples=num_samples)
         self._counts = self._count()
         return [prompt_id for (prompt_id,) in rows]
 
@@ -173,8 +229,13 @@ class Ledger:
 
 
 def read_account(connection: sqlite3.Connection) -> dict[str, int]:
+    """``issued`` is what the prompts say that they were issued with, whatever rows there are; in a ledger of an
+    earlier release, whose prompts do not say it, the number of rows."""
     rows = connection.execute("select state, reason, count(*) from samples group by state, reason").fetchall()
-    account = {"issued": sum(count for *_, count in rows), "trained": 0, "pending": 0}
+    issued = sum(count for *_, count in rows)
+    if not is_unchained(connection):
+        [(issued,)] = connection.execute("select coalesce(sum(samples), 0) from prompts")
+    account = {"issued": issued, "trained": 0, "pending": 0}
     for state, reason, count in rows:
-        account[f"discarded ({reason})" if state == "discarded" else state] = count
+        account[f"discarded ({reason})" if state == "discarded" else str(state)] = count
     return account

@@ -50,6 +50,19 @@ def has_rollouts(folder: Path, step: int) -> bool:
     return _path(folder, step).is_file()
 
 
+def recorded_steps(folder: Path) -> list[int]:
+    """Steps whose rollouts are there, in order."""
+    return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-" + 6 * "[0-9]" + "*.parquet"))
+
+
+def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
+    """Prompt and number of each of a step's samples. Errors: OSError or pyarrow.ArrowException for a damaged file."""
+    names = ["prompt_id", "sample"]
+    return set(
+        zip(*pq.read_table(_path(folder, step), columns=names, schema=_SCHEMA).to_pydict().values(), strict=True)
+    )
+
+
 def last_recorded(folder: Path, first: int, last: int) -> int:
     """The last step up to ``last`` that recorded steps lead to from step ``first`` without a gap."""
     step = first

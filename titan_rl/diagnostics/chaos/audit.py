@@ -11,6 +11,7 @@ from typing import Any
 from titan_rl.config.schema import Config
 from titan_rl.environments.base import make_task
 from titan_rl.environments.prompts import PromptStream
+from titan_rl.records.ledger_audit import flaws
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rollouts import has_rollouts, read_rollouts
 from titan_rl.records.rundir import RunDir
@@ -20,13 +21,18 @@ SampleRow = tuple[str, int, str, int | None, str | None]
 """Prompt, sample, state, step and reason."""
 
 
-def read_samples(root: Path) -> list[SampleRow]:
-    """Every sample that was ever issued; empty if there is no ledger."""
+def _ask(root: Path, question: str) -> list[tuple]:
+    """Rows of a run's ledger; none if there is no ledger."""
     path = RunDir(root).ledger
     if not path.is_file():
         return []
     with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as connection:
-        return connection.execute("select prompt_id, sample, state, step, reason from samples").fetchall()
+        return connection.execute(question).fetchall()
+
+
+def read_samples(root: Path) -> list[SampleRow]:
+    """Every sample that has a row; empty if there is no ledger."""
+    return _ask(root, "select prompt_id, sample, state, step, reason from samples")
 
 
 def trained_prompts(root: Path) -> dict[str, int]:
@@ -61,9 +67,10 @@ def audit(root: Path, config: Config, steps: int) -> dict[str, Any]:
     samples = read_samples(root)
     states = Counter(state for _, _, state, _, _ in samples)
     return {
-        "issued": len(samples),
+        "issued": sum(count for (count,) in _ask(root, "select samples from prompts")),
         **{state: states[state] for state in ("trained", "discarded", "pending")},
         "discarded_for": dict(Counter(reason for _, _, state, _, reason in samples if state == "discarded")),
+        "ledger_flaws": len(flaws(RunDir(root).ledger)),
         "prompts_lost": len(_skipped_prompts({prompt for prompt, *_ in samples}, config)),
         **compare_records(samples, recorded_samples(root, steps), steps),
     }

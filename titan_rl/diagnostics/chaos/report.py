@@ -101,6 +101,7 @@ def flaws(report: dict[str, Any]) -> list[str]:
         "processes outlived their killed controller": report["orphans_left"],
         f"{samples['issued']} samples were issued, {settled} are accounted for": samples["issued"] != settled,
         f"{samples['pending']} samples are pending": samples["pending"] and not report["samples_may_be_pending"],
+        f"the ledger has {samples['ledger_flaws']} flaws": samples["ledger_flaws"],
         f"{samples['prompts_lost']} prompts were lost": samples["prompts_lost"],
         f"{samples['trained_twice']} samples were trained twice": samples["trained_twice"],
         f"{samples['steps_without_record']} steps have no record": samples["steps_without_record"],
