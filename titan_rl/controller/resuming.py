@@ -6,6 +6,7 @@ may change at any time.
 """
 
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.ledger_audit import flaws
+from titan_rl.records.ledger_audit import flaws, read
 from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.records.rundir import RunDir
-from titan_rl.trainer.plain_state import metadata_flaw
+from titan_rl.trainer.plain_state import state_flaw
 
 _ALWAYS, _BY_CHECKSUM, _WHILE_REDOING, _NUMERIC, _FREE = range(5)
 _RULES = {
@@ -90,7 +91,7 @@ def _checkpoint(run_dir: RunDir, config: Config) -> int:
 
 def check_readable(checkpoint: Path) -> None:
     """Errors: ConfigError for one that passes its checksums and is still none that a run wrote."""
-    if flaw := metadata_flaw(checkpoint):
+    if flaw := state_flaw(checkpoint):
         raise ConfigError(f"checkpoint {checkpoint} cannot be trusted: {flaw}; remove it, or leave the run alone")
 
 
@@ -101,7 +102,7 @@ def _trained(run_dir: RunDir, checkpoint: int) -> int:
     if found := flaws(run_dir.ledger):
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ConfigError(f"the ledger of {run_dir.root} does not hold: {found[0]}{more}; leave --resume out")
-    trained = last_trained_step(run_dir.ledger)
+    trained = read(run_dir.ledger, _last_trained_step)
     if trained < checkpoint:
         raise ConfigError(
             f"the ledger of {run_dir.root} ends at step {trained}, before its checkpoint of step {checkpoint}: it is "
@@ -110,9 +111,14 @@ def _trained(run_dir: RunDir, checkpoint: int) -> int:
     return trained
 
 
+def _last_trained_step(connection: sqlite3.Connection) -> int:
+    [(step,)] = connection.execute("select max(step) from samples where state = 'trained'")
+    return step or 0
+
+
 def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) -> tuple[int, str]:
     """The last step that can be trained again from its rollouts, and what is wrong with the next one, if anything."""
-    last, limits = last_recorded(run_dir.rollouts, checkpoint, trained), limits_of(checked, run_dir)
+    last, limits = last_recorded(run_dir.rollouts, checkpoint, trained), limits_of(checked)
     for step in range(checkpoint + 1, last + 1):
         try:
             read_rollouts(run_dir.rollouts, step, limits)
@@ -121,7 +127,7 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
     return last, f"the rollouts of step {last + 1} are not there" if last < trained else ""
 
 
-def limits_of(checked: Checked, run_dir: RunDir) -> Limits:
+def limits_of(checked: Checked) -> Limits:
     """What the run's model and rows can hold."""
     path = checked.config.model.path
     hf = tiny_config() if path == "tiny" else read_hf_config(path, checked.family)
@@ -190,9 +196,9 @@ def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int
     for key in _changes(before, asked):
         if _rule(key) == _WHILE_REDOING and not (key.startswith("sft.") and first > 1):
             raise ConfigError(
-                f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained with, "
-                f"{_shown(before.get(key))}, and there is no checkpoint after them: resume with that, stop it after a step "
-                f"(Ctrl-C), which saves one, then change it"
+                f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained "
+                f"with, {_shown(before.get(key))}, and no checkpoint is after them: resume with that, stop the run "
+                f"after a step (Ctrl-C), which saves one, then change it"
             )
 
 

@@ -123,5 +123,7 @@ def _as_record(line: str) -> dict[str, float] | None:
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] < 0:
         return None
-    numbers = (isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63) for value in record.values())
+    numbers = (
+        isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63) for value in record.values()
+    )
     return record if all(numbers) else None

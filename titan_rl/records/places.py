@@ -29,8 +29,9 @@ def check_place(root: Path, *, write: bool) -> None:
             raise OSError(errno.EACCES, f"there is no right to {'write' if write else 'read'} in {place}")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
+        wanted = "made or written to" if write else "read"
         raise ConfigError(
-            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {'made' if write else 'read'}"
+            f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {wanted}"
         ) from None
 
 

@@ -1,5 +1,6 @@
 """Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -51,8 +52,9 @@ def has_rollouts(folder: Path, step: int) -> bool:
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """Steps whose rollouts are there, in order."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-" + 6 * "[0-9]" + "*.parquet"))
+    """Steps whose rollouts are there, in order. Other names are passed over."""
+    names = (path.stem.removeprefix("step-") for path in folder.glob("step-*.parquet"))
+    return sorted({int(name) for name in names if re.fullmatch("[0-9]{6,}", name) and has_rollouts(folder, int(name))})
 
 
 def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:

@@ -77,7 +77,8 @@ class RunDir:
 
     def has_begun(self) -> bool:
         """Whether a step was ever recorded: a start that failed leaves a directory with its logs and nothing else."""
-        return any(self.rollouts.glob("step-*.parquet")) or any(self.checkpoints.glob("step-*"))
+        names = [path.name for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*")]
+        return any(re.fullmatch(r"step-[0-9]{6,}(\.parquet)?", name) for name in names)
 
     def write_pids(self, names: dict[int, str]) -> None:
         """Who runs now."""

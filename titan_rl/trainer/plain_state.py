@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint import metadata as described
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -34,6 +35,8 @@ _ALLOWED = {(kind.__module__, kind.__qualname__): kind for kind in _CLASSES} | {
     ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,  # as Python 3.13 calls it
 }
 _METADATA = ".metadata"
+_SHOWN = 300
+"""Characters of another library's message."""
 
 
 class StateError(ValueError):
@@ -85,8 +88,13 @@ class PlainPlanner(dcp.DefaultLoadPlanner):
 def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
     """Fill ``state`` from a checkpoint. All ranks call this together, unless ``no_dist``.
 
-    Errors: StateError, and those of DCP for a checkpoint that does not fit."""
-    dcp.load(state, storage_reader=PlainReader(folder), planner=PlainPlanner(), no_dist=no_dist)
+    Errors: StateError, also for a checkpoint that does not fit."""
+    try:
+        dcp.load(state, storage_reader=PlainReader(folder), planner=PlainPlanner(), no_dist=no_dist)
+    except CheckpointException as failure:  # a BaseException, which holds what each rank raised
+        rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
+        said = " ".join(str(error).split())[:_SHOWN]
+        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {said}") from error
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -104,13 +112,27 @@ def read_metadata(folder: Path) -> Metadata:
     return found
 
 
-def metadata_flaw(folder: Path) -> str | None:
-    """What keeps a checkpoint from being read, as far as its metadata tells."""
+def state_flaw(folder: Path) -> str | None:
+    """What keeps a checkpoint from being read, as far as it can be told without its tensors."""
     try:
-        read_metadata(folder)
+        _check_values(read_metadata(folder), folder)
     except StateError as error:
         return str(error)
     return None
+
+
+def _check_values(metadata: Metadata, folder: Path) -> None:
+    """Errors: StateError if an item that is no tensor is more than numbers and text."""
+    for index, place in metadata.storage_data.items():
+        if not isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
+            continue
+        with open(folder / place.relative_path, "rb") as file:
+            file.seek(place.offset)
+            item = BytesIO(file.read(place.length))
+        try:
+            torch.load(item, weights_only=True)
+        except Exception as error:  # whatever made-up bytes raise
+            raise StateError(f"its {index.fqn} is no plain value ({type(error).__name__})") from None
 
 
 def _check(found: Any, folder: Path) -> None:
@@ -119,7 +141,9 @@ def _check(found: Any, folder: Path) -> None:
         entries, places = found.state_dict_metadata, found.storage_data
         sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
         is_sound = (
-            all(isinstance(name, str) and _is_sound_entry(entry, sum(sizes.values())) for name, entry in entries.items())
+            all(
+                isinstance(name, str) and _is_sound_entry(entry, sum(sizes.values())) for name, entry in entries.items()
+            )
             and all(isinstance(index, MetadataIndex) and _lies_in(place, sizes) for index, place in places.items())
             and isinstance(found.storage_meta, described.StorageMeta | None)
         )

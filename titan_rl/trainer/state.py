@@ -91,7 +91,7 @@ class BackgroundSave:
 
 
 def load_learner(learner, folder: Path) -> None:
-    """All ranks call this together. Errors: StateError, and those of DCP for a folder that is not complete."""
+    """All ranks call this together. Errors: StateError."""
     state = _learner_state(learner)
     # the length of Python's state, as text, varies, so it is read from the checkpoint
     metadata = read_metadata(folder).state_dict_metadata
