@@ -24,7 +24,7 @@ STEPS, GROUPS, SAMPLES = 2, 4, 4
 
 def config_of(root: Path, **settings) -> Config:
     """Of the small runs of these tests."""
-    config = load_config(None, parse_overrides(overrides(training__steps=STEPS, **settings)))
+    config = load_config(None, parse_overrides(overrides(**{"training__steps": STEPS} | settings)))
     config.run.dir = str(root)
     return config
 
@@ -47,7 +47,9 @@ def _record_steps(run_dir: RunDir) -> None:
         for step in range(1, STEPS + 1):
             names = [f"train/{(step - 1) * GROUPS + index:07d}" for index in range(GROUPS)]
             ledger.issue(names, SAMPLES)
-            write_rollouts(run_dir.rollouts, step, [Group(name, [_rollout(name, s) for s in range(4)]) for name in names])
+            write_rollouts(
+                run_dir.rollouts, step, [Group(name, [_rollout(name, s) for s in range(4)]) for name in names]
+            )
             ledger.settle({name: [None] * SAMPLES for name in names}, step)
             metrics.write(json.dumps({"step": step, "reward": 0.5, "loss": 0.25, "grad_norm": 1.5}) + "\n")
     ledger.close()

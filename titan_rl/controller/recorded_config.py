@@ -67,7 +67,7 @@ def one_configuration(run_dir: RunDir, first: int, last: int) -> Path:
         before, after = (read_settings(path) for path in paths[:2])
         key, until = first_change(before, after), int(paths[0].stem.removeprefix("step-"))
         raise ConfigError(
-            f"{run_dir.root} was resumed with other settings after step {until}: {key} was {before.get(key)} and became "
+            f"{run_dir.root} was resumed with other settings after step {until}: {key} was {before.get(key)}, then "
             f"{after.get(key)}; replay its parts, with --to {until} or --from {until + 1}"
         )
     return paths[0]

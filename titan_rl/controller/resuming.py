@@ -187,8 +187,8 @@ def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
         becomes_tiny = key == "model.path" and "tiny" in (before[key], asked[key])
         if _rule(key) == _ALWAYS or becomes_tiny:
             raise ConfigError(
-                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, {_shown(before.get(key))}: give "
-                f"that, or leave --resume out and give another --run.dir"
+                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(before.get(key))}: give that, or leave --resume out and give another --run.dir"
             )
 
 

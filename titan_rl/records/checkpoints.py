@@ -143,7 +143,7 @@ class CheckpointFolder:
 def _checked_state(found: Any, step: int) -> ControllerState:
     """Errors: ValueError unless it has the types of a state and belongs to that step."""
     try:
-        state = TypeAdapter(ControllerState).validate_python(found, strict=True)
+        state = TypeAdapter(ControllerState).validate_json(json.dumps(found), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "state"
