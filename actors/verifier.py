@@ -39,10 +39,13 @@ class Verifier(Actor):
         """Load the tokenizer and start the scorer; the scorer's process id."""
         task, folders = self.config.task, self.config.run.plugin_path
         self.task = make_task(task, folders)
-        self.tokenizer = await asyncio.to_thread(lambda: _tokenizer_class().from_pretrained(self.model_path))
+        self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
         self.scorer = Scorer(task, folders, self.config.verifier.score_timeout)
         await self.scorer.start()
         return self.scorer.process.pid
+
+    def _load_tokenizer(self):
+        return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)
 
     @concurrent_endpoint
     async def run_group(self, prompt: Prompt, sampling: Sampling, generator) -> Group:

@@ -32,7 +32,10 @@ def _parser() -> Parser:
     ledger.add_argument("--steps", action="store_true", help="each step's batch too")
     ledger.add_argument("--json", action="store_true")
 
-    replay = commands.add_parser("replay", help="train recorded steps again and compare, bit for bit")
+    replay = commands.add_parser(
+        "replay",
+        help="train recorded steps again and compare, bit for bit; --run.plugin_path FOLDER for code of your own",
+    )
     replay.add_argument("run", type=Path, help="run directory")
     replay.add_argument("--from", dest="first", type=int, required=True, metavar="A", help="first step")
     replay.add_argument("--to", dest="last", type=int, required=True, metavar="B", help="last step")
@@ -128,10 +131,20 @@ def _ledger(options: argparse.Namespace, overrides: dict) -> int:
     return show_ledger(options.run, steps=options.steps, as_json=options.json)
 
 
+def _plugin_path(overrides: dict) -> list[str]:
+    """Of a command that takes no other setting."""
+    given = overrides.get("run", {}).get("plugin_path", [])
+    folders = [given] if isinstance(given, str) else given
+    known = {"run": {"plugin_path": given}} if given else {}
+    if overrides != known or not isinstance(folders, list) or not all(isinstance(each, str) for each in folders):
+        raise ConfigError("of settings only --run.plugin_path FOLDER can be given here: all others are the run's own")
+    return folders
+
+
 def _replay(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.replay import replay
 
-    return replay(options.run, options.first, options.last, as_json=options.json)
+    return replay(options.run, options.first, options.last, as_json=options.json, folders=_plugin_path(overrides))
 
 
 def _chaos(options: argparse.Namespace, overrides: dict) -> int:

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
@@ -54,6 +55,10 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
     from titan_rl.controller.preflight import check
     from titan_rl.controller.wiring import Actors
     from titan_rl.mesh.meshes import ALL_PARTS
+    from titan_rl.records.places import check_not_inside
+
+    home = Path(config.model.path)
+    check_not_inside(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
 
     checked = check(config)
 

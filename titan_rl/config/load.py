@@ -151,7 +151,7 @@ def load_resolved(path: Path) -> Config:
     try:
         tables = json.loads(path.read_text())
         tables = {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
     return load_config(None, tables)
 

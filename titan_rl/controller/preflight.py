@@ -23,10 +23,6 @@ from titan_rl.models.safetensors_files import tensor_files
 from titan_rl.models.spec import longest_rollout, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
-from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.ledger import Ledger
-from titan_rl.records.rollouts import last_recorded
-from titan_rl.records.rundir import RunDir
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
@@ -79,20 +75,6 @@ def check(config: Config) -> Checked:
     return checked
 
 
-def check_resumable(run_dir: RunDir, config: Config) -> None:
-    """Errors: ConfigError if there is neither a complete checkpoint nor a record of all steps to resume from."""
-    folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
-    if folder.newest_complete() is not None:
-        return
-    trained = Ledger(run_dir.ledger).last_trained_step()
-    if (recorded := last_recorded(run_dir.rollouts, 0, trained)) < trained:
-        flaws = ", ".join(f"of step {step}, {folder.flaw(step)}" for step in folder.steps()) or "there is none"
-        raise ConfigError(
-            f"no checkpoint of {run_dir.root} is complete ({flaws}), and the rollouts of step {recorded + 1} are not "
-            f"there: leave --resume out, and give another --run.dir"
-        )
-
-
 def check_prompts(checked: Checked) -> None:
     """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
@@ -113,7 +95,7 @@ def _tokenizer(path: str):
         return character_tokenizer()
     from transformers import AutoTokenizer  # its import takes a second
 
-    return AutoTokenizer.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
 def _check_room(checked: Checked, longest: int) -> None:

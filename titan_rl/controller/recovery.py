@@ -22,7 +22,7 @@ from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, trained_metrics
-from titan_rl.records.rollouts import last_recorded, read_rollouts
+from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress
@@ -43,10 +43,12 @@ class Recovery:
         metrics: MetricsLog,
         progress: Progress,
         *,
+        limits: Limits,
         say: Callable[[str], None],
         note: Callable[..., None],
     ):
-        self.config, self.algorithm, self.layout = config, algorithm, layout
+        """``limits``: of what a recorded rollout may be."""
+        self.config, self.algorithm, self.layout, self.limits = config, algorithm, layout, limits
         self.run_dir, self.folder, self.stream, self.ledger = run_dir, folder, stream, ledger
         self.metrics, self.progress, self.say, self.note = metrics, progress, say, note
         self._sft_rows: list = []
@@ -94,15 +96,20 @@ class Recovery:
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
     async def train_recorded(self, trainer: TrainerMesh) -> None:
-        """All steps that the ledger knows as trained and that are written down, up to the first that is not."""
+        """All steps that the ledger knows as trained and that can be read, up to the first that cannot: the samples of
+        the rest are drawn again."""
         last = last_recorded(self.run_dir.rollouts, self.progress.step, self.ledger.last_trained_step())
         recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
         for step in range(self.progress.step + 1, last + 1):
-            await self._train_again(trainer, step, recorded.get(step))
+            try:
+                await self._train_again(trainer, step, recorded.get(step))
+            except RolloutsError as error:
+                self.say(f"{error}; what was trained from step {step} on is sampled again")
+                return
 
     async def _batches(self, step: int) -> tuple[list, list]:
         """A recorded step's groups, and its batches."""
-        groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step)
+        groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step, self.limits)
         return groups, step_batches(groups, self.algorithm, self.config, self.layout)
 
     async def _train_again(self, trainer: TrainerMesh, step: int, recorded: dict[str, float] | None) -> None:

@@ -23,10 +23,11 @@ from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
-from titan_rl.controller.preflight import Checked, check, check_resumable
+from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import Reporter
+from titan_rl.controller.resuming import check_resumable, limits_of
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.wiring import make_meshes
@@ -37,8 +38,10 @@ from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
+from titan_rl.records.places import check_not_inside
 from titan_rl.records.plot import plot_curves
 from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.sources import check_sources, find_sources, write_sources
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress, write_summary
 
@@ -67,11 +70,16 @@ class Session:
 
         ``config_file`` names the run directory if ``run.dir`` does not. Await it to start it.
         """
-        checked = check(config)
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
+        checked = check(config)
+        sources, earlier = find_sources(config), 0
         if resume:
-            check_resumable(run_dir, config)
-        run_dir.open(checked.as_dict())
+            check_not_inside(run_dir.root)
+            earlier = check_resumable(run_dir, checked)
+            check_sources(run_dir, sources)
+        run_dir.open(checked.as_dict(), earlier)
+        if not run_dir.sources.exists():
+            write_sources(run_dir, sources)
         return cls(checked, run_dir, resume)
 
     def _open_records(self) -> None:
@@ -195,6 +203,7 @@ class Session:
         return Recovery(
             *(self.config, self.checked.algorithm, self.titan.layout, self.run_dir, self._folder),
             *(self.stream, self.ledger, self.metrics, self.progress),
+            limits=limits_of(self.checked),
             say=self.say,
             note=self._note,
         )

@@ -11,7 +11,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.records.ledger import is_unchained, read_account
 from titan_rl.records.ledger_audit import UnreadableLedger, flaws_of, read
 from titan_rl.records.ledger_witnesses import contradictions
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.rundir import existing_run_dir
 
 _MAX_FLAWS = 200
 """That are printed; ``--json`` has all."""
@@ -40,7 +40,7 @@ def _steps(connection: sqlite3.Connection) -> list[dict]:
 
 def read_ledger(run: Path, steps: bool = False) -> dict:
     """The account of a run directory, and all flaws of it. Errors: ConfigError if there is none that can be read."""
-    path = RunDir(run).ledger
+    path = existing_run_dir(run).ledger
     if not path.is_file():
         raise ConfigError(f"{run} holds no ledger.db: give a run directory, such as runs/quickstart-<date>-<time>")
     against = contradictions(run)

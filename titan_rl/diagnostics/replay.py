@@ -8,30 +8,33 @@ recorded steps. Nothing of the run directory is written to.
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from rich.console import Console
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from titan_rl.algorithms.batching import sft_batches, step_batches
-from titan_rl.config.load import ConfigError, load_resolved
+from titan_rl.config.load import ConfigError
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import written
 from titan_rl.controller.preflight import Checked, resolve
+from titan_rl.controller.recorded_config import load_recorded, one_configuration
+from titan_rl.controller.resuming import check_base_model, check_readable, limits_of
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
 from titan_rl.environments.episode import demonstrate
 from titan_rl.environments.prompts import sft_stream
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.metrics import mean_metrics, read_metrics
-from titan_rl.records.rollouts import has_rollouts, read_rollouts
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.places import check_not_inside
+from titan_rl.records.rollouts import RolloutsError, has_rollouts, read_rollouts
+from titan_rl.records.rundir import RunDir, existing_run_dir
 from titan_rl.train import drive
+from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _demonstrations(checked: Checked, model_path: Path) -> list[Rollout]:
     """What the run's SFT steps were made of."""
     from transformers import AutoTokenizer
 
-    config, tokenizer = checked.config, AutoTokenizer.from_pretrained(model_path)
+    config, tokenizer = checked.config, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     prompts = islice(sft_stream(checked.task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
     return [demonstrate(prompt, checked.task, tokenizer) for prompt in prompts]
 
@@ -122,71 +125,116 @@ def _as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
 
 def compare_states(checkpoint: Path, other: Path) -> ComparedState:
     """Weights first, then the optimizer's state, a tensor at a time, whatever ranks wrote them."""
-    metadata = {name: dcp.FileSystemReader(path).read_metadata() for name, path in (("a", checkpoint), ("b", other))}
-    names = {
-        side: [
-            name
-            for kind in ("model.", "optimizer.")
-            for name, entry in found.state_dict_metadata.items()
-            if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
-        ]
-        for side, found in metadata.items()
-    }
-    different: list[tuple[str, float]] = [(name, float("nan")) for name in names["b"] if name not in names["a"]]
-    for name in names["a"]:
-        if name not in names["b"]:
-            different.append((name, float("nan")))
+    ours, theirs = _tensors(checkpoint), _tensors(other)
+    different = [(name, math.nan) for name in theirs if name not in ours]
+    for name, entry in ours.items():
+        if name not in theirs or _kind(entry) != _kind(theirs[name]):
+            different.append((name, math.nan))
             continue
-        ours, theirs = (_read_tensor(path, name) for path in (checkpoint, other))
-        if ours.shape != theirs.shape:
-            different.append((name, float("nan")))
-        elif not torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8)):
-            different.append((name, float((ours.double() - theirs.double()).abs().max())))
+        a, b = (_read_tensor(path, name, entry) for path in (checkpoint, other))
+        if not torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)):
+            different.append((name, float((a.double() - b.double()).abs().max())))
     first, largest = different[0] if different else ("", 0.0)
-    return ComparedState(str(checkpoint), len(names["a"]), len(different), first, largest)
+    return ComparedState(str(checkpoint), len(ours), len(different), first, largest)
 
 
-def _read_tensor(checkpoint: Path, name: str) -> torch.Tensor:
-    reader = dcp.FileSystemReader(checkpoint)
-    entry = reader.read_metadata().state_dict_metadata[name]
+def _compared(kept: Path, replayed: Path) -> ComparedState:
+    """Errors: ConfigError if the run's own cannot be read."""
+    try:
+        return compare_states(kept, replayed)
+    except StateError as error:
+        raise ConfigError(f"weights cannot be compared: {error}") from None
+
+
+def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
+    found = read_metadata(checkpoint).state_dict_metadata
+    return {
+        name: entry
+        for kind in ("model.", "optimizer.")
+        for name, entry in found.items()
+        if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def _kind(entry: TensorStorageMetadata) -> tuple:
+    return entry.size, entry.properties.dtype
+
+
+def _read_tensor(checkpoint: Path, name: str, entry: TensorStorageMetadata) -> torch.Tensor:
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-    dcp.load(state, storage_reader=reader, no_dist=True)
+    load_state(state, checkpoint, no_dist=True)
     return state[name].reshape(-1)
 
 
 def recorded(run_dir: RunDir) -> dict[int, tuple[float, float]]:
     """Loss and gradient norm of each step whose rollouts are there too."""
     return {
-        int(record["step"]): (record["loss"], record["grad_norm"])
+        record["step"]: (record["loss"], record["grad_norm"])
         for record in read_metrics(run_dir.root)
-        if "loss" in record and has_rollouts(run_dir.rollouts, int(record["step"]))
+        if {"loss", "grad_norm"} <= record.keys() and has_rollouts(run_dir.rollouts, record["step"])
     }
 
 
-def plan_replay(root: Path, first: int, last: int) -> Plan:
-    """Errors: ConfigError if there is no such run, no such steps, or no checkpoint to begin from."""
-    run_dir = RunDir(root)
+def plan_replay(
+    root: Path, first: int, last: int, folders: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+) -> Plan:
+    """``folders``: where the command says that code is (controller/recorded_config.py). ``say`` hears of checkpoints
+    that are passed over. Errors: ConfigError if there is no such run, no such steps, no checkpoint to begin from, or
+    something of it is damaged."""
+    run_dir = existing_run_dir(root)
+    check_not_inside(root)
     if not run_dir.config.is_file():
         raise ConfigError(f"{root} holds no config.json: give a run directory, such as runs/quickstart-<date>-<time>")
     if not 1 <= first <= last:
         raise ConfigError(f"--from {first} --to {last}: give steps of the run, the first no later than the last")
-    config = load_resolved(run_dir.config)
     known = sorted(recorded(run_dir))
-    begin, checkpoint = 1, None
-    if found := CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_complete(first - 1):
-        checkpoint, state = found
-        begin = state.step + 1
-    if missing := sorted(set(range(first, last + 1)) - set(known)):
+    begin, checkpoint = _beginning(run_dir, first, say)
+    if missing := next((step for step in range(first, last + 1) if step not in known), None):
         there = f"steps {known[0]} to {known[-1]} are" if known else "no step is"
-        raise ConfigError(f"step {missing[0]} is not recorded in {root}, where {there}: change --from and --to")
-    if checkpoint is None and first > 1:
+        raise ConfigError(f"step {missing} is not recorded in {root}, where {there}: change --from and --to")
+    if missing := next((step for step in range(begin, first) if step not in known), None):
+        raise ConfigError(f"step {missing}, on the way from {checkpoint} to {first}, is not recorded in {root}")
+    config = load_recorded(run_dir, one_configuration(run_dir, begin, last), folders)
+    plan = Plan(run_dir, resolve(config), begin, last, checkpoint, sft=True)
+    _check_readable(plan)
+    return plan
+
+
+def _beginning(run_dir: RunDir, first: int, say: Callable[[str], None]) -> tuple[int, Path | None]:
+    """The first step to train, and the checkpoint before it. Errors: ConfigError."""
+    folder = CheckpointFolder(run_dir.checkpoints, keep_latest_k=1)
+    if found := folder.newest_complete(first - 1, say):
+        check_readable(found[0])
+        return found[1].step + 1, found[0]
+    if first > 1:
         raise ConfigError(
-            f"{root} holds no whole checkpoint of a step before {first}: begin with --from 1, which starts from the "
-            f"base model, or set checkpoint.every and checkpoint.keep_latest_k so that more are kept"
+            f"{run_dir.root} holds no whole checkpoint of a step before {first} ({folder.flaws()}): begin with "
+            f"--from 1, which starts from the base model, or set checkpoint.every and checkpoint.keep_latest_k so that "
+            f"more are kept"
         )
-    if missing := sorted(set(range(begin, first)) - set(known)):
-        raise ConfigError(f"step {missing[0]}, on the way from {checkpoint} to {first}, is not recorded in {root}")
-    return Plan(run_dir, resolve(config), begin, last, checkpoint, sft=True)
+    return 1, None
+
+
+def _check_readable(plan: Plan) -> None:
+    """Errors: ConfigError if something that the replay will read is damaged, or was never written by a run."""
+    check_base_model(plan.run_dir, plan.checked.config, plan.checked.family)
+    limits = limits_of(plan.checked)
+    for step in range(plan.first, plan.last + 1):
+        try:
+            read_rollouts(plan.run_dir.rollouts, step, limits)
+        except RolloutsError as error:
+            raise ConfigError(f"{error}; replay the steps before it, or those after it from a checkpoint") from None
+
+
+def _kept(plan: Plan) -> tuple[Path | None, str]:
+    """The run's own checkpoint of the last step if it can be compared with, or else why not. Errors: ConfigError."""
+    folder = CheckpointFolder(plan.run_dir.checkpoints, keep_latest_k=1)
+    if plan.last not in folder.steps():
+        return None, "there is none"
+    if flaw := folder.flaw(plan.last):
+        return None, flaw
+    check_readable(folder.path(plan.last))
+    return folder.path(plan.last), ""
 
 
 def _line(compared: ComparedStep) -> str:
@@ -213,35 +261,34 @@ def _state_line(state: ComparedState) -> str:
     )
 
 
-def replay(root: Path, first: int, last: int, *, as_json: bool) -> int:
+def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequence[str] = ()) -> int:
     """The command: prints what is equal and what is not; the exit code. Errors: ConfigError before any start."""
-    plan = plan_replay(root, first, last)
-    console, wanted = Console(), recorded(plan.run_dir)
-    steps: list[ComparedStep] = []
+    console = Console()
 
     def say(text: str) -> None:
         if not as_json:
             console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    plan = plan_replay(root, first, last, folders, say)
+    steps, wanted = [], recorded(plan.run_dir)
 
     def tell(step: int, metrics: StepMetrics) -> None:
         loss, grad_norm = wanted[step]
         steps.append(ComparedStep(step, loss, metrics.loss, grad_norm, metrics.grad_norm))
         say(_line(steps[-1]))
 
+    (kept, why_not), state = _kept(plan), None
     began = str(plan.checkpoint) if plan.checkpoint else "the base model"
     say(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
-    kept = plan.run_dir.checkpoints / f"step-{last:06d}"
-    folder = CheckpointFolder(plan.run_dir.checkpoints, plan.checked.config.checkpoint.keep_latest_k)
-    state = None
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:
-        if last in folder.steps() and folder.flaw(last) is None:
+        if kept is not None:
             plan = replace(plan, keep_in=Path(scratch) / "checkpoint")
         drive(replay_steps(plan, tell))
-        if plan.keep_in is not None:
-            state = compare_states(kept, plan.keep_in)
+        if kept is not None:
+            state = _compared(kept, plan.keep_in)
             say(_state_line(state))
         else:
-            say(f"no whole checkpoint of step {last} to compare weights with")
+            say(f"no whole checkpoint of step {last} to compare weights with: {why_not}")
     equal = all(step.equal for step in steps) and (state is None or not state.num_different)
     if as_json:
         told = [_told(step) for step in steps]

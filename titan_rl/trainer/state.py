@@ -15,6 +15,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from titan_rl.trainer.plain_state import load_state, read_metadata
+
 
 def random_state() -> dict[str, torch.Tensor]:
     python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
@@ -89,17 +91,17 @@ class BackgroundSave:
 
 
 def load_learner(learner, folder: Path) -> None:
-    """All ranks call this together. Errors: those of DCP for a folder that is not complete."""
+    """All ranks call this together. Errors: StateError."""
     state = _learner_state(learner)
     # the length of Python's state, as text, varies, so it is read from the checkpoint
-    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    metadata = read_metadata(folder).state_dict_metadata
     mine = f"random_rank{dist.get_rank()}"
     if saved := metadata.get(f"{mine}.python"):
         state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
     else:  # the checkpoint was written by fewer ranks
         del state[mine]
     learner.before_update()
-    dcp.load(state, checkpoint_id=folder)
+    load_state(state, folder)
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.scheduler.load_state_dict(state["scheduler"])
     if mine in state:

@@ -1,0 +1,112 @@
+"""A checkpoint is data: reading one runs nothing, whatever it holds, and gives back what was saved."""
+
+import pickle
+
+import made_run
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
+
+from titan_rl.records.rundir import RunDir
+from titan_rl.trainer.plain_state import PlainPlanner, StateError, load_state, read_metadata, state_flaw
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return made_run.save(RunDir(tmp_path / "run"), 2)
+
+
+@pytest.fixture
+def canary(tmp_path):
+    return tmp_path / "canary"
+
+
+def loaded(folder, value=0):
+    state = {"model": {"w": torch.zeros(4)}, "scheduler": {"last_epoch": value}}
+    load_state(state, folder, no_dist=True)
+    return state
+
+
+def test_what_was_saved_is_read(checkpoint):
+    state = loaded(checkpoint)
+    assert torch.equal(state["model"]["w"], torch.ones(4)) and state["scheduler"]["last_epoch"] == 2
+    assert state_flaw(checkpoint) is None
+
+
+def test_metadata_that_runs_code_is_refused_and_not_run(checkpoint, canary):
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(made_run.Payload(canary)))
+    with pytest.raises(StateError, match="pathlib"):
+        read_metadata(checkpoint)
+    with pytest.raises(StateError, match="names"):
+        loaded(checkpoint)
+    assert not canary.exists()
+    with pytest.raises(CheckpointException):  # the payload is one: DCP's own reader runs it
+        dcp.load({"model": {"w": torch.zeros(4)}}, checkpoint_id=checkpoint)
+    assert canary.exists()
+
+
+def test_an_item_that_runs_code_is_refused_and_not_run(tmp_path, canary):
+    state = {"model": {"w": torch.ones(4)}, "scheduler": {"last_epoch": made_run.Payload(canary)}}
+    checkpoint = made_run.save(RunDir(tmp_path / "run"), 2, state)
+    assert not canary.exists()
+    assert "scheduler.last_epoch is no plain value" in state_flaw(checkpoint)
+    with pytest.raises(StateError, match="Weights only"):
+        loaded(checkpoint)
+    assert not canary.exists()
+    dcp.load({"scheduler": {"last_epoch": 0}}, checkpoint_id=checkpoint)  # DCP's own planner runs it
+    assert canary.exists()
+
+
+def test_a_rank_local_metadata_is_not_taken_instead(checkpoint, canary):
+    """DCP looks for one if the common one cannot be read."""
+    (checkpoint / ".metadata").write_bytes(b"")
+    (checkpoint / "__0.metadata").write_bytes(pickle.dumps(made_run.Payload(canary)))
+    with pytest.raises(StateError, match="metadata"):
+        loaded(checkpoint)
+    assert not canary.exists()
+
+
+def test_classes_cannot_be_changed(checkpoint):
+    """A pickle can set an attribute of what it names without calling anything."""
+    kind = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    (checkpoint / ".metadata").write_bytes(b"\x80\x04" + kind + b"N}\x8c\x07version\x8c\x01xs\x86b.")
+    with pytest.raises(StateError, match="would change"):
+        read_metadata(checkpoint)
+    assert dcp.Metadata.version is None
+
+
+CHANGES = {
+    "a file outside": lambda m: [setattr(place, "relative_path", "../../x") for place in m.storage_data.values()],
+    "beyond the file's end": lambda m: [setattr(place, "offset", 10**9) for place in m.storage_data.values()],
+    "a length below 0": lambda m: [setattr(place, "length", -1) for place in m.storage_data.values()],
+    "a huge tensor": lambda m: setattr(m.state_dict_metadata["model.w"], "size", torch.Size([1 << 62])),
+    "no places": lambda m: setattr(m, "storage_data", None),
+    "places of another kind": lambda m: setattr(m, "storage_data", {"model.w": "x"}),
+    "no tensors": lambda m: setattr(m, "state_dict_metadata", [1]),
+    "an entry of another kind": lambda m: m.state_dict_metadata.update({"model.w": 3}),
+    "an extension": lambda m: [setattr(p, "transform_descriptors", ["zstd/1"]) for p in m.storage_data.values()],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_metadata_that_does_not_describe_the_files_is_refused(checkpoint, change):
+    metadata = read_metadata(checkpoint)
+    metadata.storage_meta = None
+    CHANGES[change](metadata)
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert state_flaw(checkpoint) == "its .metadata does not describe the files beside it"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04", b"garbage", pickle.dumps({"a": 1}), pickle.dumps(None)])
+def test_metadata_that_is_none_is_refused(checkpoint, data):
+    (checkpoint / ".metadata").write_bytes(data)
+    assert ".metadata" in state_flaw(checkpoint)
+
+
+def test_the_planner_is_dcps_but_for_values():
+    assert issubclass(PlainPlanner, dcp.DefaultLoadPlanner)
+    own = {name for name, value in vars(PlainPlanner).items() if callable(value)}
+    assert own == {"load_bytes"}

@@ -1,0 +1,325 @@
+"""What a resumed run may change, what it refuses by name, and which run --resume takes."""
+
+import json
+import shutil
+
+import made_run
+import pytest
+from running import overrides
+
+from titan_rl import train
+from titan_rl.config.load import ConfigError
+from titan_rl.controller import recorded_config, resuming
+from titan_rl.controller.preflight import resolve
+from titan_rl.controller.session import Session
+from titan_rl.diagnostics import replay
+from titan_rl.models.tiny import make_tiny
+from titan_rl.records.checkpoints import CheckpointFolder
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.sources import check_sources, find_sources, write_sources
+
+LAST = made_run.STEPS
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """By the step of their checkpoint; 0: none, so that all steps must be trained again."""
+    folder = tmp_path_factory.mktemp("originals")
+    return {step: made_run.made_run(folder / f"run{step}", checkpoint=step).root for step in range(LAST + 1)}
+
+
+@pytest.fixture
+def run(originals, tmp_path):
+    def copy(checkpoint=LAST) -> RunDir:
+        shutil.copytree(originals[checkpoint], tmp_path / "run")
+        return RunDir(tmp_path / "run")
+
+    return copy
+
+
+def check(run_dir: RunDir, **settings) -> int:
+    return resuming.check_resumable(run_dir, resolve(made_run.config_of(run_dir.root, **settings)))
+
+
+@pytest.mark.parametrize("checkpoint", [0, 1, LAST])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        dict(training__steps=50),
+        dict(checkpoint__every=3, eval__every=2, metrics__tensorboard=False, recovery__snapshot_every=0),
+        dict(generator__replicas=2, verifier__procs=2, mesh__hosts=1, rollout__max_staleness=1),
+        dict(rollout__prompts_per_step=8, rollout__group_size=2, parallelism__data_parallel_shard_degree=2),
+    ],
+)
+def test_what_may_change_at_any_time(run, checkpoint, settings):
+    assert check(run(checkpoint), **settings) == (LAST if "parallelism__data_parallel_shard_degree" in settings else 0)
+
+
+KEPT = {
+    "run.seed": (dict(run__seed=2), "run.seed = 2 ", ", 1:"),
+    "a task": (dict(task__name="lcm"), 'task.name = "lcm"', '"gcd"'),
+    "an option": (dict(task__options__max_value=70), "task.options.max_value = 70", "60"),
+    "a new option": (dict(task__options__min_value=2), "task.options.min_value = 2", "not set"),
+}
+
+
+@pytest.mark.parametrize("checkpoint", [0, LAST])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_never_changes_is_refused_by_name(run, checkpoint, name):
+    settings, asked, recorded = KEPT[name]
+    with pytest.raises(ConfigError) as refused:
+        check(run(checkpoint), **settings)
+    assert asked in str(refused.value) and recorded in str(refused.value) and "\n" not in str(refused.value)
+
+
+WHILE_REDOING = {
+    "seq_len": (dict(training__seq_len=128), "training.seq_len = 128", "512"),
+    "lr": (dict(optimizer__lr=5e-4), "optimizer.param_groups.0.optimizer_kwargs.lr = 0.0005", "0.001"),
+    "loss": (dict(algorithm__clip_high=0.5), "algorithm.clip_high = 0.5", "0.2"),
+    "updates": (dict(algorithm__updates_per_batch=2), "algorithm.updates_per_batch = 2", "1"),
+    "temperature": (dict(rollout__temperature=0.5), "rollout.temperature = 0.5", "1.0"),
+}
+
+
+@pytest.mark.parametrize("checkpoint", [0, 1])
+@pytest.mark.parametrize("name", WHILE_REDOING)
+def test_training_does_not_change_while_recorded_steps_must_be_trained_again(run, checkpoint, name):
+    settings, asked, recorded = WHILE_REDOING[name]
+    with pytest.raises(ConfigError) as refused:
+        check(run(checkpoint), **settings)
+    said = str(refused.value)
+    assert asked in said and recorded in said and f"steps {checkpoint + 1} to {LAST}" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("name", WHILE_REDOING)
+def test_training_may_change_at_a_checkpoint_of_the_last_step(run, name):
+    assert check(run(), **WHILE_REDOING[name][0]) == LAST
+
+
+def test_sft_matters_only_without_a_checkpoint(run, tmp_path):
+    with pytest.raises(ConfigError, match="sft.steps = 20"):
+        check(run(0), sft__steps=20)
+    shutil.rmtree(tmp_path / "run")
+    assert check(run(1), sft__steps=20) == LAST
+
+
+# the configuration that steps were trained under
+
+
+def resumed(run_dir: RunDir, **settings) -> None:
+    """A resume that gets as far as the lock, with the settings that it asked for."""
+    checked = resolve(made_run.config_of(run_dir.root, **settings))
+    run_dir.open(checked.as_dict(), resuming.check_resumable(run_dir, checked))
+    run_dir.close()
+
+
+def test_steps_keep_the_configuration_that_they_were_trained_under(run):
+    run_dir = run()
+    resumed(run_dir, training__steps=9)
+    assert not run_dir.earlier.exists(), "nothing changed that bears on what a step is"
+    resumed(run_dir, optimizer__lr=5e-4)
+    settings = [resuming.read_settings(run_dir.config_of(step)) for step in (1, LAST, LAST + 1)]
+    rates = [each["optimizer.param_groups.0.optimizer_kwargs.lr"] for each in settings]
+    assert rates == [1e-3, 1e-3, 5e-4]
+    assert recorded_config.one_configuration(run_dir, 1, LAST) == run_dir.earlier / "step-000002.json"
+    assert recorded_config.one_configuration(run_dir, LAST + 1, LAST + 2) == run_dir.config
+    with pytest.raises(ConfigError, match="lr was 0.001, then 0.0005; replay its parts, with --to 2 or --from 3"):
+        recorded_config.one_configuration(run_dir, 1, LAST + 1)
+
+
+def test_a_schedule_that_decays_depends_on_the_number_of_steps(run):
+    decays = dict(lr_scheduler__decay_ratio=0.5)
+    run_dir = run()
+    resumed(run_dir, **decays)
+    assert check(run_dir, **decays) == 0
+    assert check(run_dir, **decays, training__steps=9) == LAST
+
+
+def test_a_replay_takes_the_earlier_configuration(run):
+    run_dir = run()
+    resumed(run_dir, optimizer__lr=5e-4)
+    plan = replay.plan_replay(run_dir.root, 1, LAST)
+    assert plan.checked.titan.optimizer.param_groups[0].optimizer_kwargs["lr"] == 1e-3
+
+
+# what is missing or damaged
+
+
+def test_a_run_without_its_ledger_is_refused(run):
+    run_dir = run()
+    run_dir.ledger.unlink()
+    with pytest.raises(ConfigError, match="ledger"):
+        check(run_dir)
+    assert not run_dir.ledger.exists(), "looking makes none"
+
+
+def test_a_ledger_behind_the_checkpoint_is_refused(run):
+    """Of another run, or a copy from before."""
+    run_dir = run()
+    run_dir.ledger.unlink()
+    ledger = Ledger(run_dir.ledger)
+    ledger.issue(["train/0000000"], 4)
+    ledger.settle({"train/0000000": [None] * 4}, 1)
+    ledger.close()
+    with pytest.raises(ConfigError, match="ends at step 1, before its checkpoint of step 2"):
+        check(run_dir)
+
+
+def test_steps_after_a_damaged_rollout_file_are_named_where_they_cannot_be_had(run, tmp_path):
+    run_dir = run(0)
+    (run_dir.rollouts / "step-000002.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="no checkpoint .* and .*step-000002.parquet cannot be read"):
+        check(run_dir)
+    shutil.rmtree(tmp_path / "run")
+    run_dir = run(1)
+    (run_dir.rollouts / "step-000002.parquet").write_bytes(b"PAR1")
+    assert check(run_dir) == 0, "from the checkpoint on they are sampled again"
+
+
+def test_settings_may_change_if_what_must_be_trained_again_cannot_be_read(run):
+    run_dir = run(1)
+    (run_dir.rollouts / "step-000002.parquet").unlink()
+    assert check(run_dir, optimizer__lr=5e-4) == LAST
+
+
+def test_foreign_names_are_passed_over(run):
+    run_dir = run()
+    for name in ("step-000004.bak", "step-x", "step-0000000009", "step-3", "notes"):
+        (run_dir.checkpoints / name).mkdir()
+    for name in ("step-000002.bak.parquet", "step-x.parquet", "step-9.parquet"):
+        (run_dir.rollouts / name).touch()
+    (run_dir.root / "mine").symlink_to("/")
+    folder = CheckpointFolder(run_dir.checkpoints, 1)
+    assert folder.steps() == [LAST] and check(run_dir) == 0
+    made_run.save(run_dir, 3)
+    folder.drop_after(2)
+    assert folder.steps() == [LAST] and (run_dir.checkpoints / "step-000004.bak").is_dir()
+    replay.plan_replay(run_dir.root, 1, LAST)
+
+
+def test_an_interrupted_save_removes_nothing_foreign(tmp_path):
+    folder = CheckpointFolder(tmp_path, 1)
+    (tmp_path / "writing-notes").mkdir()
+    (tmp_path / "writing-000001-5").mkdir()
+    folder.begin(2)
+    assert (tmp_path / "writing-notes").is_dir() and not (tmp_path / "writing-000001-5").exists()
+
+
+# models and data files
+
+
+def test_a_model_may_move_but_not_change(tmp_path):
+    make_tiny(tmp_path / "model", seed=1)
+    make_tiny(tmp_path / "other", seed=2)
+    shutil.copytree(tmp_path / "model", tmp_path / "moved")
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.root.mkdir()
+
+    def sources(name):
+        return find_sources(made_run.config_of(run_dir.root, model__path=str(tmp_path / name)))
+
+    write_sources(run_dir, sources("model"))
+    check_sources(run_dir, sources("moved"))
+    with pytest.raises(ConfigError, match="model.path is not what .* its model.safetensors differs"):
+        check_sources(run_dir, sources("other"))
+
+
+def test_a_model_in_place_of_tiny_is_refused(run, tmp_path):
+    make_tiny(tmp_path / "model", seed=1)
+    with pytest.raises(ConfigError, match='model.path = .* is not what .* "tiny"'):
+        check(run(), model__path=str(tmp_path / "model"))
+
+
+def test_a_data_file_may_move_but_not_change(tmp_path):
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.root.mkdir()
+
+    def sources(name):
+        config = made_run.config_of(run_dir.root, task__name="jsonl")
+        config.task.options = {"file": str(tmp_path / f"{name}.jsonl")}
+        return find_sources(config)
+
+    write_sources(run_dir, sources("a"))
+    check_sources(run_dir, sources("b"))
+    with pytest.raises(ConfigError, match="task.options.file is not what"):
+        check_sources(run_dir, sources("c"))
+
+
+# which run
+
+
+def begun(root) -> None:
+    root.mkdir(parents=True)
+    (root / "config.json").write_text("{}")
+    (root / "rollouts").mkdir()
+    (root / "rollouts" / "step-000001.parquet").touch()
+
+
+def test_the_newest_run_that_came_to_a_step_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = made_run.config_of("")
+    config.run.dir = ""
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        run_dir_to_resume(config, "my.toml")
+    runs = tmp_path / "runs"
+    failed = runs / "my-20260103-000000"
+    (failed / "rollouts").mkdir(parents=True)
+    (failed / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="of 1 starts none came to its first step"):
+        run_dir_to_resume(config, "my.toml")
+    begun(runs / "my-20260101-000000")
+    begun(runs / "my-20260102-000000")
+    begun(runs / "my-other-20260104-000000")  # a run of my-other.toml
+    (runs / "my-20260105-000000").touch()
+    assert run_dir_to_resume(config, "my.toml").root.name == "my-20260102-000000"
+    assert run_dir_to_resume(config, "my-other.toml").root.name == "my-other-20260104-000000"
+
+
+def test_a_run_that_never_started_can_be_begun_where_it_is_named(tmp_path):
+    """Killed before its first step: there is nothing to go on from, and nothing to lose."""
+    root = tmp_path / "run"
+    config = made_run.config_of(root)
+    run_dir = RunDir(root)
+    run_dir.open(resolve(config).as_dict())
+    run_dir.close()
+    assert run_dir_to_resume(config, None).root == root and check(run_dir) == 0
+
+
+def test_a_run_that_is_under_way_is_not_looked_into(run):
+    run_dir = run()
+    run_dir.open({})
+    try:
+        with pytest.raises(ConfigError, match="in use by another process"):
+            check(RunDir(run_dir.root))
+    finally:
+        run_dir.close()
+
+
+def test_a_session_refuses_before_it_changes_anything(run, capsys):
+    run_dir = run()
+    before = run_dir.config.read_text()
+    arguments = overrides(training__steps=5, task__options__max_value=99)
+    assert train.main(["--run.dir", str(run_dir.root), "--resume", *arguments]) == 2
+    line = capsys.readouterr().err.strip()
+    assert "task.options.max_value = 99" in line and "\n" not in line
+    assert run_dir.config.read_text() == before
+
+
+def test_a_session_records_what_it_was_begun_with(tmp_path):
+    config = made_run.config_of(tmp_path / "run")
+    session = Session.open(config)
+    session.ledger.close()
+    session._exits.close()
+    session.run_dir.close()
+    assert json.loads(session.run_dir.sources.read_text()) == {}
+    with pytest.raises(ConfigError, match="holds a run already"):
+        new_run_dir(config, None)
+
+
+def test_limits_are_the_models_and_the_rows(tmp_path):
+    limits = resuming.limits_of(resolve(made_run.config_of(tmp_path)))
+    assert limits.length == 512 and 10 < limits.vocabulary < 1000

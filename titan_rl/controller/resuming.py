@@ -1,0 +1,207 @@
+"""Whether a run can go on from its directory under a configuration, checked before any process starts.
+
+What a resumed run keeps is what its records mean something by: the task, the model and the seed. Settings of training
+may change where nothing that was recorded must be trained again, that is at a checkpoint of the last step; all else
+may change at any time.
+"""
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.load import RENAMED_SECTIONS, ConfigError
+from titan_rl.config.schema import Config
+from titan_rl.controller.preflight import Checked, check_model
+from titan_rl.models.families import Family
+from titan_rl.models.spec import read_hf_config
+from titan_rl.models.tiny import tiny_config
+from titan_rl.records.checkpoints import CheckpointFolder
+from titan_rl.records.ledger_audit import flaws, read
+from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
+from titan_rl.records.rundir import RunDir
+from titan_rl.trainer.plain_state import state_flaw
+
+_ALWAYS, _BY_CHECKSUM, _WHILE_REDOING, _NUMERIC, _FREE = range(5)
+_RULES = {
+    "run": _FREE,
+    "run.seed": _ALWAYS,
+    "model": _ALWAYS,
+    "model.path": _BY_CHECKSUM,
+    "model.kernel": _NUMERIC,
+    "task": _ALWAYS,
+    "task.options.file": _BY_CHECKSUM,
+    "task.options.held_out_file": _BY_CHECKSUM,
+    "algorithm": _WHILE_REDOING,
+    "rollout": _FREE,
+    "rollout.max_new_tokens": _WHILE_REDOING,
+    "rollout.temperature": _WHILE_REDOING,
+    "rollout.share_prefix": _WHILE_REDOING,
+    "sft": _WHILE_REDOING,
+    "training": _WHILE_REDOING,
+    "training.steps": _FREE,
+    "optimizer": _WHILE_REDOING,
+    "lr_scheduler": _WHILE_REDOING,
+    "parallelism": _NUMERIC,
+    "compile": _NUMERIC,
+    "activation_checkpoint": _NUMERIC,
+}
+"""What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
+file may move (records/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
+_OPEN = ("task.options.", "optimizer.param_groups.")
+"""Tables without a fixed list of keys."""
+
+Settings = dict[str, Any]
+"""A configuration, flat: ``training.seq_len`` to 512."""
+
+
+def check_resumable(run_dir: RunDir, checked: Checked) -> int:
+    """The last step that was trained under settings that are other ones now; 0 if none was.
+
+    Errors: ConfigError that names what is damaged, what cannot be had again, or the setting that cannot change."""
+    if run_dir.is_in_use():
+        raise ConfigError(f"{run_dir.root} is in use by another process: wait for it, or give another --run.dir")
+    config, asked = checked.config, flat(checked.as_dict())
+    checkpoint = _checkpoint(run_dir, config)
+    trained = _trained(run_dir, checkpoint)
+    recorded, flaw = _recorded(run_dir, checked, checkpoint, trained)
+    if flaw and not checkpoint:
+        problem = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).flaws()
+        raise ConfigError(
+            f"no checkpoint of {run_dir.root} is complete ({problem}), and {flaw}: leave --resume out, and give "
+            f"another --run.dir"
+        )
+    check_base_model(run_dir, config, checked.family)
+    for path in dict.fromkeys(run_dir.config_of(step) for step in range(checkpoint + 1, recorded + 1)):
+        _check_redone(run_dir, read_settings(path), asked, checkpoint + 1, recorded)
+    before = read_settings(run_dir.config)
+    _check_kept(run_dir, before, asked)
+    return trained if first_change(before, asked) else 0
+
+
+def _checkpoint(run_dir: RunDir, config: Config) -> int:
+    """The step of the newest complete one, or 0."""
+    found = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_complete()
+    if found is None:
+        return 0
+    check_readable(found[0])
+    return found[1].step
+
+
+def check_readable(checkpoint: Path) -> None:
+    """Errors: ConfigError for one that passes its checksums and is still none that a run wrote."""
+    if flaw := state_flaw(checkpoint):
+        raise ConfigError(f"checkpoint {checkpoint} cannot be trusted: {flaw}; remove it, or leave the run alone")
+
+
+def _trained(run_dir: RunDir, checkpoint: int) -> int:
+    """The last step that the ledger knows as trained. Errors: ConfigError if it does not hold."""
+    if not run_dir.ledger.exists() and not run_dir.has_begun():
+        return 0
+    if found := flaws(run_dir.ledger):
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ConfigError(f"the ledger of {run_dir.root} does not hold: {found[0]}{more}; leave --resume out")
+    trained = read(run_dir.ledger, _last_trained_step)
+    if trained < checkpoint:
+        raise ConfigError(
+            f"the ledger of {run_dir.root} ends at step {trained}, before its checkpoint of step {checkpoint}: it is "
+            f"another run's, or an old copy; leave --resume out"
+        )
+    return trained
+
+
+def _last_trained_step(connection: sqlite3.Connection) -> int:
+    [(step,)] = connection.execute("select max(step) from samples where state = 'trained'")
+    return step or 0
+
+
+def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) -> tuple[int, str]:
+    """The last step that can be trained again from its rollouts, and what is wrong with the next one, if anything."""
+    last, limits = last_recorded(run_dir.rollouts, checkpoint, trained), limits_of(checked)
+    for step in range(checkpoint + 1, last + 1):
+        try:
+            read_rollouts(run_dir.rollouts, step, limits)
+        except RolloutsError as error:
+            return step - 1, str(error)
+    return last, f"the rollouts of step {last + 1} are not there" if last < trained else ""
+
+
+def limits_of(checked: Checked) -> Limits:
+    """What the run's model and rows can hold."""
+    path = checked.config.model.path
+    hf = tiny_config() if path == "tiny" else read_hf_config(path, checked.family)
+    return Limits(hf.vocab_size, checked.titan.training.seq_len)
+
+
+def check_base_model(run_dir: RunDir, config: Config, family: Family | None) -> None:
+    """Errors: ConfigError if the tiny model that lies in the run directory is none."""
+    if config.model.path == "tiny" and run_dir.base_model.exists():
+        check_model(replace(config, model=replace(config.model, path=str(run_dir.base_model))), family)
+
+
+# settings
+
+
+def read_settings(path: Path) -> Settings:
+    """Of a run's record, as plain values: nothing that it names is looked for. Errors: ConfigError."""
+    try:
+        tables = json.loads(path.read_text())
+        return flat({RENAMED_SECTIONS.get(name, name): dict(table) for name, table in tables.items()})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
+
+
+def flat(values: Any, name: str = "") -> Settings:
+    """Nested tables, and lists of tables, by dotted keys."""
+    if isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
+        values = {str(number): value for number, value in enumerate(values)}
+    if not isinstance(values, dict):
+        return {name: json.loads(json.dumps(values, default=str))}
+    inner = (flat(value, f"{name}.{key}" if name else str(key)) for key, value in values.items())
+    return {key: value for table in inner for key, value in table.items()}
+
+
+def _rule(key: str) -> int:
+    parts = key.split(".")
+    beginnings = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((_RULES[beginning] for beginning in beginnings if beginning in _RULES), _FREE)
+
+
+def _changes(before: Settings, asked: Settings) -> list[str]:
+    """Keys that have another value. One that either release does not know is no change."""
+    keys = [key for key in before | asked if key.startswith(_OPEN) or (key in before and key in asked)]
+    return [key for key in keys if before.get(key) != asked.get(key)]
+
+
+def first_change(before: Settings, asked: Settings) -> str:
+    """Of those that bear on what a step's numbers are; empty if there is none."""
+    decays = before.get("lr_scheduler.decay_ratio") != 0.0
+    kinds = (_WHILE_REDOING, _NUMERIC)
+    changes = _changes(before, asked)
+    return next((key for key in changes if _rule(key) in kinds or (decays and key == "training.steps")), "")
+
+
+def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
+    for key in _changes(before, asked):
+        becomes_tiny = key == "model.path" and "tiny" in (before[key], asked[key])
+        if _rule(key) == _ALWAYS or becomes_tiny:
+            raise ConfigError(
+                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(before.get(key))}: give that, or leave --resume out and give another --run.dir"
+            )
+
+
+def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int, last: int) -> None:
+    for key in _changes(before, asked):
+        if _rule(key) == _WHILE_REDOING and not (key.startswith("sft.") and first > 1):
+            raise ConfigError(
+                f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained "
+                f"with, {_shown(before.get(key))}, and no checkpoint is after them: resume with that, stop the run "
+                f"after a step (Ctrl-C), which saves one, then change it"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
