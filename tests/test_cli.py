@@ -208,6 +208,18 @@ def test_smollm2_is_not_fetched_over_something(tmp_path, capsys):
     assert "not empty" in capsys.readouterr().err
 
 
+def test_a_model_that_cannot_be_fetched_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    def offline(folder):
+        raise ConfigError("no network")
+
+    monkeypatch.setattr("titan_rl.models.smollm2.fetch_smollm2", offline)
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        assert main(["model", "smollm2", str(tmp_path / name)]) == 2
+        assert capsys.readouterr().err == "titan-rl: no network\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
 def test_tiny_model_is_written(tmp_path):
     from transformers import AutoModelForCausalLM
 

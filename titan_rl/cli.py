@@ -93,11 +93,12 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
     if options.name not in ("smollm2", "tiny"):
         raise ConfigError(f"model {options.name!r} is unknown: {nearest(options.name, ['smollm2', 'tiny'])}")
     seed = load_config(None, overrides).run.seed
-    _make_folder(options.dir)
+    is_new = _make_folder(options.dir)
     try:
         _make_model(options.name, options.dir, seed)
     except ConfigError:
-        options.dir.rmdir()
+        if is_new:
+            options.dir.rmdir()
         raise
     print(f"wrote {options.dir}")
     return 0
@@ -114,15 +115,17 @@ def _make_model(name: str, folder: Path, seed: int) -> None:
         make_tiny(folder, seed=seed)
 
 
-def _make_folder(path: Path) -> None:
-    """Errors: ConfigError unless it is new or empty."""
+def _make_folder(path: Path) -> bool:
+    """Whether it is new. Errors: ConfigError unless it is new or empty."""
     try:
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         is_empty = not any(path.iterdir())
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; give a new directory") from None
     if not is_empty:
         raise ConfigError(f"{path} is not empty: give a new directory")
+    return is_new
 
 
 def _ledger(options: argparse.Namespace, overrides: dict) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import Config
 from titan_rl.diagnostics.chaos import report as reports
@@ -22,8 +23,6 @@ from titan_rl.diagnostics.chaos.outcomes import outcome_of
 from titan_rl.diagnostics.chaos.run_process import RunProcess, TimedOut
 from titan_rl.diagnostics.chaos.schedule import KINDS, kinds_of, last_fault_step, schedule_faults
 from titan_rl.trainer.titan_config import build_titan
-
-EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
 
 Overrides = dict[str, dict[str, Any]]
 
