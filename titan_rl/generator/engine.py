@@ -263,12 +263,6 @@ class GenerationEngine:
             future.set_exception(error)
             raise
 
-    def _check(self, request: Request) -> None:
-        """Errors: ValueError. vLLM itself would look them up, and die of it, or of a GPU's assertion."""
-        vocabulary, tokens = self._engine.model_config.get_vocab_size(), request.tokens
-        if not len(tokens) or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
-            raise ValueError(f"a prompt needs tokens, each in the model's vocabulary of {vocabulary}")
-
     def _add(self, request: Request, future: Future) -> None:
         pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
         # a block of the prefix cache must be found only under the weights that computed it; the version alone does not
@@ -287,7 +281,7 @@ class GenerationEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             try:
-                self._check(request)
+                request.check(self._engine.model_config.get_vocab_size())
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():
