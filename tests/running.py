@@ -68,6 +68,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def scratch_folders(pids: set[int]) -> list[Path]:
+    """Of a run, as its reaper was told."""
+    [command] = (command_line(pid) for pid in pids if "supervision.reaper" in command_line(pid))
+    return [Path(folder) for folder in command.split()[4:]]
+
+
 def wait_for_step(root: Path, step: int, timeout: float = 120) -> None:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

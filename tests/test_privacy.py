@@ -171,9 +171,7 @@ def run():
     try:
         running.wait_for_step(root, 2)
         pids = {process.pid} | running.descendants(process.pid)
-        [reaper] = (pid for pid in pids if "supervision.reaper" in running.command_line(pid))
-        folders = [Path(folder) for folder in running.command_line(reaper).split()[4:]]
-        yield process, root, pids, folders
+        yield process, root, pids, running.scratch_folders(pids)
     finally:
         process.kill()
         process.wait()

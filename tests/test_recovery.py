@@ -205,10 +205,12 @@ def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path, step):
     else:
         wait_for_event(root, "started", name="trainer rank 0")
     children = running.descendants(process.pid)
+    folders = running.scratch_folders(children)
     os.kill(max(children), signal.SIGSTOP)  # which cannot end by itself
     process.kill()
     process.wait()
     assert running.gone(children, timeout=5), "no orphan stays"
+    assert len(folders) == 2 and not any(folder.exists() for folder in folders)
     assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
     records = [record for record in read_metrics(root) if "reward" in record]
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))

@@ -4,7 +4,7 @@ A launcher starts the command that it is given, and hands back a process of this
 the worker loop itself (local.py), or a client that waits for it. The run watches that process. When it ends, the host
 counts as dead; when it is killed, the worker loop must end too. The command holds the address at which the worker loop
 is to listen. Today that is a socket file of this machine, so a launcher may wrap the command (``numactl``, a container
-that shares /tmp), but not move it to another machine.
+that shares the temporary folder), but not move it to another machine.
 """
 
 import subprocess
