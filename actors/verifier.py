@@ -6,7 +6,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import Actor, ActorError, concurrent_endpoint
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
+from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.base import make_task
 from titan_rl.environments.episode import demonstrate, run_group
 from titan_rl.environments.scorer import Scorer
@@ -16,6 +16,11 @@ from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
 class ReplicaFailed(RuntimeError):
     """A generator could not answer; the group may be sampled by another."""
+
+    @property
+    def is_request_refused(self) -> bool:
+        """Whether the generator answered, and that it cannot take the request."""
+        return isinstance(self.__cause__, ActorError) and isinstance(self.__cause__.exception, RequestRefused)
 
 
 class Verifier(Actor):
@@ -66,7 +71,13 @@ class Verifier(Actor):
                 seed=self.config.run.seed,
             )
         except ReplicaFailed as failure:
-            return Group(prompt.id, [], refused="infra_error", replica_failure=str(failure.__cause__))
+            return Group(
+                prompt_id=prompt.id,
+                rollouts=[],
+                refused="infra_error",
+                replica_failure=str(failure.__cause__),
+                is_request_refused=failure.is_request_refused,
+            )
 
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.data.files import is_full
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from titan_rl.controller.session import Session
@@ -32,7 +33,13 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
 
     from titan_rl.controller.session import Session
 
-    return drive(run_to_end(Session.open(config, config_file, resume=resume)))
+    try:
+        session = Session.open(config, config_file, resume=resume)
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise ConfigError(f"{error}; make room first") from None
+    return drive(run_to_end(session))
 
 
 def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, Any]]) -> "Proportion":
@@ -76,7 +83,9 @@ async def run_to_end(session: "Session") -> int:
             why, code = "stopped by the user at once", EXIT_STOPPED
     except Exception as fault:  # told whole, written into the summary, and an exit code that says so
         error, why, code = fault, one_line(fault), EXIT_FAULT
-    if code == EXIT_FAULT:
+        if is_full(fault):
+            why = f"{one_line(fault).removeprefix('DiskFull: ')}; make room, then --resume goes on"
+    if code == EXIT_FAULT and not is_full(error):
         session.say("".join(traceback.format_exception(error)))
         session.say(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)

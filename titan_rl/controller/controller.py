@@ -199,7 +199,6 @@ class Controller:
         writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
         self._is_between_steps = False
         answers = await self.trainer.train(batches, step)
-        self._is_between_steps = True
         await writing
         return await self._count(step, groups, answers)
 
@@ -213,6 +212,7 @@ class Controller:
         self.queue.settle(trained, bad, step)
         if trained:
             self.progress.step = step
+        self._is_between_steps = True  # not before: what cannot be written down did not happen, so it is not saved
         if bad:
             await self._after_bad_numbers(step, answers, bad, is_lost=not trained)
         else:

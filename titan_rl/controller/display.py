@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from titan_rl.data.files import LineFile, unless_full
+
 _COLUMNS = {
     "reward": "{:.3f}",
     "accuracy": "{:.1%}",
@@ -39,7 +41,7 @@ class Display:
 
     def __init__(self, num_steps: int, log: Path | None = None):
         self.console = Console()
-        self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115  (closed on exit)
+        self._log = LineFile(log) if log else None
         self.num_steps = num_steps
         self._last_line = 0.0
         self._recent: list[dict[str, float]] = []
@@ -65,8 +67,10 @@ class Display:
 
     def say(self, text: str) -> None:
         if self._log:
-            self._log.write(text + "\n")
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            with unless_full():
+                self._log.write(text)
+        with unless_full():  # it may go into a file as well
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, record: dict[str, float]) -> None:
         self._recent = [*self._recent[1 - _NUM_SHOWN :], record]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from titan_rl.config.schema import Config
 from titan_rl.controller.display import Display
+from titan_rl.data.files import unless_full
 from titan_rl.data.types import Batch, EngineStatistics, Group, StepMetrics
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.records.metrics import MetricsLog, agreement_limit, sampling_metrics, speeds, trained_metrics
@@ -63,7 +64,8 @@ class Reporter:
 
     def enter(self, step: int, phase: str) -> None:
         """What the run does now, for anyone who looks at its directory."""
-        self.run_dir.phase.write_text(f"{step} {phase}")
+        with unless_full():
+            self.run_dir.phase.write_text(f"{step} {phase}")
 
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""

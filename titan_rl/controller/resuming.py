@@ -137,7 +137,10 @@ def limits_of(checked: Checked) -> Limits:
 def check_base_model(run_dir: RunDir, config: Config, family: Family | None) -> None:
     """Errors: ConfigError if the tiny model that lies in the run directory is none."""
     if config.model.path == "tiny" and run_dir.base_model.exists():
-        check_model(replace(config, model=replace(config.model, path=str(run_dir.base_model))), family)
+        try:
+            check_model(replace(config, model=replace(config.model, path=str(run_dir.base_model))), family)
+        except OSError as error:
+            raise ConfigError(f"{run_dir.base_model} is not the model that the run made: {error}") from None
 
 
 # settings

@@ -15,7 +15,7 @@ from titan_rl.controller.admission import Admission
 from titan_rl.controller.publishing import Publishing
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.dispatch import POISON, Dispatcher
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError
 from titan_rl.records.ledger import Ledger, Outcomes
@@ -123,7 +123,8 @@ class RolloutQueue:
                 group = await self.dispatcher.run_group(prompt, self._sampling)
             except DeadlineError:
                 group = Group(prompt.id, [], refused="timeout")
-            if not group.refused and all(r.status != "infra_error" for r in group.rollouts):
+            is_whole = not group.refused and all(r.status != "infra_error" for r in group.rollouts)
+            if is_whole or group.refused == POISON:  # which was tried as often as it may be
                 break
         return group
 

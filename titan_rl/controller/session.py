@@ -31,6 +31,7 @@ from titan_rl.controller.resuming import check_resumable, limits_of
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.wiring import make_meshes
+from titan_rl.data.files import unless_full
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints import CheckpointFolder
@@ -112,7 +113,8 @@ class Session:
     async def start(self) -> "Session":
         """All actors up, and the run at its first step, or at the one that it was left at."""
         self.say(f"run directory {self.run_dir.root}")
-        self.run_dir.phase.write_text("0 starting")
+        with unless_full():
+            self.run_dir.phase.write_text("0 starting")
         path = await asyncio.to_thread(base_model, self.config, self.run_dir)
         recovery = self._recovery()
         self.meshes = self._meshes(path, recovery)
@@ -177,11 +179,13 @@ class Session:
             self._granting.cancel()
         if self.meshes is not None:
             await self.meshes.stop()
-        self.metrics.close()
+        with unless_full():
+            self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
         self.ledger.close()
         self.events.close()
-        plot_curves(self.run_dir.root, self.run_dir.curves)
+        with unless_full():
+            plot_curves(self.run_dir.root, self.run_dir.curves)
         return summary
 
     def _say_end(self, why: str, summary: dict[str, Any]) -> None:
@@ -248,7 +252,8 @@ class Session:
 
     def _write_pids(self) -> None:
         if self.meshes is not None:
-            self.run_dir.write_pids(self.meshes.pids)
+            with unless_full():
+                self.run_dir.write_pids(self.meshes.pids)
 
 
 def one_line(error: BaseException) -> str:

@@ -46,6 +46,10 @@ class Turn:
     stop_reason: str
 
 
+class RequestRefused(ValueError):
+    """A generator cannot take a request, such as one with tokens that its model does not have; it goes on."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """What a generator gives back for one request."""
@@ -96,6 +100,8 @@ class Group:
     """Why there are no rollouts, if there are none."""
     replica_failure: str = ""
     """What went wrong at the generator, if that is why."""
+    is_request_refused: bool = False
+    """Whether that is all: the generator cannot take this request, and goes on."""
     seconds_generate: float = 0.0
     """From the first request to the last answer."""
     seconds_score: float = 0.0

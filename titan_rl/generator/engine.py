@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from titan_rl.config.schema import GeneratorConfig
-from titan_rl.data.types import Completion, EngineStatistics, Request
+from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
@@ -285,7 +285,7 @@ class GenerationEngine:
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_exception(RequestRefused(f"{type(error).__name__}: {error}"))
                 return
             self._samples[request_id] = _Sample(pending, place, engine_id, [(0, self.version)])
 

@@ -23,7 +23,12 @@ class Router:
         self._out: dict[int, str] = {}
         self._given_up: dict[int, str] = {}
         self._faults_in_a_row: list[str] = []
-        self._changed = asyncio.Event()
+        self._reserved: set[int] = set()
+        """For a group that is to be alone there; others may still end."""
+        self._alone: set[int] = set()
+        """Where such a group is at work."""
+        self._next_change = asyncio.Event()
+        """Set once, and then another takes its place, so that nobody who waits can miss it."""
 
     @property
     def members(self) -> list[int]:
@@ -38,12 +43,18 @@ class Router:
         """It failed: no group goes there until it is put in again."""
         if number not in self._out:
             self._out[number] = reason
-            self._faults_in_a_row.append(f"{self.kind} {number}: {reason}")
+            self._tell()
+            if number not in self._alone:  # or else it is the group's fault, until that is ``blamed``
+                self.blame(f"{self.kind} {number}: {reason}")
+
+    def blame(self, fault: str) -> None:
+        """One more fault without a finished group since the one before."""
+        self._faults_in_a_row.append(fault)
 
     def put_in(self, number: int) -> None:
         self._out.pop(number, None)
-        self._groups_at[number] = 0
-        self._changed.set()
+        self._groups_at.setdefault(number, 0)
+        self._tell()
 
     def add(self, number: int) -> None:
         """One more, which is out until it is put in."""
@@ -59,42 +70,74 @@ class Router:
         """It will not come back."""
         self.take_out(number, reason)
         self._given_up[number] = reason
-        self._changed.set()
+        self._tell()
 
     def worked(self) -> None:
         """A group was done."""
         self._faults_in_a_row.clear()
 
     @asynccontextmanager
-    async def choose(self, seconds: float) -> AsyncIterator[int]:
+    async def choose(self, seconds: float, *, alone: bool = False) -> AsyncIterator[int]:
         """The one that gets the group which the block works on; waits while all are out.
 
-        Errors: NoneLeft, with every one's reason; DeadlineError.
+        ``alone``: no other group is there meanwhile. Errors: NoneLeft, with every one's reason; DeadlineError after
+        ``seconds`` in which all were out. One that is kept for a group that is alone is waited for without a limit:
+        that group has its own.
         """
-        number = await self._wait_for_one(seconds)
+        number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds))
         self._groups_at[number] += 1
         try:
             yield number
         finally:
             if number in self._groups_at:
                 self._groups_at[number] = max(self._groups_at[number] - 1, 0)
+            if alone:
+                self._free(number)
+            self._tell()
+
+    async def _wait_for_idle(self, seconds: float) -> int:
+        """One that is kept for the caller alone, until ``_free``."""
+        while True:
+            number = await self._wait_for_one(seconds)
+            self._reserved.add(number)
+            try:
+                while number in self.healthy and self._groups_at[number]:
+                    await self._next_change.wait()
+            except BaseException:  # cancelled: nobody else would free it
+                self._free(number)
+                raise
+            if number in self.healthy:
+                self._alone.add(number)
+                return number
+            self._free(number)
+
+    def _free(self, number: int) -> None:
+        self._reserved.discard(number)
+        self._alone.discard(number)
+        self._tell()
 
     async def _wait_for_one(self, seconds: float) -> int:
-        deadline = asyncio.get_running_loop().time() + seconds
+        now, deadline = asyncio.get_running_loop().time, None
         while True:
             if len(self._faults_in_a_row) >= _MAX_FAULTS:
                 raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {self._faults_in_a_row[-1]}")
-            if healthy := self.healthy:
-                return min(healthy, key=self._groups_at.__getitem__)
+            healthy = self.healthy
+            if free := [number for number in healthy if number not in self._reserved]:
+                return min(free, key=self._groups_at.__getitem__)
             if set(self._groups_at) <= set(self._given_up):
                 raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
-            self._changed.clear()
+            deadline = None if healthy else deadline or now() + seconds
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - asyncio.get_running_loop().time())
+                await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())
             except TimeoutError:
                 raise DeadlineError(
                     f"no {self.kind} came back within {seconds:g} s: {self._reasons(self._out)}"
                 ) from None
+
+    def _tell(self) -> None:
+        """Somebody came, went or is done."""
+        self._next_change.set()
+        self._next_change = asyncio.Event()
 
     def _reasons(self, out: dict[int, str]) -> str:
         return "; ".join(f"{self.kind} {number}: {why}" for number, why in sorted(out.items()))

@@ -5,6 +5,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from titan_rl.data.files import LineFile, unless_full
+
 _EVENTS = "events.jsonl"
 
 
@@ -12,12 +14,16 @@ class EventLog:
     """The only writer of ``events.jsonl``."""
 
     def __init__(self, root: Path):
-        self._file = open(root / _EVENTS, "a", buffering=1)  # noqa: SIM115  (closed by close)
+        self._file = LineFile(root / _EVENTS)
 
     def write(self, kind: str, **fields) -> None:
-        """After ``close`` nothing is written: the deaths of processes that were stopped are no events of the run."""
-        if not self._file.closed:
-            self._file.write(json.dumps({"time": time.time(), "kind": kind, **fields}) + "\n")
+        """After ``close`` nothing is written: the deaths of processes that were stopped are no events of the run.
+
+        Nor on a full disk: who repairs the run tells of it here, and must not fail for that.
+        """
+        if not self._file.is_closed:
+            with unless_full():
+                self._file.write(json.dumps({"time": time.time(), "kind": kind, **fields}))
 
     def close(self) -> None:
         self._file.close()

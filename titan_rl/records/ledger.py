@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from titan_rl.data.files import wanting
 from titan_rl.records.rundir import sync_path
 
 SCHEMA = """
@@ -57,6 +58,8 @@ create trigger if not exists settled_once before update of state on samples
 when old.state != 'pending' and new.state != 'pending'
 begin select raise(abort, 'a sample that is settled cannot be settled again'); end;
 """
+_LOG_BYTES = 1000 * 4096
+"""To which SQLite's write-ahead log grows before its pages go into the file."""
 _STATES = ("trained", "discarded", "pending")
 
 Outcomes = dict[str, list[str | None]]
@@ -92,7 +95,8 @@ class Ledger:
         self._connection.execute("pragma synchronous = normal")
         if is_unchained(self._connection):
             raise LedgerError(f"{path}: {UNCHAINED}, so it is not continued")
-        self._connection.executescript(SCHEMA)
+        with wanting(path, _LOG_BYTES):
+            self._connection.executescript(SCHEMA)
         self._counts = self._count()
 
     def _count(self) -> Counter[str]:
@@ -100,15 +104,16 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing; no transaction stays open after an error."""
-        self._connection.execute("begin immediate")
-        try:
-            yield
-            self._connection.execute("commit")
-        except BaseException:  # a cancellation must not leave half a transaction either
-            if self._connection.in_transaction:  # a full disk may have ended it already
-                self._connection.execute("rollback")
-            raise
+        """All or nothing; no transaction stays open after an error. Errors: DiskFull."""
+        with wanting(self.path, _LOG_BYTES):
+            self._connection.execute("begin immediate")
+            try:
+                yield
+                self._connection.execute("commit")
+            except BaseException:  # a cancellation must not leave half a transaction either
+                if self._connection.in_transaction:  # a full disk may have ended it already
+                    self._connection.execute("rollback")
+                raise
 
     def _enter(self, **content) -> None:
         """What the transaction at hand does, as the next entry."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from titan_rl.data.files import LineFile
 from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics
 from titan_rl.environments.base import correct
 
@@ -78,10 +79,7 @@ class MetricsLog:
     """``metrics.jsonl`` of a run directory, and TensorBoard beside it."""
 
     def __init__(self, root: Path, tensorboard: bool):
-        path = root / "metrics.jsonl"
-        torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115  (closed by close)
-        self._file.write("\n" if torn else "")
+        self._file = LineFile(root / "metrics.jsonl")
         self._writer = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -89,8 +87,8 @@ class MetricsLog:
             self._writer = SummaryWriter(str(root / "tensorboard"))
 
     def write(self, record: dict[str, float]) -> None:
-        """One step; ``step`` is its number."""
-        self._file.write(json.dumps(record) + "\n")
+        """One step; ``step`` is its number. Errors: DiskFull."""
+        self._file.write(json.dumps(record))
         if self._writer is not None:
             for name, value in record.items():
                 if name != "step":

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from titan_rl.data.files import replacing
+from titan_rl.data.files import replacing, wanting
 from titan_rl.data.types import Group, Provenance, Rollout, Status, Turn
 
 _SCHEMA = pa.schema(
@@ -74,10 +74,13 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 
 
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
-    """All rollouts of a step's groups, in the order in which they were trained."""
+    """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
     rows = [_row(rollout) for group in groups for rollout in group.rollouts]
-    with replacing(_path(folder, step)) as writing:
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), writing)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), buffer)
+    data, path = buffer.getvalue(), _path(folder, step)
+    with wanting(path, data.size), replacing(path) as writing:
+        writing.write_bytes(data)
 
 
 def set_aside_rollouts(folder: Path, step: int) -> Path:

@@ -5,7 +5,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from titan_rl.data.files import replace_text
+from titan_rl.data.files import replace_text, unless_full
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rundir import RunDir, package_versions
 from titan_rl.records.statistics import Proportion
@@ -35,7 +35,7 @@ def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
 
 
 def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: dict[str, int]) -> dict:
-    """Returns what it wrote."""
+    """Returns what it wrote, or would have if the disk is full."""
     records = [record for record in read_metrics(run_dir.root) if "reward" in record]
     before, after = progress.held_out_before, progress.held_out_after
     summary = {
@@ -56,5 +56,6 @@ def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: 
         "samples": account,
         "versions": package_versions(),
     }
-    replace_text(run_dir.summary, json.dumps(summary, indent=2) + "\n")
+    with unless_full():
+        replace_text(run_dir.summary, json.dumps(summary, indent=2) + "\n")
     return summary

@@ -1,0 +1,272 @@
+"""A prompt that kills its engine is discarded by name; its neighbours are not, and the run goes on."""
+
+import asyncio
+from collections import Counter
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from titan_rl.config.schema import Config
+from titan_rl.controller.admission import Admission
+from titan_rl.controller.rollout_queue import RolloutQueue
+from titan_rl.data.types import Group, Prompt, Rollout, Sampling
+from titan_rl.mesh import dispatch
+from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.router import NoneLeft, Router
+from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.suspects import Suspects
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.ledger_audit import flaws
+
+SAMPLING = Sampling(2, 4, 1.0, 64)
+
+
+class Process:
+    """An actor process that only lives and dies."""
+
+    def __init__(self, name: str):
+        self.name, self.why, self.actor = name, "died", self
+        self.died = asyncio.get_running_loop().create_future()
+        self.mesh: Mesh | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        return self.died.done()
+
+    def kill(self) -> None:
+        if not self.died.done():
+            self.died.set_result(0.0)
+            self.mesh.on_death(self)
+
+
+class Mesh:
+    """Engines and verifiers whose deaths are as real to the dispatcher as a process's; each is replaced at once."""
+
+    def __init__(
+        self,
+        engines: int,
+        verifiers: int = 1,
+        *,
+        kills=(),
+        kills_verifier=(),
+        refused=(),
+        strikes=(),
+        max_retries: int = 2,
+    ):
+        self.config = Config()
+        self.config.rollout.max_retries = max_retries
+        self.kills, self.kills_verifier, self.refused = set(kills), set(kills_verifier), set(refused)
+        self.strikes = list(strikes)
+        """Why engines die whatever they do, one after the other."""
+        self.said, self.events, self.reissued, self.answered = [], [], [], []
+        self.deaths: Counter[str] = Counter()
+        self.generators = SimpleNamespace(
+            router=Router("generator", range(engines)),
+            replicas={},
+            say=self.said.append,
+            fail=self.fail,
+            processes=SimpleNamespace(tell=lambda kind, **fields: self.events.append({"kind": kind, **fields})),
+        )
+        self.verifiers = SimpleNamespace(router=Router("verifier", range(verifiers)), procs={})
+        for number in range(engines):
+            self.generators.replicas[number] = Replica(number, [self.process(f"generator {number}")])
+        for number in range(verifiers):
+            self.verifiers.procs[number] = self.process(f"verifier {number}")
+        self.dispatcher = Dispatcher(self.config, self.generators, self.verifiers, reissued=self.reissued.append)
+
+    def process(self, name: str) -> Process:
+        process = Process(name)
+        process.mesh = self
+        return process
+
+    def on_death(self, process: Process) -> None:
+        self.deaths[process.name.split()[0]] += 1
+        kind, number = process.name.split()[0], int(process.name.split()[1])
+        owner = self.generators if kind == "generator" else self.verifiers
+        owner.router.take_out(number, f"{process.name} {process.why}")
+        members = owner.replicas if kind == "generator" else owner.procs
+        del members[number]
+
+        def replace() -> None:
+            new = self.process(process.name)
+            members[number] = Replica(number, [new]) if kind == "generator" else new
+            owner.router.put_in(number)
+
+        asyncio.get_running_loop().call_later(0.002, replace)
+
+    def fail(self, number: int, reason: str) -> None:
+        replica = self.generators.replicas[number]
+        replica.ranks[0].why = reason
+        replica.kill()
+
+    async def call(self, verifier: Process, endpoint: str, prompt: Prompt, sampling, leader: Process, *, seconds, what):
+        """In the place of a verifier's ``run_group``."""
+        self.answered.append(prompt.id)
+        await asyncio.sleep(0.001)
+        if self.strikes and not leader.is_dead:
+            leader.why = self.strikes.pop()
+            leader.kill()
+        if prompt.id in self.kills:
+            leader.kill()
+        if prompt.id in self.kills_verifier:
+            verifier.kill()
+        await asyncio.sleep(0.001)
+        if verifier.is_dead:
+            raise ActorDied([verifier], what)
+        if prompt.id in self.refused:
+            failure = "ValueError: token 99 is out of vocabulary"
+            return Group(prompt.id, [], refused="infra_error", replica_failure=failure, is_request_refused=True)
+        return Group(prompt.id, [rollout(prompt.id, sample) for sample in range(sampling.num_samples)])
+
+
+def rollout(name: str, sample: int) -> Rollout:
+    return Rollout(name, sample, np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1), [], "ok", reward=float(sample))
+
+
+def prompt(name: str) -> Prompt:
+    return Prompt(name, "", "", {})
+
+
+def sample_all(monkeypatch, names, **settings) -> tuple[Mesh, dict[str, str]]:
+    """All prompts at once; each one's refusal, or "" for a group."""
+
+    async def run():
+        mesh = Mesh(**settings)
+        monkeypatch.setattr(dispatch, "call", mesh.call)
+        groups = await asyncio.gather(*(mesh.dispatcher.run_group(prompt(name), SAMPLING) for name in names))
+        return mesh, {group.prompt_id: group.refused for group in groups}
+
+    return asyncio.run(asyncio.wait_for(run(), 20))
+
+
+NAMES = [f"p{number}" for number in range(12)]
+
+
+@pytest.mark.parametrize("engines", [1, 3])
+@pytest.mark.parametrize("max_retries", [0, 1, 2, 5, 20])
+def test_who_kills_engines_is_refused_and_nobody_else(monkeypatch, engines, max_retries):
+    mesh, refused = sample_all(monkeypatch, NAMES, engines=engines, kills={"p5"}, max_retries=max_retries)
+    assert refused == {name: "poison" if name == "p5" else "" for name in NAMES}
+    # a death among others proves nothing, so there is one alone, whatever the setting
+    assert mesh.deaths == {"generator": max(max_retries, 2)}
+    [event] = mesh.events
+    assert event["kind"] == "poison" and event["prompt"] == "p5" and "generator" in event["why"]
+    assert any("p5 is discarded as poison" in line for line in mesh.said)
+    assert mesh.reissued.count("p5") == max(max_retries, 2) - 1
+
+
+def test_several_poisons_do_not_use_up_the_replacements(monkeypatch):
+    """More deaths than faults in a row are allowed, and one engine only."""
+    poison = {"p0", "p3", "p4", "p8", "p11"}
+    mesh, refused = sample_all(monkeypatch, NAMES, engines=1, kills=poison, max_retries=4)
+    assert {name for name, why in refused.items() if why} == poison
+    assert mesh.deaths["generator"] > 12
+
+
+def test_an_engine_that_nothing_survives_still_ends_the_run(monkeypatch):
+    names = [f"p{number}" for number in range(100)]
+    with pytest.raises(NoneLeft, match=r"12 faults without a group between them: prompt p\d+ is poison"):
+        sample_all(monkeypatch, names, engines=1, kills=names)
+
+
+def test_who_kills_verifiers_is_refused_and_nobody_else(monkeypatch):
+    mesh, refused = sample_all(monkeypatch, NAMES, engines=2, verifiers=2, kills_verifier={"p7"})
+    assert refused == {name: "poison" if name == "p7" else "" for name in NAMES}
+    assert mesh.deaths == {"verifier": 2}
+
+
+def test_a_refused_request_kills_nobody(monkeypatch):
+    """Not even where many are refused before any group is done."""
+    refused_ones = {f"p{number}" for number in range(1, 12)}
+    many = [f"q{number}" for number in range(10)]
+    mesh, refused = sample_all(monkeypatch, NAMES + many, engines=1, refused=refused_ones | set(many))
+    assert {name for name, why in refused.items() if why == "poison"} == refused_ones | set(many)
+    assert not refused["p0"] and not mesh.deaths
+    assert all("out of vocabulary" in event["why"] for event in mesh.events)
+
+
+@pytest.mark.parametrize("strikes", [["died"], ["lost host 1"] * 9])
+def test_deaths_from_outside_cost_no_prompt(monkeypatch, strikes):
+    """One death has witnesses but no culprit, and of the loss of a host nobody can be one, however often it happens."""
+    mesh, refused = sample_all(monkeypatch, NAMES, engines=2, strikes=strikes)
+    assert mesh.deaths["generator"] == len(strikes) and not any(refused.values()) and not mesh.events
+
+
+def test_alone_means_alone():
+    """While such a group waits or works, no other is given that engine; the others' wait ends with it."""
+
+    async def run():
+        router, together = Router("generator", range(2)), Counter()
+
+        async def work(alone: bool) -> None:
+            async with router.choose(1, alone=alone) as number:
+                together[number] += 1
+                assert not (alone and together[number] > 1)
+                lonely.update({number} if alone else ())
+                assert alone or number not in lonely
+                await asyncio.sleep(0.002)
+                lonely.difference_update({number} if alone else ())
+                together[number] -= 1
+
+        lonely: set[int] = set()
+        await asyncio.wait_for(asyncio.gather(*(work(index % 3 == 0) for index in range(30))), 10)
+        assert not router._reserved and not router._alone
+
+    asyncio.run(run())
+
+
+def test_who_waits_to_be_alone_and_is_cancelled_keeps_nothing():
+    async def run():
+        router = Router("generator", range(1))
+
+        async def alone() -> None:
+            async with router.choose(1, alone=True):
+                raise AssertionError("it is not idle")
+
+        async with router.choose(1):
+            waiting = asyncio.create_task(alone())
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            async with router.choose(1) as number:
+                assert number == 0
+
+    asyncio.run(run())
+
+
+def test_a_suspect_is_cleared_by_an_answer():
+    suspects = Suspects(2)
+    suspects.was_there("a", alone=False)
+    assert suspects.is_suspect("a") and not suspects.is_poison("a")
+    suspects.was_there("a", alone=False)
+    assert not suspects.is_poison("a"), "others were there each time"
+    suspects.was_there("a", alone=True)
+    assert suspects.is_poison("a") and suspects.num_deaths("a") == 3
+    suspects.forget("a")
+    assert not suspects.is_suspect("a") and not suspects.is_poison("a")
+
+
+def test_a_batch_is_full_without_the_poison_and_the_ledger_names_it(monkeypatch, tmp_path):
+    async def run() -> list[Group]:
+        mesh = Mesh(2, kills={"train/0000002"}, refused={"train/0000005"})
+        mesh.config.rollout.prompts_per_step, mesh.config.rollout.group_size = 8, 2
+        monkeypatch.setattr(dispatch, "call", mesh.call)
+        stream = (prompt(f"train/{number:07d}") for number in count())
+        publishing = SimpleNamespace(pending=None)
+        admission = Admission(8, 0)
+        queue = RolloutQueue(
+            *(mesh.config, stream, ledger, mesh.dispatcher, admission, publishing), max_tokens=64, failed=print
+        )
+        groups = await queue.collect()
+        queue.settle(groups, [], 1)
+        assert {event["prompt"] for event in mesh.events} == {"train/0000002", "train/0000005"}
+        return groups
+
+    ledger = Ledger(tmp_path / "ledger.db")
+    groups = asyncio.run(asyncio.wait_for(run(), 20))
+    assert [group.prompt_id[-1] for group in groups] == list("01346789")
+    assert ledger.account() == {"issued": 20, "trained": 16, "pending": 0, "discarded (poison)": 4}
+    assert flaws(ledger.path) == []
