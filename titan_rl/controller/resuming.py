@@ -57,7 +57,7 @@ Settings = dict[str, Any]
 
 
 def check_resumable(run_dir: RunDir, checked: Checked) -> int:
-    """The last step that was trained under settings that are other ones now; 0 if none was.
+    """The last step that stays as it was trained, under settings that are other ones now; 0 if there is none.
 
     Errors: ConfigError that names what is damaged, what cannot be had again, or the setting that cannot change."""
     if run_dir.is_in_use():
@@ -77,7 +77,7 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
         _check_redone(run_dir, read_settings(path), asked, checkpoint + 1, recorded)
     before = read_settings(run_dir.config)
     _check_kept(run_dir, before, asked)
-    return trained if first_change(before, asked) else 0
+    return recorded if first_change(before, asked) else 0
 
 
 def _checkpoint(run_dir: RunDir, config: Config) -> int:
