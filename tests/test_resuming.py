@@ -1,5 +1,6 @@
 """What a resumed run may change, what it refuses by name, and which run --resume takes."""
 
+import asyncio
 import json
 import shutil
 
@@ -11,13 +12,18 @@ from titan_rl import train
 from titan_rl.config.load import ConfigError
 from titan_rl.controller import recorded_config, resuming
 from titan_rl.controller.preflight import resolve
+from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.session import Session
+from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics import replay
+from titan_rl.environments.prompts import PromptStream
 from titan_rl.models.tiny import make_tiny
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import MetricsLog
 from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.sources import check_sources, find_sources, write_sources
+from titan_rl.records.summary import Progress
 
 LAST = made_run.STEPS
 
@@ -177,6 +183,42 @@ def test_steps_after_a_damaged_rollout_file_are_named_where_they_cannot_be_had(r
     run_dir = run(1)
     (run_dir.rollouts / "step-000002.parquet").write_bytes(b"PAR1")
     assert check(run_dir) == 0, "from the checkpoint on they are sampled again"
+
+
+class FakeTrainer:
+    """Trains what it is given, and remembers the steps."""
+
+    def __init__(self):
+        self.steps = []
+
+    async def train(self, batches, step):
+        self.steps.append(step)
+        return [StepMetrics(loss=0.25, grad_norm=1.5) for _ in batches]
+
+
+@pytest.mark.parametrize(("damaged", "trained_again"), [(None, [1, 2]), (2, [1]), (1, [])])
+def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, trained_again):
+    run_dir, said = run(0), []
+    if damaged:
+        (run_dir.rollouts / f"step-{damaged:06d}.parquet").write_bytes(b"PAR1")
+    checked = resolve(made_run.config_of(run_dir.root))
+    metrics, ledger, trainer = MetricsLog(run_dir.root, False), Ledger(run_dir.ledger), FakeTrainer()
+    recovery = Recovery(
+        *(checked.config, checked.algorithm, checked.titan.layout, run_dir, CheckpointFolder(run_dir.checkpoints, 1)),
+        *(PromptStream(checked.task, 1), ledger, metrics, Progress(LAST)),
+        limits=resuming.limits_of(checked),
+        say=said.append,
+        note=lambda kind, **fields: None,
+    )
+    asyncio.run(recovery.train_recorded(trainer))
+    pending = recovery.rewind(recovery.progress.step)
+    assert trainer.steps == trained_again and recovery.progress.step == len(trained_again)
+    assert len(pending) == (LAST - len(trained_again)) * made_run.GROUPS
+    if damaged:
+        [line] = said
+        assert f"step-{damaged:06d}.parquet cannot be read" in line and f"from step {damaged} on" in line
+    ledger.close()
+    metrics.close()
 
 
 def test_settings_may_change_if_what_must_be_trained_again_cannot_be_read(run):
