@@ -136,8 +136,7 @@ def config(text=None, **settings):
             tables[section][key] = value.replace("RUN", str(run_dir.root)) if isinstance(value, str) else value
         tables["run"]["plugin_path"] = [str(run_dir.root)]
         run_dir.config.write_text(json.dumps(tables) if text is None else text)
-        for name in ("evil.py", "__init__.py"):
-            (run_dir.root / name).write_text(EVIL.format(canary=str(canary)))
+        (run_dir.root / "evil.py").write_text(EVIL.format(canary=str(canary)))
 
     return forge
 
@@ -208,6 +207,11 @@ def gone(name):
     return forge
 
 
+def package(run_dir, canary):
+    """A directory by the name of a package that processes import, in the folder that they are started from."""
+    (run_dir.root / "__init__.py").write_text(EVIL.format(canary=str(canary)))
+
+
 def tokenizer_code(run_dir, canary):
     path = run_dir.base_model / "tokenizer_config.json"
     wanted = json.loads(path.read_text()) | {
@@ -251,6 +255,7 @@ FORGERIES = {
     "config: an unknown section": (config('{"evil": {}}'), dict(replay="evil")),
     "config: text for a number": (config(training__seq_len="x"), dict(replay="seq_len")),
     "config: no text at all": (file("config.json", b"\xff\xfe\x00"), both("config.json")),
+    "a package": (package, both("makes a package")),
     "no config": (gone("config.json"), both("holds no config.json")),
     "a tokenizer with code": (tokenizer_code, dict()),
     "a base model without weights": (

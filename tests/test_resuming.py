@@ -1,5 +1,6 @@
 """What a resumed run may change, what it refuses by name, and which run --resume takes."""
 
+import asyncio
 import json
 import shutil
 
@@ -11,13 +12,18 @@ from titan_rl import train
 from titan_rl.config.load import ConfigError
 from titan_rl.controller import recorded_config, resuming
 from titan_rl.controller.preflight import resolve
+from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.session import Session
+from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics import replay
+from titan_rl.environments.prompts import PromptStream
 from titan_rl.models.tiny import make_tiny
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import MetricsLog
 from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.sources import check_sources, find_sources, write_sources
+from titan_rl.records.summary import Progress
 
 LAST = made_run.STEPS
 
@@ -49,7 +55,7 @@ def check(run_dir: RunDir, **settings) -> int:
         {},
         dict(training__steps=50),
         dict(checkpoint__every=3, eval__every=2, metrics__tensorboard=False, recovery__snapshot_every=0),
-        dict(generator__replicas=2, verifier__procs=2, mesh__hosts=1, rollout__max_staleness=1),
+        dict(generator__replicas=2, verifier__procs=2, mesh__step_timeout=60, rollout__max_staleness=1),
         dict(rollout__prompts_per_step=8, rollout__group_size=2, parallelism__data_parallel_shard_degree=2),
     ],
 )
@@ -120,12 +126,13 @@ def test_steps_keep_the_configuration_that_they_were_trained_under(run):
     resumed(run_dir, training__steps=9)
     assert not run_dir.earlier.exists(), "nothing changed that bears on what a step is"
     resumed(run_dir, optimizer__lr=5e-4)
+    resumed(run_dir, optimizer__lr=2e-4)  # no step was trained under the one before
     settings = [resuming.read_settings(run_dir.config_of(step)) for step in (1, LAST, LAST + 1)]
     rates = [each["optimizer.param_groups.0.optimizer_kwargs.lr"] for each in settings]
-    assert rates == [1e-3, 1e-3, 5e-4]
+    assert rates == [1e-3, 1e-3, 2e-4]
     assert recorded_config.one_configuration(run_dir, 1, LAST) == run_dir.earlier / "step-000002.json"
     assert recorded_config.one_configuration(run_dir, LAST + 1, LAST + 2) == run_dir.config
-    with pytest.raises(ConfigError, match="lr was 0.001, then 0.0005; replay its parts, with --to 2 or --from 3"):
+    with pytest.raises(ConfigError, match="lr was 0.001, then 0.0002; replay its parts, with --to 2 or --from 3"):
         recorded_config.one_configuration(run_dir, 1, LAST + 1)
 
 
@@ -178,10 +185,46 @@ def test_steps_after_a_damaged_rollout_file_are_named_where_they_cannot_be_had(r
     assert check(run_dir) == 0, "from the checkpoint on they are sampled again"
 
 
+class FakeTrainer:
+    """Trains what it is given, and remembers the steps."""
+
+    def __init__(self):
+        self.steps = []
+
+    async def train(self, batches, step):
+        self.steps.append(step)
+        return [StepMetrics(loss=0.25, grad_norm=1.5) for _ in batches]
+
+
+@pytest.mark.parametrize(("damaged", "trained_again"), [(None, [1, 2]), (2, [1]), (1, [])])
+def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, trained_again):
+    run_dir, said = run(0), []
+    if damaged:
+        (run_dir.rollouts / f"step-{damaged:06d}.parquet").write_bytes(b"PAR1")
+    checked = resolve(made_run.config_of(run_dir.root))
+    metrics, ledger, trainer = MetricsLog(run_dir.root, False), Ledger(run_dir.ledger), FakeTrainer()
+    recovery = Recovery(
+        *(checked.config, checked.algorithm, checked.titan.layout, run_dir, CheckpointFolder(run_dir.checkpoints, 1)),
+        *(PromptStream(checked.task, 1), ledger, metrics, Progress(LAST)),
+        limits=resuming.limits_of(checked),
+        say=said.append,
+        note=lambda kind, **fields: None,
+    )
+    asyncio.run(recovery.train_recorded(trainer))
+    pending = recovery.rewind(recovery.progress.step)
+    assert trainer.steps == trained_again and recovery.progress.step == len(trained_again)
+    assert len(pending) == (LAST - len(trained_again)) * made_run.GROUPS
+    if damaged:
+        [line] = said
+        assert f"step-{damaged:06d}.parquet cannot be read" in line and f"from step {damaged} on" in line
+    ledger.close()
+    metrics.close()
+
+
 def test_settings_may_change_if_what_must_be_trained_again_cannot_be_read(run):
     run_dir = run(1)
     (run_dir.rollouts / "step-000002.parquet").unlink()
-    assert check(run_dir, optimizer__lr=5e-4) == LAST
+    assert check(run_dir, optimizer__lr=5e-4) == 1, "step 2 will be another"
 
 
 def test_foreign_names_are_passed_over(run):

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,12 +76,11 @@ def nobody():
 
 
 @pytest.fixture
-def open_path(tmp_path):
-    """A folder that everybody comes to."""
-    for folder in (tmp_path, *tmp_path.parents[:-1]):
-        if folder.stat().st_mode & 0o005 != 0o005:
-            folder.chmod(folder.stat().st_mode | 0o055)
-    return tmp_path
+def open_path():
+    """A folder that everybody comes to, as pytest's own are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,10 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
     from titan_rl.controller.preflight import check
     from titan_rl.controller.wiring import Actors
     from titan_rl.mesh.meshes import ALL_PARTS
-    from titan_rl.records.places import check_not_inside
+    from titan_rl.records.places import check_no_modules
 
     home = Path(config.model.path)
-    check_not_inside(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
+    check_no_modules(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
 
     checked = check(config)
 

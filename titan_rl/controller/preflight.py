@@ -95,7 +95,7 @@ def _tokenizer(path: str):
         return character_tokenizer()
     from transformers import AutoTokenizer  # its import takes a second
 
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(path)
 
 
 def _check_room(checked: Checked, longest: int) -> None:

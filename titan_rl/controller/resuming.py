@@ -57,7 +57,7 @@ Settings = dict[str, Any]
 
 
 def check_resumable(run_dir: RunDir, checked: Checked) -> int:
-    """The last step that was trained under settings that are other ones now; 0 if none was.
+    """The last step that stays as it was trained, under settings that are other ones now; 0 if there is none.
 
     Errors: ConfigError that names what is damaged, what cannot be had again, or the setting that cannot change."""
     if run_dir.is_in_use():
@@ -77,7 +77,7 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
         _check_redone(run_dir, read_settings(path), asked, checkpoint + 1, recorded)
     before = read_settings(run_dir.config)
     _check_kept(run_dir, before, asked)
-    return trained if first_change(before, asked) else 0
+    return recorded if first_change(before, asked) else 0
 
 
 def _checkpoint(run_dir: RunDir, config: Config) -> int:
@@ -137,7 +137,10 @@ def limits_of(checked: Checked) -> Limits:
 def check_base_model(run_dir: RunDir, config: Config, family: Family | None) -> None:
     """Errors: ConfigError if the tiny model that lies in the run directory is none."""
     if config.model.path == "tiny" and run_dir.base_model.exists():
-        check_model(replace(config, model=replace(config.model, path=str(run_dir.base_model))), family)
+        try:
+            check_model(replace(config, model=replace(config.model, path=str(run_dir.base_model))), family)
+        except OSError as error:
+            raise ConfigError(f"{run_dir.base_model} is not the model that the run made: {error}") from None
 
 
 # settings

@@ -38,7 +38,7 @@ from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
-from titan_rl.records.places import check_not_inside
+from titan_rl.records.places import check_no_modules
 from titan_rl.records.plot import plot_curves
 from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.sources import check_sources, find_sources, write_sources
@@ -74,7 +74,7 @@ class Session:
         checked = check(config)
         sources, earlier = find_sources(config), 0
         if resume:
-            check_not_inside(run_dir.root)
+            check_no_modules(run_dir.root)
             earlier = check_resumable(run_dir, checked)
             check_sources(run_dir, sources)
         run_dir.open(checked.as_dict(), earlier)

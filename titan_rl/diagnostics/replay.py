@@ -30,7 +30,7 @@ from titan_rl.environments.episode import demonstrate
 from titan_rl.environments.prompts import sft_stream
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.metrics import mean_metrics, read_metrics
-from titan_rl.records.places import check_not_inside
+from titan_rl.records.places import check_no_modules
 from titan_rl.records.rollouts import RolloutsError, has_rollouts, read_rollouts
 from titan_rl.records.rundir import RunDir, existing_run_dir
 from titan_rl.train import drive
@@ -182,7 +182,7 @@ def plan_replay(
     that are passed over. Errors: ConfigError if there is no such run, no such steps, no checkpoint to begin from, or
     something of it is damaged."""
     run_dir = existing_run_dir(root)
-    check_not_inside(root)
+    check_no_modules(root)
     if not run_dir.config.is_file():
         raise ConfigError(f"{root} holds no config.json: give a run directory, such as runs/quickstart-<date>-<time>")
     if not 1 <= first <= last:

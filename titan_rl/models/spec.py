@@ -21,7 +21,7 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
     required = find_family(model_type, family).required
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
-    hf = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    hf = AutoConfig.from_pretrained(path)
     for key, wanted in required.items():
         if getattr(hf, key, wanted) != wanted:
             raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")

@@ -83,10 +83,15 @@ def _named(root: Path, files: Iterable[str], folders: Iterable[str]) -> Iterator
             yield from ((Path(folder, each), stat.S_ISREG) for each in names)
 
 
-def check_not_inside(root: Path) -> None:
-    """Errors: ConfigError if the current folder is in ``root``: processes that are started look for modules there."""
+def check_no_modules(root: Path) -> None:
+    """Errors: ConfigError if Python would take files of ``root`` for modules: every process that a run starts looks for
+    them in the current folder first."""
     home, here = root.resolve(), Path.cwd()
     if home == here or home in here.parents:
         raise ConfigError(
             f"the current folder is in {home}, whose files would be taken for modules of Python: go to another folder"
+        )
+    if found := next(home.glob("__init__.*"), None) if home.parent == here else None:
+        raise ConfigError(
+            f"{found} makes a package of Python of {home}, which would be imported from the current folder: remove it"
         )

@@ -58,9 +58,10 @@ class RunDir:
             self.logs.mkdir(exist_ok=True)
             self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if earlier_until:
+            kept = self.earlier / f"step-{earlier_until:06d}.json"
+            if earlier_until and not kept.exists():  # else no step was trained under the one that is there
                 self.earlier.mkdir(exist_ok=True)
-                self.config.replace(self.earlier / f"step-{earlier_until:06d}.json")
+                self.config.replace(kept)
             replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
         except BlockingIOError:
             raise ConfigError(
