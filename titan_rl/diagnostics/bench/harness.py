@@ -21,6 +21,7 @@ BENCHES = {
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "kernels": "titan_rl.diagnostics.bench.kernels",
+    "model-directories": "titan_rl.diagnostics.bench.model_directories",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 

@@ -1,0 +1,50 @@
+"""What a directory's tokenizer can be refused for without transformers, which reads it later."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from titan_rl.config.model_directory.directory import read_object
+
+_FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
+"""Each is enough for a tokenizer; transformers converts the others."""
+
+
+def check_tokenizer(path: Path, vocab_size: Any, *, is_chat: bool) -> None:
+    """``vocab_size``: the model's, if it is a number. ``is_chat``: a chat template is needed. Errors: ValueError."""
+    settings = read_object(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    has_tiktoken = any(path.glob("*.tiktoken"))
+    if not has_tiktoken and not any(all((path / name).exists() for name in names) for names in _FILES):
+        raise ValueError("it holds no tokenizer: copy tokenizer.json into it")
+    if (path / "tokenizer.json").exists():
+        check_ids(_largest_id(path / "tokenizer.json"), vocab_size)
+    if is_chat and not _has_chat_template(path, settings):
+        raise ValueError(
+            "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "
+            "model, add chat_template.jinja to the directory, or set task.style = 'compact'"
+        )
+
+
+def check_ids(largest: int, vocab_size: Any) -> None:
+    """A vocabulary that is larger than the tokenizer is padding. Errors: ValueError for one that is smaller."""
+    if isinstance(vocab_size, int) and largest >= vocab_size:
+        raise ValueError(
+            f"its tokenizer has tokens up to {largest}, and vocab_size = {vocab_size} in config.json: "
+            f"copy the tokenizer that belongs to the model"
+        )
+
+
+def _largest_id(file: Path) -> int:
+    try:
+        ids = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values()
+    except Exception as error:  # the library raises no narrower one
+        raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}; copy it again") from None
+    if not ids:
+        raise ValueError(f"{file.name} has no tokens: copy the tokenizer that belongs to the model")
+    return max(ids)
+
+
+def _has_chat_template(path: Path, settings: dict[str, Any]) -> bool:
+    named = path / "additional_chat_templates"
+    return bool(settings.get("chat_template")) or (path / "chat_template.jinja").exists() or any(named.glob("*.jinja"))
