@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.model_directory.directory import read_object, stop_token_ids
-from titan_rl.config.model_directory.tensor_names import LAYERS, head_size
+from titan_rl.config.model_directory.tensor_names import LAYERS, head_size, num_experts
 
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -18,7 +18,14 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
 """Scalings of rotary embeddings that ``models/rope.py`` computes, and the numbers that each needs."""
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
-    *("intermediate_size", "moe_intermediate_size", "num_experts", "num_experts_per_tok", "max_position_embeddings"),
+    *(
+        "intermediate_size",
+        "moe_intermediate_size",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "max_position_embeddings",
+    ),
 )
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NUMBERS = ("rms_norm_eps", "rope_theta")
@@ -113,11 +120,9 @@ def _check_heads(config: dict[str, Any]) -> None:
         raise ValueError(f"hidden_size = {hidden} in config.json is no multiple of num_attention_heads = {heads}")
     if head_size(config) % 2:
         raise ValueError(f"head_dim = {head_size(config)} in config.json is odd, and rotary embeddings turn pairs")
-    if (config.get("num_experts_per_tok") or 0) > (config.get("num_experts") or config.get("num_experts_per_tok") or 0):
-        raise ValueError(
-            f"num_experts_per_tok = {config['num_experts_per_tok']} in config.json is more than num_experts = "
-            f"{config['num_experts']}"
-        )
+    chosen, experts = config.get("num_experts_per_tok"), num_experts(config)
+    if chosen and experts and chosen > experts:
+        raise ValueError(f"num_experts_per_tok = {chosen} in config.json is more than num_experts = {experts}")
 
 
 def _ropes(config: dict[str, Any]) -> Iterator[Any]:

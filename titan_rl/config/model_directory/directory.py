@@ -50,7 +50,7 @@ def weight_files(path: str | Path) -> list[Path]:
     """The files that hold the weights, read or not. Errors: ValueError if there are none, or it is not clear which."""
     path = Path(path)
     if (path / INDEX).exists():
-        return sorted({path / name for name in weight_map(path).values()})
+        return _indexed_files(path)
     found = sorted(path.glob("*.safetensors"))
     files = [file for file in found if not fnmatch(file.name, _OTHER_FORMATS)] or found
     if not files:
@@ -87,11 +87,17 @@ def weight_map(path: Path) -> dict[str, str]:
     for name in dict.fromkeys(names.values()):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ValueError(f"{INDEX} names {name!r}, which is no safetensors file of this directory")
-        if not (path / name).is_file():
-            raise ValueError(f"{INDEX} names {name}, and there is no such file: copy it, or the right index")
-    if (path / SINGLE).exists() and SINGLE not in names.values():
-        raise ValueError(f"it holds {SINGLE}, and {INDEX} that names other files: remove one of the two")
     return names
+
+
+def _indexed_files(path: Path) -> list[Path]:
+    files = sorted({path / name for name in weight_map(path).values()})
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{INDEX} names {file.name}, and there is no such file: copy it, or the right index")
+    if (path / SINGLE).exists() and path / SINGLE not in files:  # which transformers would read
+        raise ValueError(f"it holds {SINGLE}, and {INDEX} that names other files: remove one of the two")
+    return files
 
 
 def stored_tensors(path: str | Path) -> dict[str, StoredTensor]:

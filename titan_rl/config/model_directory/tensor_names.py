@@ -59,6 +59,11 @@ def head_size(config: dict[str, Any]) -> int:
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
 
 
+def num_experts(config: dict[str, Any]) -> int | None:
+    """Under the name that Qwen gave it, or the one that transformers writes."""
+    return config.get("num_experts") or config.get("num_local_experts")
+
+
 def is_tied(config: dict[str, Any]) -> bool:
     return config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
 
@@ -68,14 +73,24 @@ def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | Non
     layer = LAYERS.get(config.get("model_type"))
     if not layer:
         return None
-    heads, head_dim = config["num_attention_heads"], head_size(config)
-    keys = (config.get("num_key_value_heads") or heads) * head_dim
-    sizes = config | {"queries": heads * head_dim, "keys": keys, "head_dim": head_dim}
+    sizes = {name: size for name, size in (config | _derived(config)).items() if size is not None}
     try:
-        sizes |= {"queries_keys_values": heads * head_dim + 2 * keys, "gate_up": 2 * config["intermediate_size"]}
         return {name: tuple(sizes[size] for size in shape) for name, shape in _templates(config, layer)}
     except KeyError:  # a size that is left to the default of transformers
         return None
+
+
+def _derived(config: dict[str, Any]) -> dict[str, int | None]:
+    heads, head_dim, width = config["num_attention_heads"], head_size(config), config.get("intermediate_size")
+    queries, keys = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
+    return {
+        "head_dim": head_dim,
+        "queries": queries,
+        "keys": keys,
+        "queries_keys_values": queries + 2 * keys,
+        "gate_up": width and 2 * width,
+        "num_experts": num_experts(config),
+    }
 
 
 def _templates(config: dict[str, Any], layer: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
@@ -85,5 +100,5 @@ def _templates(config: dict[str, Any], layer: dict[str, Shape]) -> Iterator[tupl
         yield "lm_head.weight", ("vocab_size", "hidden_size")
     for number in range(config["num_hidden_layers"]):
         for name, shape in layer.items():
-            for expert in range(config["num_experts"]) if "{}" in name else (0,):
+            for expert in range(num_experts(config) or 0) if "{}" in name else (0,):
                 yield f"model.layers.{number}.{name.format(expert)}", shape
