@@ -1,12 +1,12 @@
 """What a model's directory is read as, and refused for: in the parent, in one line, before torch is imported."""
 
 import asyncio
-import hashlib
 import json
 import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -14,23 +14,20 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-from monarch.actor import concurrent_endpoint, endpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from titan_rl.actors.generator import Generator
-from titan_rl.actors.trainer import Trainer
-from titan_rl.actors.verifier import Verifier
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.model_directory import weight_checks
 from titan_rl.config.model_directory.config_checks import ROPE_TYPES
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
-from titan_rl.controller.preflight import check_model
+from titan_rl.controller.preflight import check, check_model
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.model_directories import make_good, refuse, spoiled
 from titan_rl.diagnostics.bench.weight_pairs import batch_of
+from titan_rl.diagnostics.bench.weight_speed import BENCH_ACTORS
 from titan_rl.diagnostics.bench.wrong_models import (
     WRONG_MODELS,
     Tensors,
@@ -39,7 +36,6 @@ from titan_rl.diagnostics.bench.wrong_models import (
     write_raw,
     write_tensors,
 )
-from titan_rl.mesh.meshes import ActorClasses
 from titan_rl.models.families import FAMILIES
 from titan_rl.models.hf_weights import load_hf
 from titan_rl.models.shards import Shard, local_shards
@@ -72,6 +68,10 @@ def refusal(path: Path | str, *arguments: str) -> str:
         load(path, *arguments)
     [line] = str(caught.value).splitlines()
     return line
+
+
+def write_json(file: Path, **changes) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 # what is refused
@@ -150,6 +150,34 @@ def test_what_only_the_built_model_tells_is_one_line_too(model, changes, words):
     assert all(word in line for word in words)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: write_json(path / "tokenizer_config.json", pad_token="[PAD]"), ("up to 99", "vocab_size = 99")),
+        (lambda path: (path / "special_tokens_map.json").write_text("{"), ("its tokenizer cannot be used",)),
+        (lambda path: write_json(path / "tokenizer_config.json", eos_token=None), ("sft.steps", "eos_token")),
+        (lambda path: write_json(path / "tokenizer_config.json", **REMOTE_CODE), ("custom code",)),
+    ],
+)
+def test_a_tokenizer_that_transformers_cannot_use_is_one_line(model, spoil, words):
+    spoil(model)
+    with pytest.raises(ConfigError) as caught:
+        check(load(model, "--sft.steps", "1"))
+    [line] = str(caught.value).splitlines()
+    assert line.startswith("model.path") and all(word in line for word in words)
+
+
+REMOTE_CODE = dict(tokenizer_class="Mine", auto_map={"AutoTokenizer": ["mine.Mine", None]})
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ messages + 1 }}", "{{ messages[5].content.strip() }}"])
+def test_a_chat_template_that_fails_is_one_line(model, template):
+    (model / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError, match="chat template") as caught:
+        check(load(model, "--task.style", "chat"))
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_names_and_shapes_are_checked_for_a_family_that_the_table_does_not_know(model, monkeypatch):
     """As of a family of one's own: what was not told before is told by the built model."""
     monkeypatch.setitem(LAYERS, "llama", {})
@@ -161,10 +189,6 @@ def test_names_and_shapes_are_checked_for_a_family_that_the_table_does_not_know(
 
 
 # what is read
-
-
-def write_json(file: Path, **changes) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def changed(tensors: Tensors) -> Tensors:
@@ -452,28 +476,6 @@ def test_without_a_network_the_hub_is_given_up_soon(tmp_path, monkeypatch):
 # what the actors hold
 
 
-def digest(values: bytes) -> str:
-    return hashlib.sha256(values).hexdigest()
-
-
-class ReadTrainer(Trainer):
-    @endpoint
-    def digests(self) -> dict[str, str]:
-        return {shard.name: digest(shard.tensor.numpy().tobytes()) for shard in self.learner.shards()}
-
-
-class ReadGenerator(Generator):
-    @concurrent_endpoint
-    async def digests(self) -> dict[str, str]:
-        """Of the bytes that the last update brought, put together by name."""
-        wholes: dict[str, torch.Tensor] = {}
-        for name, _, box, values in self.reader.pieces():
-            shape = stored_tensors(self.model_path)[name].shape
-            whole = wholes.setdefault(name, torch.full(shape, float("nan")))
-            whole[tuple(slice(start, start + size) for start, size in zip(box.start, box.size, strict=True))] = values
-        return {name: digest(whole.numpy().tobytes()) for name, whole in wholes.items()}
-
-
 @pytest.mark.slow
 def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp_path):
     """Before the first sync too, when vLLM has what its own loader read: `titan-rl eval` has no other."""
@@ -485,11 +487,10 @@ def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp
         "recovery": {"snapshot_every": 0},
     }
     config = load_config(None, tables)
-    titan, classes = build_titan(config), ActorClasses(ReadTrainer, ReadGenerator, Verifier)
-    parts = frozenset({"trainer", "generators"})
+    titan, parts = build_titan(config), frozenset({"trainer", "generators"})
 
     async def run():
-        meshes = make_meshes(config, titan, str(model), actors=classes, parts=parts, logs=tmp_path, say=print)
+        meshes = make_meshes(config, titan, str(model), actors=BENCH_ACTORS, parts=parts, logs=tmp_path, say=print)
         try:
             await meshes.start()
             generator = meshes.generators.replicas[0].leader
@@ -497,7 +498,7 @@ def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp
             loaded = await generator.generate.call_one(Request(prompt, [1, 2], 16, 1.0))
             await meshes.weights.publish(0)
             await meshes.weights.deliver(0)
-            wanted = {name: digest(values) for name, (_, _, values) in tensors.items()}
+            wanted = {name: sha256(values).hexdigest() for name, (_, _, values) in tensors.items()}
             assert await generator.digests.call_one() == wanted
             assert await meshes.trainer.call("digests") == [wanted]
             [metrics] = await meshes.trainer.train([batch_of([(prompt, loaded)], titan, None)], 1)

@@ -21,8 +21,8 @@ def check_tokenizer(path: Path, vocab_size: Any, *, is_chat: bool) -> None:
         check_ids(_largest_id(path / "tokenizer.json"), vocab_size)
     if is_chat and not _has_chat_template(path, settings):
         raise ValueError(
-            "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "
-            "model, add chat_template.jinja to the directory, or set task.style = 'compact'"
+            "task.style = 'chat' needs a chat template, and the model's tokenizer has none (of the name default): take "
+            "an instruction-tuned model, add chat_template.jinja to the directory, or set task.style = 'compact'"
         )
 
 
@@ -46,5 +46,8 @@ def _largest_id(file: Path) -> int:
 
 
 def _has_chat_template(path: Path, settings: dict[str, Any]) -> bool:
-    named = path / "additional_chat_templates"
-    return bool(settings.get("chat_template")) or (path / "chat_template.jinja").exists() or any(named.glob("*.jinja"))
+    """One that transformers takes when it is asked for no other by name."""
+    given = settings.get("chat_template")
+    named = [entry.get("name") for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+    files = ("chat_template.jinja", "additional_chat_templates/default.jinja")
+    return isinstance(given, str) or "default" in named or any((path / name).exists() for name in files)

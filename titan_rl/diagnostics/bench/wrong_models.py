@@ -187,6 +187,7 @@ def _outside(weight_map: dict[str, str]) -> None:
 _ADD_TOKEN = dict(
     id=5000, content="<far>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True
 )
+_CHAT = ("--task.style", "chat")
 _FP8 = dict(quant_method="fp8", fmt="e4m3", weight_block_size=[128, 128])
 
 WRONG_MODELS = [
@@ -236,7 +237,14 @@ WRONG_MODELS = [
     ),
     WrongModel("vocabulary is smaller", _config(vocab_size=50), ("tokenizer", "vocab_size = 50")),
     WrongModel("vocabulary is larger", _config(vocab_size=128), (_EMBEDDING, "(99, 128)", "(128, 128)")),
-    WrongModel("no chat template", lambda path: None, ("chat template",), ("--task.style", "chat")),
+    WrongModel("no chat template", lambda path: None, ("chat template",), _CHAT),
+    WrongModel("chat template is a number", _json("tokenizer_config.json", chat_template=5), ("chat template",), _CHAT),
+    WrongModel(
+        "no chat template is the default",
+        _json("tokenizer_config.json", chat_template=[dict(name="tools", template="{{ messages }}")]),
+        ("chat template", "default"),
+        _CHAT,
+    ),
     WrongModel("no weights", _without(SINGLE), ("no *.safetensors",)),
     WrongModel("pickles", _renamed(SINGLE, "pytorch_model.bin"), ("pickles",)),
     WrongModel("GGUF", _renamed(SINGLE, "model.gguf"), ("GGUF",)),
