@@ -153,7 +153,7 @@ def test_what_only_the_built_model_tells_is_one_line_too(model, changes, words):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: write_json(path / "tokenizer_config.json", pad_token="[PAD]"), ("up to 99", "vocab_size = 99")),
+        (lambda path: write_json(path / "tokenizer_config.json", eos_token="[END]"), ("token 99", "vocab_size = 99")),
         (lambda path: (path / "special_tokens_map.json").write_text("{"), ("its tokenizer cannot be used",)),
         (lambda path: write_json(path / "tokenizer_config.json", eos_token=None), ("sft.steps", "eos_token")),
         (lambda path: write_json(path / "tokenizer_config.json", **REMOTE_CODE), ("custom code",)),
@@ -168,6 +168,14 @@ def test_a_tokenizer_that_transformers_cannot_use_is_one_line(model, spoil, word
 
 
 REMOTE_CODE = dict(tokenizer_class="Mine", auto_map={"AutoTokenizer": ["mine.Mine", None]})
+
+
+def test_a_prompt_with_a_token_that_has_no_row_is_one_line(model):
+    with_a_special_token_that_has_no_row(model)
+    assert check(load(model))
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}<image>")
+    with pytest.raises(ConfigError, match="token 99 .*vocab_size = 99"):
+        check(load(model, "--task.style", "chat"))
 
 
 @pytest.mark.parametrize("template", ["{% for %}", "{{ messages + 1 }}", "{{ messages[5].content.strip() }}"])
@@ -186,6 +194,14 @@ def test_names_and_shapes_are_checked_for_a_family_that_the_table_does_not_know(
     write_tensors(model / SINGLE, tensors)
     with pytest.raises(ConfigError, match=f"lacks 1 tensors.*{UP}"):
         check_model(load(model))
+
+
+def test_sizes_and_names_of_a_family_of_ones_own_are_left_to_it(model):
+    write_json(model / "config.json", model_type="foreign", hidden_size=None, architectures=["Foreign"])
+    assert "'foreign'" in refusal(model)
+    assert load(model, "--model.family", "my_family:FOREIGN").model.path == str(model)
+    (model / SINGLE).write_bytes(b"")
+    assert SINGLE in refusal(model, "--model.family", "my_family:FOREIGN")
 
 
 # what is read
@@ -251,7 +267,18 @@ def in_half_precision(path: Path) -> Tensors:
     return tensors
 
 
+def with_a_special_token_that_has_no_row(path: Path) -> Tensors:
+    """As Gemma 3 has one for images."""
+    token = dict(
+        id=99, content="<image>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True
+    )
+    known = json.loads((path / "tokenizer.json").read_text())["added_tokens"]
+    write_json(path / "tokenizer.json", added_tokens=[*known, token])
+    return read_tensors(path / SINGLE)
+
+
 GOOD = [
+    with_a_special_token_that_has_no_row,
     sharded_with_stale_files,
     with_equal_head,
     with_old_buffers,

@@ -4,12 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError, as_dict
-from titan_rl.config.model_directory.tokenizer_checks import check_ids
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Prompt
@@ -108,7 +107,17 @@ def check_prompts(checked: Checked) -> None:
     if config.sft.steps:
         check_demonstrations(task, config.run.seed)
     if config.model.path != "tiny":
-        _check_room(checked, max(len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts))
+        _check_tokens(checked, tokenizer, prompts)
+
+
+def _check_tokens(checked: Checked, tokenizer, prompts: list[Prompt]) -> None:
+    """Errors: ConfigError for prompts that are too long, or that become tokens which the model has no row for."""
+    longest, largest = 0, tokenizer.eos_token_id if checked.config.sft.steps else 0
+    for prompt in prompts:
+        tokens = encode_prompt(checked.task, tokenizer, prompt)
+        longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+    _check_room(checked, longest)
+    _check_ids(checked, largest)
 
 
 def _tokenizer(config: Config):
@@ -120,7 +129,6 @@ def _tokenizer(config: Config):
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        check_ids(max(tokenizer.get_vocab().values()), getattr(AutoConfig.from_pretrained(path), "vocab_size", None))
     except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
         raise ConfigError(f"model.path = {path!r}: its tokenizer cannot be used: {_in_one_line(error)}") from None
     if config.sft.steps and tokenizer.eos_token_id is None:
@@ -138,6 +146,15 @@ def _check_room(checked: Checked, longest: int) -> None:
         raise ConfigError(
             f"training.seq_len = {seq_len} leaves {room} tokens for prompts, but they have up to {longest}: "
             f"raise it (the model's positions are the limit), or ask for less in task.options"
+        )
+
+
+def _check_ids(checked: Checked, largest: int) -> None:
+    path = checked.config.model.path
+    if largest >= (size := read_hf_config(path, checked.family).vocab_size):
+        raise ConfigError(
+            f"model.path = {path!r}: its tokenizer makes token {largest} of a prompt or of an answer's end, and the "
+            f"model's vocab_size = {size}: copy the tokenizer that belongs to the model"
         )
 
 

@@ -36,10 +36,14 @@ def check_ids(largest: int, vocab_size: Any) -> None:
 
 
 def _largest_id(file: Path) -> int:
+    """Special tokens that were added are left out: some models have one without a row, which no text becomes (Gemma 3
+    one for images). The prompts are looked at later."""
     try:
-        ids = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values()
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower one
         raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}; copy it again") from None
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    ids = set(tokenizer.get_vocab(with_added_tokens=True).values()) - special
     if not ids:
         raise ValueError(f"{file.name} has no tokens: copy the tokenizer that belongs to the model")
     return max(ids)

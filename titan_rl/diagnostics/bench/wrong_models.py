@@ -185,7 +185,7 @@ def _outside(weight_map: dict[str, str]) -> None:
 
 
 _ADD_TOKEN = dict(
-    id=5000, content="<far>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True
+    id=5000, content="<far>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=False
 )
 _CHAT = ("--task.style", "chat")
 _FP8 = dict(quant_method="fp8", fmt="e4m3", weight_block_size=[128, 128])
