@@ -452,8 +452,8 @@ def test_a_setting_without_effect_is_refused(setting):
 def test_committed_file_is_right(file, tmp_path, monkeypatch):
     model = tomli.loads(file.read_text()).get("model", {}).get("path", "tiny")
     if model != "tiny":
-        (tmp_path / model).mkdir(parents=True)
-        (tmp_path / model / "config.json").touch()
+        make_tiny(tmp_path / model, seed=1)
+        (tmp_path / model / "chat_template.jinja").write_text("{{ messages }}")
         monkeypatch.chdir(tmp_path)
     config = load(file=file)
     build_titan(config)

@@ -14,6 +14,7 @@ from typing import Any
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
+from titan_rl.config.model_directory.checks import find_model
 from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
 from titan_rl.config.shipped import find_config, shipped
 
@@ -143,6 +144,8 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
+    if config.model.path != "tiny":
+        config.model.path = _model_directory(config)
     return config
 
 
@@ -206,11 +209,15 @@ def _check_combinations(config: Config) -> None:
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
-    if config.model.path != "tiny" and not (Path(config.model.path) / "config.json").is_file():
-        raise ConfigError(
-            f"model.path = {config.model.path!r} holds no config.json: give a Hugging Face directory "
-            f"(`titan-rl model smollm2 DIR` makes one), or 'tiny'"
-        )
+
+
+def _model_directory(config: Config) -> str:
+    """Errors: ConfigError for a model that cannot be trained."""
+    model, is_chat = config.model, config.task.style == "chat"
+    try:
+        return find_model(model.path, own_family=bool(model.family), is_chat=is_chat)
+    except ValueError as error:
+        raise ConfigError(f"model.path = {model.path!r}: {error}") from None
 
 
 def as_dict(config: Config) -> dict[str, Any]:

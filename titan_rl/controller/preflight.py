@@ -1,8 +1,10 @@
 """Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
@@ -19,8 +21,8 @@ from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family, make_family
-from titan_rl.models.safetensors_files import tensor_files
-from titan_rl.models.spec import longest_rollout, read_hf_config
+from titan_rl.models.hf_weights import check_weights
+from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.trainer.layout import check_layout
@@ -79,7 +81,7 @@ def check_prompts(checked: Checked) -> None:
     """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
     config, task = checked.config, checked.task
-    tokenizer = _tokenizer(config.model.path)
+    tokenizer = _tokenizer(config)
     if config.task.style == "chat":
         check_chat_template(tokenizer, replies=is_reference(config.task.name))
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
@@ -87,15 +89,36 @@ def check_prompts(checked: Checked) -> None:
     if config.sft.steps:
         check_demonstrations(task, config.run.seed)
     if config.model.path != "tiny":
-        _check_room(checked, max(len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts))
+        _check_tokens(checked, tokenizer, prompts)
 
 
-def _tokenizer(path: str):
+def _check_tokens(checked: Checked, tokenizer, prompts: list[Prompt]) -> None:
+    """Errors: ConfigError for prompts that are too long, or that become tokens which the model has no row for."""
+    longest, largest = 0, tokenizer.eos_token_id if checked.config.sft.steps else 0
+    for prompt in prompts:
+        tokens = encode_prompt(checked.task, tokenizer, prompt)
+        longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+    _check_room(checked, longest)
+    _check_ids(checked, largest)
+
+
+def _tokenizer(config: Config):
+    """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
+    path = config.model.path
     if path == "tiny":
         return character_tokenizer()
     from transformers import AutoTokenizer  # its import takes a second
 
-    return AutoTokenizer.from_pretrained(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
+        raise ConfigError(f"model.path = {path!r}: its tokenizer cannot be used: {_in_one_line(error)}") from None
+    if config.sft.steps and tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"model.path = {path!r}: sft.steps needs a tokenizer that has an eos_token, to end worked examples with: "
+            f"add it to tokenizer_config.json, or leave [sft] out"
+        )
+    return tokenizer
 
 
 def _check_room(checked: Checked, longest: int) -> None:
@@ -108,23 +131,39 @@ def _check_room(checked: Checked, longest: int) -> None:
         )
 
 
+def _check_ids(checked: Checked, largest: int) -> None:
+    path = checked.config.model.path
+    if largest >= (size := read_hf_config(path, checked.family).vocab_size):
+        raise ConfigError(
+            f"model.path = {path!r}: its tokenizer makes token {largest} of a prompt or of an answer's end, and the "
+            f"model's vocab_size = {size}: copy the tokenizer that belongs to the model"
+        )
+
+
 def check_model(config: Config, family: Family | None = None) -> None:
-    """Errors: ConfigError for an architecture that cannot be built or laid out as ``[parallelism]`` and
-    ``[generator]`` say, a directory without weights or a tokenizer, or a kernel that this machine cannot run."""
+    """What ``load_config`` could not tell of a model without building it.
+
+    Errors: ConfigError for an architecture that cannot be built, or not be laid out as ``[parallelism]`` and
+    ``[generator]`` say, for weights that are not the model's, or a kernel that this machine cannot run.
+    """
     if config.model.kernel == "triton" and DEVICE_TYPE == "cpu":
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
-    parallelism, path = build_titan(config).parallelism, config.model.path
-    try:
-        hf = tiny_config() if path == "tiny" else read_hf_config(path, family)
-        if path != "tiny":
-            tensor_files(path)
-    except ValueError as error:
-        raise ConfigError(f"model.path = {path!r}: {error}") from None
-    check_layout(hf, parallelism)
+    hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
+    check_layout(hf, build_titan(config).parallelism)
     _check_generator_layout(hf, config.generator.tensor_parallel)
-    names = ("tokenizer.json", "tokenizer_config.json")
-    if path != "tiny" and not any((Path(path) / name).is_file() for name in names):
-        raise ConfigError(f"model.path = {path!r} holds no tokenizer: copy tokenizer.json into it")
+
+
+def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
+    """Errors: ConfigError if the built model has no use for the directory's configuration or weights."""
+    try:
+        check_weights(model_spec(path, family), path)
+        return read_hf_config(path, family)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
+        raise ConfigError(f"model.path = {path!r}: {_in_one_line(error)}") from None
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _check_generator_layout(hf, ranks: int) -> None:

@@ -121,7 +121,7 @@ def _render(tokenizer, messages: list[dict[str, str]], tokenize: bool = False):
     """Errors: ConfigError with what the template says."""
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False)
-    except TemplateError as error:
+    except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:  # a template is a program
         roles = ", ".join(message["role"] for message in messages)
         said = " ".join(str(error).split())
         raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None

@@ -25,17 +25,16 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
-from titan_rl.generator import vllm_backend
+from titan_rl.generator import vllm_backend, vllm_loader
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
-from titan_rl.models.safetensors_files import tensor_shapes
-from titan_rl.models.tokenizer import stop_token_ids
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
@@ -85,6 +84,8 @@ def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_
     )
     return EngineArgs(
         model=str(model_path),
+        config_format="hf",
+        load_format=vllm_loader.FORMAT,
         dtype=config.dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -123,6 +124,7 @@ class GenerationEngine:
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
         vllm_backend.register()
+        vllm_loader.register()
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
         self._num_updates = 0
         self.reader: WeightReader | None = None
@@ -186,7 +188,7 @@ class GenerationEngine:
         try:
             self._engine = self._start_engine()
             self._lockstep = Lockstep(self._config.tensor_parallel)
-            checkpoint = list(tensor_shapes(self._model_path).items())
+            checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
             started.set_result(self._on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
         except BaseException as error:  # raised in the constructor, which waits for this future
             started.set_exception(error)

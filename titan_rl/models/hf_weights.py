@@ -8,37 +8,45 @@ import torch
 import torch.distributed as dist
 from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
+from torchtitan.protocols.model_spec import ModelSpec
 
-from titan_rl.models.safetensors_files import tensor_files
-from titan_rl.models.shards import Shard
-
-_NOT_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model")
+from titan_rl.config.model_directory.directory import belonging_files, stored_tensors
+from titan_rl.config.model_directory.weight_checks import check_names
+from titan_rl.models.shards import Shard, local_shards
 
 
 def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
 
 
+def check_weights(spec: ModelSpec, path: str | Path) -> None:
+    """Errors: ValueError if a directory does not hold the tensors of a model, all of them and no others."""
+    with torch.device("meta"):
+        model = spec.model.build()
+    expected = {shard.name: shard.shape for shard in local_shards(spec, [model])}
+    check_names(stored_tensors(path), expected, is_tied=spec.model.enable_weight_tying)
+
+
 @torch.no_grad()
 def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
     """Fill a rank's boxes from a directory, reading only those parts; returns the files' dtypes by name.
 
-    Errors: ValueError if a tensor is missing or its shape differs.
+    Errors: ValueError if a tensor is missing, its shape differs, or it holds NaN or infinities.
     """
-    files = tensor_files(path)
-    if missing := sorted({shard.name for shard in shards} - set(files)):
+    stored, by_file = stored_tensors(path), {}
+    if missing := sorted({shard.name for shard in shards} - set(stored)):
         raise ValueError(f"{path} lacks {len(missing)} tensors that config.json asks for, first {missing[0]}")
-    dtypes, by_file = {}, {}
     for shard in shards:
-        by_file.setdefault(files[shard.name], []).append(shard)
+        if (shape := stored[shard.name].shape) != shard.shape:
+            raise ValueError(f"{shard.name} is {shape} in {path}, config.json says {shard.shape}")
+        by_file.setdefault(stored[shard.name].file, []).append(shard)
+    dtypes = {}
     for file, wanted in by_file.items():
         with safe_open(file, "pt") as tensors:
             for shard in wanted:
-                whole = tensors.get_slice(shard.name)
-                shape = tuple(whole.get_shape())
-                if shape != shard.shape:
-                    raise ValueError(f"{shard.name} is {shape} in {path}, config.json says {shard.shape}")
-                values = whole[_slices(shard.start, shard.tensor.shape)]
+                values = tensors.get_slice(shard.name)[_slices(shard.start, shard.tensor.shape)]
+                if not values.isfinite().all():
+                    raise ValueError(f"{shard.name} in {file} holds NaN or infinities: copy the file again")
                 shard.tensor.copy_(values)
                 dtypes[shard.name] = values.dtype
     return dtypes
@@ -83,8 +91,7 @@ def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torc
     if dist.get_rank():
         return
     out.mkdir(parents=True, exist_ok=True)
-    for pattern in _NOT_WEIGHTS:
-        for file in source.glob(pattern):
-            if not file.name.endswith(".safetensors.index.json"):
-                shutil.copyfile(file, out / file.name)
+    for name in belonging_files(source):
+        (out / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, out / name)
     save_torch_state_dict(tensors, out, metadata={"format": "pt"})

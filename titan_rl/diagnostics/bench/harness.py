@@ -22,6 +22,7 @@ BENCHES = {
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "kernels": "titan_rl.diagnostics.bench.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.constant_answers",
+    "model-directories": "titan_rl.diagnostics.bench.model_directories",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 

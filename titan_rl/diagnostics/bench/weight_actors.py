@@ -1,9 +1,14 @@
-"""The actors of a run, with what it takes to measure the channel from inside their processes."""
+"""The actors of a run, with what it takes to look at the channel from inside their processes.
+
+Their processes import this file, and it must not import the controller's side of the mesh: that brings Flask along
+(by ``monarch.job``), in whose presence vLLM does not start on a CPU.
+"""
 
 import asyncio
 import statistics
 import time
 from collections.abc import Callable
+from hashlib import sha256
 
 import numpy as np
 import torch
@@ -12,8 +17,6 @@ from monarch.rdma import RDMABuffer
 
 from titan_rl.actors.generator import Generator
 from titan_rl.actors.trainer import Trainer
-from titan_rl.actors.verifier import Verifier
-from titan_rl.mesh.meshes import ActorClasses
 
 
 def median_seconds(run: Callable[[], object], rounds: int) -> float:
@@ -23,6 +26,10 @@ def median_seconds(run: Callable[[], object], rounds: int) -> float:
         run()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 class BenchTrainer(Trainer):
@@ -54,6 +61,11 @@ class BenchTrainer(Trainer):
         generator.take_tensors.call_one(tensors).get()
         return time.perf_counter() - start
 
+    @endpoint
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each tensor, of a trainer that holds them whole."""
+        return {shard.name: _digest(shard.tensor) for shard in self.learner.shards()}
+
     def _cast(self) -> dict[str, torch.Tensor]:
         dtype = getattr(torch, self.config.generator.dtype)
         return {shard.name: shard.tensor.to(dtype).contiguous() for shard in self.learner.shards()}
@@ -79,14 +91,7 @@ class BenchGenerator(Generator):
     @concurrent_endpoint
     async def load_weights_seconds(self) -> float:
         """Of vLLM's own reload from whole tensors that are in memory already. One tensor-parallel rank only."""
-        tensors = {name: torch.empty(0) for name, *_ in self.reader.pieces()}
-        parts = {name: [] for name in tensors}
-        for name, _, box, values in self.reader.pieces():
-            parts[name].append((box.start, values))
-        tensors = {
-            name: torch.cat([values for _, values in sorted(found, key=lambda part: part[0])])
-            for name, found in parts.items()
-        }
+        tensors = self._fetched()
 
         def load(worker) -> None:
             from vllm.config import set_current_vllm_config
@@ -104,6 +109,21 @@ class BenchGenerator(Generator):
             return time.perf_counter() - start
 
         return await asyncio.to_thread(measure)
+
+    def _fetched(self) -> dict[str, torch.Tensor]:
+        """The tensors of the version at hand, put together. One tensor-parallel rank only."""
+        parts: dict[str, list[tuple[tuple[int, ...], torch.Tensor]]] = {}
+        for name, _, box, values in self.reader.pieces():
+            parts.setdefault(name, []).append((box.start, values))
+        return {
+            name: torch.cat([values for _, values in sorted(found, key=lambda part: part[0])])
+            for name, found in parts.items()
+        }
+
+    @concurrent_endpoint
+    async def digests(self) -> dict[str, str]:
+        """SHA-256 of each tensor of the version at hand."""
+        return {name: _digest(tensor) for name, tensor in self._fetched().items()}
 
     @concurrent_endpoint
     async def read_tensors(self, buffers: dict[str, tuple[RDMABuffer, int]]) -> float:
@@ -125,6 +145,3 @@ class PlainActor(Actor):
     @endpoint
     def take_tensors(self, tensors: dict[str, torch.Tensor]) -> int:
         return sum(tensor.nbytes for tensor in tensors.values())
-
-
-BENCH_ACTORS = ActorClasses(BenchTrainer, BenchGenerator, Verifier)

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from monarch.actor import this_host
 
+from titan_rl.actors.verifier import Verifier
 from titan_rl.config.load import load_config
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Batch
 from titan_rl.diagnostics.bench import weight_pairs
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.weight_actors import BENCH_ACTORS, PlainActor
-from titan_rl.mesh.meshes import Meshes
+from titan_rl.diagnostics.bench.weight_actors import BenchGenerator, BenchTrainer, PlainActor
+from titan_rl.mesh.meshes import ActorClasses, Meshes
 from titan_rl.mesh.supervision import calls as mesh_calls
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.train import drive
@@ -34,6 +35,7 @@ _STEP_ROUNDS = 21
 """Of the ways that take seconds."""
 _BAR_MEMCPY, _BAR_UPDATE, _BAR_RDMA, _BAR_ARGUMENTS = 1.3, 1.15, 5.0, 20.0
 _PARTS = frozenset({"trainer", "generators"})
+BENCH_ACTORS = ActorClasses(BenchTrainer, BenchGenerator, Verifier)
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,42 @@
+"""A directory refused, or known to be a whole model: before torch is imported, and so in less than a second.
+
+What only a built model tells is checked by ``models/hf_weights.py``, and [parallelism] against the model by
+``trainer/layout.py``: both before any process starts.
+"""
+
+from pathlib import Path
+
+from titan_rl.config.model_directory.config_checks import check_config, check_stop_tokens, read_config
+from titan_rl.config.model_directory.directory import stored_tensors
+from titan_rl.config.model_directory.hub import fetch, is_hub_name
+from titan_rl.config.model_directory.tensor_names import expected_tensors, is_tied
+from titan_rl.config.model_directory.tokenizer_checks import check_tokenizer
+from titan_rl.config.model_directory.weight_checks import check_dtypes, check_finite, check_names
+
+
+def find_model(path: str, *, own_family: bool = False, is_chat: bool = False) -> str:
+    """A directory that was checked: ``path``, or the one that a name of the Hub was fetched into.
+
+    ``own_family``: the run has a ``model.family``, whose sizes and names are not known here. ``is_chat``: a chat
+    template is needed. Errors: ValueError, in one line, for what keeps the model from being trained as it is.
+    """
+    if is_hub_name(path):
+        path = fetch(path, lambda folder: check_config(read_config(folder), own_family=own_family))
+    try:
+        check_directory(Path(path), own_family=own_family, is_chat=is_chat)
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+    return path
+
+
+def check_directory(path: Path, *, own_family: bool, is_chat: bool) -> None:
+    """The quick checks first. Errors: ValueError; OSError for what cannot be read."""
+    config = read_config(path)
+    check_config(config, own_family=own_family)
+    check_stop_tokens(path, config)
+    check_tokenizer(path, config.get("vocab_size"), is_chat=is_chat)
+    tensors = stored_tensors(path)
+    check_dtypes(tensors)
+    if not own_family and (expected := expected_tensors(config)) is not None:
+        check_names(tensors, expected, is_tied=is_tied(config))
+    check_finite(tensors)

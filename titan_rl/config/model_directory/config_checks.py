@@ -1,0 +1,156 @@
+"""What a config.json can be refused for, as far as it needs no torch: ``models/`` tells the rest."""
+
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.model_directory.directory import read_object, stop_token_ids
+from titan_rl.config.model_directory.tensor_names import LAYERS, head_size, num_experts
+
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+    "longrope": (),
+}
+"""Scalings of rotary embeddings that ``models/rope.py`` computes, and the numbers that each needs."""
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
+    *(
+        "intermediate_size",
+        "moe_intermediate_size",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "max_position_embeddings",
+    ),
+)
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_NUMBERS = ("rms_norm_eps", "rope_theta")
+_FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob")
+_GIVE = (
+    "give a Hugging Face directory, which begins with a config.json (`titan-rl model smollm2 DIR` makes one), the name "
+    "of a model on the Hub, or 'tiny'"
+)
+_DTYPES = (None, "auto", "float32", "bfloat16", "float16")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Errors: ValueError if the directory holds none."""
+    if not path.is_dir():
+        raise ValueError(f"{'it is a file' if path.exists() else 'there is no such directory'}: {_GIVE}")
+    if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
+        raise ValueError("it is an adapter (LoRA): merge it into its model first (`merge_and_unload` of peft does)")
+    if not (path / "config.json").exists():
+        raise ValueError(f"it holds no config.json: {_GIVE}")
+    return read_object(path / "config.json")
+
+
+def check_config(config: dict[str, Any], *, own_family: bool) -> None:
+    """``own_family``: the run has a ``model.family``, which reads the sizes as it likes. Errors: ValueError."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ValueError(f"model_type = {model_type!r} in config.json: give the name of the model's type")
+    _check_weights_are_plain(config)
+    if not own_family:
+        if model_type not in LAYERS:
+            raise ValueError(
+                f"model type {model_type!r} is not supported: use one of {', '.join(LAYERS)}, or give a family of your "
+                f"own as model.family"
+            )
+        _check_architectures(config.get("architectures"))
+        _check_values(config)
+        _check_heads(config)
+        for rope in _ropes(config):
+            _check_rope(rope)
+
+
+def _check_weights_are_plain(config: dict[str, Any]) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key):
+            method = config[key].get("quant_method") if isinstance(config[key], dict) else config[key]
+            raise ValueError(f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN}")
+    for key in ("dtype", "torch_dtype"):
+        if config.get(key) not in _DTYPES:
+            raise ValueError(f"{key} = {config[key]!r} in config.json: {_PLAIN}")
+
+
+_PLAIN = "take the model in bfloat16, float16 or float32"
+
+
+def _check_architectures(names: Any) -> None:
+    """vLLM chooses what it builds by these. Errors: ValueError for a model that gives no next token."""
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and "CausalLM" in n for n in names):
+        raise ValueError(
+            f"architectures = {names!r} in config.json: it must name a model for generation, such as LlamaForCausalLM"
+        )
+
+
+def _check_values(config: dict[str, Any]) -> None:
+    for name in _NEEDED:
+        if config.get(name) is None:
+            raise ValueError(f"config.json has no {name}: copy the model's own")
+    for name in _SIZES:
+        value = config.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} = {value!r} in config.json must be a whole number of at least 1")
+    for name in _NUMBERS:
+        if config.get(name) is not None:
+            _check_number(name, config[name])
+    for name in _FLAGS:
+        if not isinstance(config.get(name, False), bool):
+            raise ValueError(f"{name} = {config[name]!r} in config.json must be true or false")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if type(value) not in (int, float) or not isfinite(value) or value <= 0:
+        raise ValueError(f"{name} = {value!r} in config.json must be a number above 0")
+
+
+def _check_heads(config: dict[str, Any]) -> None:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ValueError(
+            f"num_attention_heads = {heads} in config.json is no multiple of num_key_value_heads = {kv_heads}"
+        )
+    if hidden % heads and (config["model_type"] == "llama" or not config.get("head_dim")):
+        raise ValueError(f"hidden_size = {hidden} in config.json is no multiple of num_attention_heads = {heads}")
+    if head_size(config) % 2:
+        raise ValueError(f"head_dim = {head_size(config)} in config.json is odd, and rotary embeddings turn pairs")
+    chosen, experts = config.get("num_experts_per_tok"), num_experts(config)
+    if chosen and experts and chosen > experts:
+        raise ValueError(f"num_experts_per_tok = {chosen} in config.json is more than num_experts = {experts}")
+
+
+def _ropes(config: dict[str, Any]) -> Iterator[Any]:
+    """The rotary embeddings: one, or one for each type of layer."""
+    for key in ("rope_parameters", "rope_scaling"):
+        given = config.get(key)
+        nested = isinstance(given, dict) and given and all(isinstance(value, dict) for value in given.values())
+        yield from given.values() if nested else () if given is None else (given,)
+
+
+def _check_rope(rope: Any) -> None:
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_scaling = {rope!r} in config.json must be an object, or be left out")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope type {rope_type!r} in config.json is not supported, only {', '.join(ROPE_TYPES)}")
+    for name in ROPE_TYPES[rope_type]:
+        _check_number(f"{name} of rope type {rope_type!r}", rope.get(name))
+    if "rope_theta" in rope:
+        _check_number("rope_theta", rope["rope_theta"])
+
+
+def check_stop_tokens(path: Path, config: dict[str, Any]) -> None:
+    """Errors: ValueError if no token ends an answer, or one is no token of the model's."""
+    ids, size = stop_token_ids(path), config.get("vocab_size")
+    if not ids:
+        raise ValueError("no eos_token_id in config.json or generation_config.json: no answer could end; add the id")
+    if isinstance(size, int) and ids[-1] >= size:
+        raise ValueError(
+            f"eos_token_id = {ids[-1]}, and vocab_size = {size} in config.json: no answer could end; mend it"
+        )

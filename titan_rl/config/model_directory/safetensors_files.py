@@ -1,0 +1,79 @@
+"""What the header of a safetensors file says, checked against the file: which bytes are which tensor."""
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""The dtypes of weights that can be trained. What else there is (FP8, INT8, packed bits) is quantized."""
+_MAX_HEADER_BYTES = 100_000_000
+"""As the safetensors library has it."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, from byte ``start`` up to ``stop``."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Errors: ValueError for a key that is there twice, of which one would win silently."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it names {key!r} twice")
+        found[key] = value
+    return found
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file by name. Errors: ValueError for a file that is cut short or does not hold what it says."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            [length] = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))
+            if length > min(size - 8, _MAX_HEADER_BYTES):
+                raise ValueError(f"its {size} bytes end before its header does")
+            header = json.loads(opened.read(length), object_pairs_hook=once)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no table")
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(file, name, entry, 8 + length) for name, entry in header.items()}
+        _check_bytes(tensors, 8 + length, size)
+    except OSError as error:
+        raise ValueError(f"cannot read {file.name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name} is damaged or no safetensors file: {error}; copy it again") from None
+    return tensors
+
+
+def _stored(file: Path, name: str, entry: Any, begin: int) -> StoredTensor:
+    try:
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise ValueError(f"{name} has no dtype, shape and data_offsets") from None
+    numbers = (*shape, start, stop)
+    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{name} has a dtype, shape or data_offsets that cannot be")
+    if dtype in ITEM_BYTES and stop - start != prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"{name} of {dtype} {shape} has {stop - start} bytes")
+    return StoredTensor(file, dtype, shape, begin + start, begin + stop)
+
+
+def _check_bytes(tensors: dict[str, StoredTensor], begin: int, size: int) -> None:
+    """Every byte belongs to one tensor. Errors: ValueError."""
+    end = begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if tensor.start != end or tensor.stop < tensor.start:
+            raise ValueError(f"{name} begins at byte {tensor.start}, and what is before it ends at byte {end}")
+        end = tensor.stop
+    if end != size:
+        raise ValueError(f"it has {size} bytes, and its header tells of {end}")

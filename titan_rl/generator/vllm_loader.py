@@ -1,0 +1,25 @@
+"""vLLM's loader, kept to the files that the trainer reads.
+
+By itself vLLM reads whatever else lies in a directory: a ``consolidated.safetensors`` before the rest, and without an
+index every ``*.safetensors``, of which the last wins.
+"""
+
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from titan_rl.config.model_directory.directory import weight_files
+
+FORMAT = "titan_rl"
+
+
+class DirectoryLoader(DefaultModelLoader):
+    def _prepare_weights(self, model_name_or_path: str, *_, **__) -> tuple[str, list[str], bool, str]:
+        """Its folder, its files, whether they are safetensors, the name of its index."""
+        files = [str(file) for file in weight_files(model_name_or_path)]
+        return model_name_or_path, files, True, SAFE_WEIGHTS_INDEX_NAME
+
+
+def register() -> None:
+    if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
+        register_model_loader(FORMAT)(DirectoryLoader)
