@@ -58,13 +58,17 @@ class _GateAndProject(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _Normalize.apply(x, weight, eps) if _is_plain(x) else F.rms_norm(x, weight.shape, weight, eps)
+
+
 class LeanRMSNorm(RMSNorm):
     @dataclass(kw_only=True, slots=True)
     class Config(RMSNorm.Config):
         pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Normalize.apply(x, self.weight, self.eps) if _is_plain(x) else super().forward(x)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class LeanFeedForward(FeedForward):

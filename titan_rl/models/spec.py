@@ -10,6 +10,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.models.families import Family, find_family
+from titan_rl.models.rope import num_positions
 
 
 def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrainedConfig:
@@ -30,7 +31,7 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
 
 def longest_rollout(seq_len: int, path: str | Path, family: Family | None = None) -> int:
     """The most tokens of a rollout, prompt included: limited by a packed row and by the model's positions."""
-    return min(seq_len, read_hf_config(path, family).max_position_embeddings)
+    return min(seq_len, num_positions(read_hf_config(path, family)))
 
 
 def model_config(hf: PreTrainedConfig, family: Family | None = None):
