@@ -1,12 +1,19 @@
 """Each model family against transformers: sizes that are odd wherever they may be, and no parameter that is zero."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from parity import assert_documents_agree, assert_packed_rows_agree, learner_of
+from batches import batch_of
+from parity import TOLERANCE, assert_documents_agree, assert_packed_rows_agree, distance, learner_of, reference_logits
+from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from titan_rl.models.shards import expected_shapes
+from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 
 SIZES = dict(
     vocab_size=101,
@@ -87,3 +94,73 @@ def test_documents_agree_with_transformers(pair):
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_packed_rows_agree_with_transformers(pair, share_prefix):
     assert_packed_rows_agree(*pair, share_prefix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_case
+def test_weights_come_back_bit_for_bit_and_are_those_expected(tmp_path, case, dtype):
+    source, out = tmp_path / "source", tmp_path / "out"
+    make(source, case, dtype=dtype)
+    learner_of(source).save_hf(out)
+    before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {name: tuple(t.shape) for name, t in before.items()} == expected_shapes(model_spec(source))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].dtype == dtype and torch.equal(after[name], tensor), name
+
+
+def test_every_parameter_is_trained(pair):
+    learner, _ = pair
+    learner.forward_backward(batch_of(0).rows[0])
+    for name, parameter in learner.model_parts[0].named_parameters():
+        assert float(parameter.grad.abs().max()) > 0, name
+    learner.optimizer.zero_grad()
+
+
+def logits_without(path: Path, case: str, **changes) -> torch.Tensor:
+    return reference_logits(make(path, case, **changes), np.arange(3, 90))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        *((name, dict(sliding_window=200)) for name in WINDOWS),
+        ("phi3 longrope", dict(rope_parameters=PLAIN)),
+        ("gemma3_text", dict(query_pre_attn_scalar=10)),
+        ("gemma3_text", dict(layer_types=["sliding_attention"] * 3)),
+        ("gemma3_text", dict(rope_parameters={"full_attention": PLAIN, "sliding_attention": PLAIN})),
+        ("gpt_oss", dict(rope_parameters=PLAIN)),
+        ("gpt_oss", dict(swiglu_limit=1e9)),
+    ],
+)
+def test_what_a_config_asks_for_shows_in_the_logits(tmp_path, case, changes):
+    """Else the agreement above would prove nothing about it."""
+    assert distance(logits_without(tmp_path, case, **changes), logits_without(tmp_path, case)) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("gpt_oss", dict(quantization_config={"quant_method": "mxfp4"}), ["mxfp4", "Mxfp4Config(dequantize=True)"]),
+        ("qwen2", dict(quantization_config={"quant_method": "gptq"}), ["gptq", "save_pretrained"]),
+        ("gpt_oss", dict(layer_types=["full_attention"] * 3), ["layer_types", "sliding_attention"]),
+        ("gpt_oss", dict(rope_parameters=PLAIN), ["rope", "yarn"]),
+        ("gpt_oss", dict(swiglu_limit=9.0), ["swiglu_limit = 9.0", "7.0"]),
+        ("gemma3_text", dict(final_logit_softcapping=30.0), ["final_logit_softcapping = 30.0", "None"]),
+        ("gemma3_text", dict(hidden_activation="silu"), ["hidden_activation = 'silu'", "'gelu_pytorch_tanh'"]),
+        ("qwen2", dict(use_sliding_window=True), ["use_sliding_window = True", "False"]),
+    ],
+)
+def test_what_is_not_computed_is_refused_in_one_line(tmp_path, case, changes, words):
+    make(tmp_path, case)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError) as caught:
+        read_hf_config(tmp_path)
+    [line] = str(caught.value).splitlines()
+    assert all(word in line for word in words), line
+
+
+def test_rollouts_end_where_longrope_would_change(tmp_path):
+    make(tmp_path, "phi3 longrope")
+    assert longest_rollout(10**6, tmp_path) == 220

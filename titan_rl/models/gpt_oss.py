@@ -83,7 +83,16 @@ class PackedGptOss(PackedDecoder, Qwen3Model):
                 inner.sharding_config = replace(inner.sharding_config, state_shardings=sinks)
 
 
+def _check(hf: PreTrainedConfig) -> None:
+    """Errors: ValueError for what vLLM's GPT-OSS computes otherwise, whatever config.json says."""
+    if any((kind == "sliding_attention") != (layer % 2 == 0) for layer, kind in enumerate(hf.layer_types)):
+        raise ValueError("layer_types must be 'sliding_attention' and 'full_attention' in turns, as vLLM computes them")
+    if (rope_type := hf.rope_parameters["rope_type"]) != "yarn":
+        raise ValueError(f"rope type {rope_type!r} is not supported for GPT-OSS, only 'yarn', which vLLM computes")
+
+
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config:
+    _check(hf)
     config = parts.attention(hf, layer, qkv_bias=True)
     config.wo = ScaledBiasRowwiseLinear.Config(
         **{field.name: getattr(config.wo, field.name) for field in fields(config.wo)} | {"bias": True}
