@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from batches import batch_of
+from layout_ranks import Layout, Step, one_step, run_layouts
 from parity import TOLERANCE, assert_documents_agree, assert_packed_rows_agree, distance, learner_of, reference_logits
 from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
@@ -32,6 +33,8 @@ YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, beta_fast=32.0, beta_s
 YARN |= dict(original_max_position_embeddings=64)
 LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=220, partial_rotary_factor=0.75)
 LONG |= dict(short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0])
+EVEN = dict(hidden_size=40, intermediate_size=54, num_attention_heads=4, num_key_value_heads=2, num_local_experts=6)
+"""What tensor parallelism must divide; the vocabulary of 101 words, it need not."""
 GEMMA = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0), "sliding_attention": PLAIN}
 CASES = {
     "qwen2": ("qwen2", dict(tie_word_embeddings=False)),
@@ -164,3 +167,48 @@ def test_what_is_not_computed_is_refused_in_one_line(tmp_path, case, changes, wo
 def test_rollouts_end_where_longrope_would_change(tmp_path):
     make(tmp_path, "phi3 longrope")
     assert longest_rollout(10**6, tmp_path) == 220
+
+
+LAYOUTS = {
+    "dp2": dict(data_parallel_shard_degree=2),
+    "tp2": dict(tensor_parallel_degree=2),
+    "tp2 no SP": dict(tensor_parallel_degree=2, enable_sequence_parallel=False),
+    "pp2": dict(pipeline_parallel_degree=2),
+    "ep2": dict(data_parallel_shard_degree=2, expert_parallel_degree=2),
+}
+SPREAD = {
+    "qwen2": ["tp2"],
+    "mistral window": ["tp2", "pp2"],
+    "olmo2": ["tp2", "tp2 no SP"],
+    "phi3 window": ["dp2", "tp2", "tp2 no SP"],
+    "gemma3_text": ["dp2", "tp2"],
+    "gpt_oss": ["dp2", "tp2", "tp2 no SP", "ep2", "pp2"],
+}
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory) -> Path:
+    """A step of every family in every layout, by two processes."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for case in SPREAD:
+        make(folder / "models" / case, case, **EVEN)
+    layouts = {f"{case}, {name}": Layout(case, LAYOUTS[name]) for case, names in SPREAD.items() for name in names}
+    run_layouts(2, folder / "models", folder, layouts, one_step)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(spread) -> dict[str, Step]:
+    return {case: one_step(Layout(case), spread / "models", spread) for case in SPREAD}
+
+
+@pytest.mark.parametrize(("case", "layout"), [(case, layout) for case, names in SPREAD.items() for layout in names])
+def test_two_ranks_step_as_one_does(spread, alone, case, layout):
+    step, wanted = torch.load(spread / f"{case}, {layout}.pt"), alone[case]
+    for metrics in step["metrics"]:
+        for name in ("loss", "grad_norm", "entropy"):
+            assert metrics[0][name] == pytest.approx(getattr(wanted.metrics[0][0], name), rel=1e-5), name
+    for name, tensor in load_file(spread / "models" / case / "model.safetensors").items():
+        assert torch.equal(step["loaded"][name], tensor), name
+        difference = (step["trained"][name] - wanted.trained[name]).norm()
+        assert difference <= 1e-3 * (wanted.trained[name] - tensor).norm(), name

@@ -97,17 +97,10 @@ _gemma3_config = partial(
     norm=gemma3.norm,
     embedding=gemma3.ScaledEmbedding,
 )
-_gpt_oss_config = partial(
-    decoder_config,
-    model=gpt_oss.PackedGptOss,
-    block=Qwen3TransformerBlock,
-    attention=gpt_oss.attention,
-    moe=gpt_oss.moe_config,
-)
 
 FAMILIES = {
     "gemma3_text": Family(_gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
-    "gpt_oss": Family(_gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
+    "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
     "llama": Family(_llama_config, parallelize_llama),
     "mistral": Family(_llama_config, parallelize_llama),
     "olmo2": Family(_olmo2_config, parallelize_qwen3, Olmo2Names),

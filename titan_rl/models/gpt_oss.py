@@ -9,6 +9,7 @@ from functools import partial
 
 import spmd_types as spmd
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.attention import GQAttention
@@ -19,13 +20,13 @@ from torchtitan.models.common.moe_sharding import set_moe_sharding_config
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.gpt_oss.moe import ScaleBiasForward, swiglu
 from torchtitan.models.gpt_oss.sharding import scaled_bias_rowwise_config
-from torchtitan.models.qwen3.model import Qwen3Model
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.protocols.module import Module
 from transformers import PreTrainedConfig
 
 from titan_rl.models import parts
 from titan_rl.models.attention import SinkAttention
-from titan_rl.models.decoder import PackedDecoder
+from titan_rl.models.decoder import PackedDecoder, decoder_config
 from titan_rl.models.moe import grouped_product, mixture_config
 
 REQUIRED = {"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
@@ -66,6 +67,18 @@ class GptOssExperts(GroupedExperts):
         return mesh["tp"].size() if mesh is not None and "tp" in mesh.mesh_dim_names else 1
 
 
+class OutputProjection(ScaledBiasRowwiseLinear):
+    """TorchTitan's scales the bias's gradient too, by which tensor-parallel ranks would train it too little."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledBiasRowwiseLinear.Config):
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight, bias = (p.to_local() if isinstance(p, DTensor) else p for p in (self.weight, self.bias))
+        return F.linear(input, weight, ScaleBiasForward.apply(bias, self.tp_degree, input.dtype))
+
+
 class PackedGptOss(PackedDecoder, Qwen3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
@@ -92,11 +105,9 @@ def _check(hf: PreTrainedConfig) -> None:
 
 
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config:
-    _check(hf)
     config = parts.attention(hf, layer, qkv_bias=True)
-    config.wo = ScaledBiasRowwiseLinear.Config(
-        **{field.name: getattr(config.wo, field.name) for field in fields(config.wo)} | {"bias": True}
-    )
+    wo = {field.name: getattr(config.wo, field.name) for field in fields(config.wo)}
+    config.wo = OutputProjection.Config(**wo | {"bias": True})
     config.inner_attention = SinkAttention.Config(
         num_heads=hf.num_attention_heads,
         window=parts.window(hf, layer),
@@ -110,3 +121,9 @@ def moe_config(hf: PreTrainedConfig) -> MoE.Config:
     sizes = dict(dim=hf.hidden_size, hidden_dim=hf.intermediate_size, num_experts=hf.num_local_experts)
     from_file = dict.fromkeys(_EXPERT_LAYOUT, skip_param_init)
     return mixture_config(hf, GptOssExperts.Config(**sizes, param_init=from_file), normalize=True, bias=True)
+
+
+def gpt_oss_config(hf: PreTrainedConfig):
+    """TorchTitan's config of the model. Errors: ValueError."""
+    _check(hf)
+    return decoder_config(hf, model=PackedGptOss, block=Qwen3TransformerBlock, attention=attention, moe=moe_config)
