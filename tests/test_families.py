@@ -13,8 +13,11 @@ from layout_ranks import Layout, Step, one_step, run_layouts
 from parity import TOLERANCE, assert_documents_agree, assert_packed_rows_agree, distance, learner_of, reference_logits
 from safetensors.torch import load_file
 
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.models.shards import expected_shapes
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
+from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.titan_config import build_titan
 
 WINDOWS = [name for name, (_, settings) in CASES.items() if settings.get("sliding_window")]
 every_case = pytest.mark.parametrize("case", CASES)
@@ -112,6 +115,13 @@ def test_what_is_not_computed_is_refused_in_one_line(tmp_path, case, changes, wo
 def test_rollouts_end_where_longrope_would_change(tmp_path):
     make(tmp_path, "phi3 longrope")
     assert longest_rollout(10**6, tmp_path) == 220
+
+
+def test_an_expert_has_its_width_by_another_name(tmp_path):
+    make(tmp_path, "gpt_oss", **EVEN | dict(intermediate_size=53))
+    titan = build_titan(load_config(None, {"parallelism": {"tensor_parallel_degree": 2}}))
+    with pytest.raises(ConfigError, match="must divide the model's intermediate_size = 53"):
+        check_layout(read_hf_config(tmp_path), titan.parallelism)
 
 
 LAYOUTS = {

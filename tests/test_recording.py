@@ -83,11 +83,17 @@ def test_a_copy_laid_out_anew_is_followed(recording):
     assert recorded.box == Box((0, 0), (6, 4)) and recorded.target.stride == (1, 6)
 
 
+def test_what_a_rank_zeroes_is_not_asked_for(recording):
+    """GPT-OSS's output biases, which one tensor-parallel rank adds."""
+    assert recording.record_on_meta(Model(lambda into, tensor: into.copy_(tensor.zero_()[:4])), [("v", (8, 6))]) == []
+
+
 @pytest.mark.parametrize(
     "load_v, word",
     [
         (lambda into, tensor: into.copy_(tensor[:4] * 2), "computes"),
         (lambda into, tensor: into.copy_(tensor[:4].zero_()), "changes"),
+        (lambda into, tensor: into.copy_(tensor.mul_(2)[:4]), "changes"),
         (lambda into, tensor: into.copy_(tensor[0]), "broadcasts"),
     ],
 )

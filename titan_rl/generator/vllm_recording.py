@@ -51,6 +51,7 @@ class _CopyRecorder(TorchDispatchMode):
     def __init__(self, sources: dict[int, tuple[str, torch.Tensor]], targets: dict[int, tuple[str, str]]):
         super().__init__()
         self.sources, self.targets = sources, targets
+        self.zeroed: set[str] = set()
         self.recorded: list[Recorded] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -61,14 +62,21 @@ class _CopyRecorder(TorchDispatchMode):
         if source and func is torch.ops.aten.clone.default:
             return args[0]  # a copy that is only laid out anew is the same values
         if source and func._schema.is_mutable:
-            raise PlanError(f"{source[0]}: vLLM's loader changes it before it copies it")
+            self._note_change(func, args[0], *source)
         return func(*args, **(kwargs or {}))
+
+    def _note_change(self, func, view: torch.Tensor, name: str, whole: torch.Tensor) -> None:
+        if func is not torch.ops.aten.zero_.default or view.numel() != whole.numel():
+            raise PlanError(f"{name}: vLLM's loader changes it before it copies it")
+        self.zeroed.add(name)  # another tensor-parallel rank adds it
 
     def _note(self, into: torch.Tensor, view: torch.Tensor, target: tuple[str, str]) -> None:
         source = self.sources.get(_storage(view))
         if source is None:
             raise PlanError(f"vLLM computes {'.'.join(target)} from the checkpoint instead of copying it")
         name, whole = source
+        if name in self.zeroed:
+            return
         if view.shape != into.shape:
             raise PlanError(f"{name}: vLLM's loader broadcasts {tuple(view.shape)} to {tuple(into.shape)}")
         box, places = box_of_view(name, whole, view)

@@ -59,7 +59,10 @@ class _GateAndProject(torch.autograd.Function):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _Normalize.apply(x, weight, eps) if _is_plain(x) else F.rms_norm(x, weight.shape, weight, eps)
+    """``x`` normalized and scaled, in ``x``'s dtype, computed in the weight's or in a wider one."""
+    if _is_plain(x):
+        return _Normalize.apply(x, weight, eps)
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
 class LeanRMSNorm(RMSNorm):
