@@ -14,6 +14,8 @@ from parity import TOLERANCE, assert_documents_agree, assert_packed_rows_agree, 
 from safetensors.torch import load_file
 
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.data.types import Segment
+from titan_rl.models.attention import plan_attention
 from titan_rl.models.shards import expected_shapes
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.trainer.layout import check_layout
@@ -45,6 +47,15 @@ def test_documents_agree_with_transformers(pair):
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_packed_rows_agree_with_transformers(pair, share_prefix):
     assert_packed_rows_agree(*pair, share_prefix)
+
+
+def test_a_window_reaches_back_into_the_prefix_and_is_made_once():
+    """A prompt of 5 tokens, and a sample of 3 behind it, whose queries see 3 tokens each."""
+    plan = plan_attention([Segment(0, 5), Segment(5, 3, 0, 5)], 8, torch.device("cpu"))
+    [_, sample_DQK] = plan.masks(3)
+    assert [query_K.nonzero().flatten().tolist() for query_K in sample_DQK[0]] == [[3, 4, 5], [4, 5, 6], [5, 6, 7]]
+    assert plan.masks(3) is plan.masks(3) and plan.masks(None) is not plan.masks(3)
+    assert plan.masks(None)[0] is None and plan.masks(5)[0] is None  # the prompt alone is plainly causal
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -81,30 +81,14 @@ _qwen3_config = partial(
     block=Qwen3TransformerBlock,
     attention=partial(parts.attention, qk_norm=True),
 )
-_olmo2_config = partial(decoder_config, model=olmo2.PackedOlmo2, block=olmo2.Olmo2Block, attention=olmo2.attention)
-_phi3_config = partial(
-    decoder_config,
-    model=phi3.PackedPhi3,
-    block=Llama3TransformerBlock,
-    attention=phi3.attention,
-    feed_forward=phi3.feed_forward,
-)
-_gemma3_config = partial(
-    decoder_config,
-    model=gemma3.PackedGemma3,
-    block=gemma3.Gemma3Block,
-    layer=gemma3.layer_config,
-    norm=gemma3.norm,
-    embedding=gemma3.ScaledEmbedding,
-)
 
 FAMILIES = {
-    "gemma3_text": Family(_gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
+    "gemma3_text": Family(gemma3.gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
     "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
     "llama": Family(_llama_config, parallelize_llama),
     "mistral": Family(_llama_config, parallelize_llama),
-    "olmo2": Family(_olmo2_config, parallelize_qwen3, Olmo2Names),
-    "phi3": Family(_phi3_config, parallelize_llama),
+    "olmo2": Family(olmo2.olmo2_config, parallelize_qwen3, Olmo2Names),
+    "phi3": Family(phi3.phi3_config, parallelize_llama),
     "qwen2": Family(partial(_llama_config, attention=partial(parts.attention, qkv_bias=True)), parallelize_llama),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
     "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),

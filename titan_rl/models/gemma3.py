@@ -4,6 +4,7 @@ between global ones.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from transformers import PreTrainedConfig
 
 from titan_rl.models import parts
-from titan_rl.models.decoder import PackedDecoder
+from titan_rl.models.decoder import PackedDecoder, decoder_config
 from titan_rl.models.lean import LeanRMSNorm, rms_norm
 
 REQUIRED = {
@@ -106,3 +107,8 @@ def layer_config(hf: PreTrainedConfig, layer: int, *, block: type) -> Gemma3Bloc
     names = ("attention_norm", "post_attention_norm", "ffn_norm", "post_ffn_norm")
     norms = {name: norm(hf, hf.hidden_size) for name in names}
     return block.Config(attention=attention(hf, layer), feed_forward=feed_forward(hf), **norms)
+
+
+gemma3_config = partial(
+    decoder_config, model=PackedGemma3, block=Gemma3Block, layer=layer_config, norm=norm, embedding=ScaledEmbedding
+)

@@ -5,6 +5,7 @@ Dimensions: B rows, L tokens, N heads, H head size.
 """
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 import spmd_types as spmd
 import torch
@@ -16,7 +17,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 from transformers import PreTrainedConfig
 
 from titan_rl.models import parts
-from titan_rl.models.decoder import PackedDecoder
+from titan_rl.models.decoder import PackedDecoder, decoder_config
 from titan_rl.models.lean import LeanRMSNorm
 
 
@@ -85,3 +86,6 @@ def attention(hf: PreTrainedConfig, layer: int) -> Olmo2Attention.Config:
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     values |= dict(qk_norm=heads_norm(hf.num_attention_heads), k_norm=heads_norm(hf.num_key_value_heads))
     return Olmo2Attention.Config(**values)
+
+
+olmo2_config = partial(decoder_config, model=PackedOlmo2, block=Olmo2Block, attention=attention)

@@ -7,6 +7,7 @@ Dimensions: B rows, L tokens, D features, F features of the feed-forward, N head
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import spmd_types as spmd
 import torch
@@ -25,13 +26,13 @@ from torchtitan.models.common.decoder_sharding import (
     set_gqa_attention_sharding,
     set_gqa_inner_attention_local_map,
 )
-from torchtitan.models.llama3.model import Llama3Model
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.protocols.module import Module
 from torchtitan.protocols.sharding import ShardingConfig
 from transformers import PreTrainedConfig
 
 from titan_rl.models import parts
-from titan_rl.models.decoder import PackedDecoder
+from titan_rl.models.decoder import PackedDecoder, decoder_config
 
 
 def _split(x_BLF: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
@@ -117,3 +118,8 @@ def feed_forward(hf: PreTrainedConfig) -> StackedFeedForward.Config:
 
 def _linear(inputs: int, outputs: int) -> Linear.Config:
     return Linear.Config(in_features=inputs, out_features=outputs, param_init=parts.FROM_FILE)
+
+
+phi3_config = partial(
+    decoder_config, model=PackedPhi3, block=Llama3TransformerBlock, attention=attention, feed_forward=feed_forward
+)
