@@ -71,9 +71,8 @@ def _everyones(value) -> list:
     return everyone
 
 
-def _study(layout: Layout, models: Path, out: Path) -> Study:
+def _learner(layout: Layout, models: Path):
     from titan_rl.trainer.learner import Learner
-    from titan_rl.trainer.state import BackgroundSave, load_learner
     from titan_rl.trainer.titan_config import build_titan
 
     config = load_config(
@@ -88,7 +87,13 @@ def _study(layout: Layout, models: Path, out: Path) -> Study:
     )
     titan = build_titan(config)
     assert titan.world_size == dist.get_world_size()
-    learner = Learner(config, titan, models / layout.model)
+    return Learner(config, titan, models / layout.model), titan
+
+
+def _study(layout: Layout, models: Path, out: Path) -> Study:
+    from titan_rl.trainer.state import BackgroundSave, load_learner
+
+    learner, titan = _learner(layout, models)
     first = 0
     if layout.start_from:
         load_learner(learner, out.parent / layout.start_from / "checkpoint")
@@ -103,7 +108,7 @@ def _study(layout: Layout, models: Path, out: Path) -> Study:
     more = range(first + NUM_STEPS, first + NUM_STEPS + NUM_MORE)
     metrics += [_train(learner, titan, step) for step in more]  # while the checkpoint is being written
     saver.wait()
-    resumed = Learner(config, titan, models / layout.model)
+    resumed, _ = _learner(layout, models)
     load_learner(resumed, out / "checkpoint")
     again = [_train(resumed, titan, step) for step in more]
     found = {fault: _meet(learner, titan, fault) for fault in layout.faults}
@@ -120,24 +125,41 @@ def _meet(learner, titan, fault: str) -> str:
     return str(learner.train(batch.rows[titan.batch_rank(dist.get_rank())], True))
 
 
-def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout]) -> None:
+@dataclass
+class Step:
+    """What one step of a layout makes of the weights."""
+
+    loaded: dict[str, torch.Tensor]
+    trained: dict[str, torch.Tensor]
+    metrics: list[list[StepMetrics]]
+    """Of each rank."""
+
+
+def one_step(layout: Layout, models: Path, out: Path) -> Step:
+    learner, titan = _learner(layout, models)
+    loaded = whole_tensors(learner.shards())
+    metrics = _everyones([_train(learner, titan, 0)])
+    return Step(loaded, whole_tensors(learner.shards()), metrics)
+
+
+def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout], study) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False, wait_for_workers=False)
     # one process group for all layouts: DTensor remembers the groups of meshes that look alike
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
     for name, layout in layouts.items():
         try:
-            study = _study(layout, models, out / name)
+            found = study(layout, models, out / name)
         except Exception:
             (out / f"{name}.rank{rank}.error").write_text(traceback.format_exc())
             raise
         if rank == 0:
-            torch.save(asdict(study), out / f"{name}.pt")
+            torch.save(asdict(found), out / f"{name}.pt")
     dist.destroy_process_group()
 
 
-def run_layouts(world_size: int, models: Path, out: Path, layouts: dict[str, Layout]) -> None:
-    """Every layout's ``Study``, as a dict, in ``out``; where one fails the rest is missing."""
+def run_layouts(world_size: int, models: Path, out: Path, layouts: dict[str, Layout], study=_study) -> None:
+    """What ``study`` makes of every layout, as a dict, in ``out``; where one fails the rest is missing."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    arguments = (world_size, store.port, models, out, layouts)
+    arguments = (world_size, store.port, models, out, layouts, study)
     multiprocessing.start_processes(_rank, arguments, nprocs=world_size, start_method="spawn")

@@ -69,10 +69,31 @@ def test_fused_and_cut_parameters_are_followed(recording):
     ]
 
 
+def test_a_parameter_in_memory_is_left_as_it_is(recording):
+    """vLLM keeps biases where they are, while it puts other parameters aside."""
+    model = Model(lambda into, tensor: None)
+    model.fused.weight = torch.nn.Parameter(torch.ones(4, 6))
+    recorded = recording.record_on_meta(model, [("q", (8, 6)), ("k", (8, 6))])
+    assert [r.target.offset for r in recorded] == [0, 12] and bool((model.fused.weight == 1).all())
+
+
+def test_a_copy_laid_out_anew_is_followed(recording):
+    model = Model(lambda into, tensor: into.copy_(tensor.t().contiguous()[:4]))
+    [recorded] = recording.record_on_meta(model, [("v", (6, 8))])
+    assert recorded.box == Box((0, 0), (6, 4)) and recorded.target.stride == (1, 6)
+
+
+def test_what_a_rank_zeroes_is_not_asked_for(recording):
+    """GPT-OSS's output biases, which one tensor-parallel rank adds."""
+    assert recording.record_on_meta(Model(lambda into, tensor: into.copy_(tensor.zero_()[:4])), [("v", (8, 6))]) == []
+
+
 @pytest.mark.parametrize(
     "load_v, word",
     [
         (lambda into, tensor: into.copy_(tensor[:4] * 2), "computes"),
+        (lambda into, tensor: into.copy_(tensor[:4].zero_()), "changes"),
+        (lambda into, tensor: into.copy_(tensor.mul_(2)[:4]), "changes"),
         (lambda into, tensor: into.copy_(tensor[0]), "broadcasts"),
     ],
 )

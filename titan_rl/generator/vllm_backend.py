@@ -116,9 +116,9 @@ class ChannelEngine(WeightTransferEngine):
         filled: dict[str, int] = defaultdict(int)
         for fill in fills:
             filled[fill.target.parameter] += fill.values.numel()
-        for name, count in filled.items():
-            if count < (parameter := getattr(module, name)).numel():
-                parameter.data.zero_()  # the rest is padding of the vocabulary
+        for name in info.restore_metadata[0]:  # the parameters that have new memory
+            if filled[name] < (parameter := getattr(module, name)).numel():
+                parameter.data.zero_()  # the rest is padding of the vocabulary, or a bias that another rank adds
         for fill in fills:
             fill.run(module)
         _forget_packed_experts(module)

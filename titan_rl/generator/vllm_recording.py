@@ -51,20 +51,32 @@ class _CopyRecorder(TorchDispatchMode):
     def __init__(self, sources: dict[int, tuple[str, torch.Tensor]], targets: dict[int, tuple[str, str]]):
         super().__init__()
         self.sources, self.targets = sources, targets
+        self.zeroed: set[str] = set()
         self.recorded: list[Recorded] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.copy_.default:
-            self._note(*args[:2])
+        source = self.sources.get(_storage(args[0])) if args and isinstance(args[0], torch.Tensor) else None
+        if func is torch.ops.aten.copy_.default and (target := self.targets.get(_storage(args[0]))):
+            self._note(args[0], args[1], target)
+            return args[0]  # vLLM keeps biases off meta, and nothing can be copied there from a stand-in
+        if source and func is torch.ops.aten.clone.default:
+            return args[0]  # a copy that is only laid out anew is the same values
+        if source and func._schema.is_mutable:
+            self._note_change(func, args[0], *source)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, into: torch.Tensor, view: torch.Tensor) -> None:
-        source, target = self.sources.get(_storage(view)), self.targets.get(_storage(into))
-        if target is None:
-            return
+    def _note_change(self, func, view: torch.Tensor, name: str, whole: torch.Tensor) -> None:
+        if func is not torch.ops.aten.zero_.default or view.numel() != whole.numel():
+            raise PlanError(f"{name}: vLLM's loader changes it before it copies it")
+        self.zeroed.add(name)  # another tensor-parallel rank adds it
+
+    def _note(self, into: torch.Tensor, view: torch.Tensor, target: tuple[str, str]) -> None:
+        source = self.sources.get(_storage(view))
         if source is None:
             raise PlanError(f"vLLM computes {'.'.join(target)} from the checkpoint instead of copying it")
         name, whole = source
+        if name in self.zeroed:
+            return
         if view.shape != into.shape:
             raise PlanError(f"{name}: vLLM's loader broadcasts {tuple(view.shape)} to {tuple(into.shape)}")
         box, places = box_of_view(name, whole, view)

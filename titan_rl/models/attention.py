@@ -2,17 +2,19 @@
 
 A row is a flat sequence of tokens, cut into segments. A segment attends to itself, causally, and to all of its
 prefix segment if it has one: so the samples of a group share one copy of their prompt. Segments of similar
-shape are gathered into padded blocks and go through ``scaled_dot_product_attention`` together.
+shape are gathered into padded blocks and go through ``scaled_dot_product_attention`` together. A layer may see a
+window of its document only, counted in positions, so the prefix counts as what it is: the tokens just before.
 
 Dimensions: T tokens of a row, D segments of a block, Q queries and K keys of a block's longest segment,
 N heads, H head size.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 from torchtitan.models.common.attention import VarlenAttention
 
 from titan_rl.data.types import Segment
@@ -24,8 +26,32 @@ class Block:
 
     query_DQ: torch.Tensor
     key_DK: torch.Tensor
-    mask_DQK: torch.Tensor | None
-    """True where a query sees a key. None: no segment has a prefix, so plain causal attention is enough."""
+    prefix_D1: torch.Tensor | None
+    """Lengths of the prefixes, whose keys come first. None: no segment has one."""
+    valid_DQ: torch.Tensor
+    """Whether a query is a real token."""
+
+    def to(self, device: torch.device) -> "Block":
+        tensors = (getattr(self, f.name) for f in fields(self))
+        return Block(*(None if tensor is None else tensor.to(device) for tensor in tensors))
+
+    def mask(self, window: int | None, sink: bool) -> torch.Tensor | None:
+        """True where a query sees a key: [D, Q, K]. None: plain causal attention is enough.
+
+        ``window``: how many tokens a query sees, itself included; ``sink``: there is one more key, which all see.
+        """
+        num_keys = self.key_DK.shape[1]
+        narrow = window is not None and window < num_keys
+        if self.prefix_D1 is None and not narrow and not sink:
+            return None
+        key_K = torch.arange(num_keys, device=self.key_DK.device)
+        place_Q = torch.arange(self.query_DQ.shape[1], device=self.key_DK.device)
+        place_DQ1 = (place_Q + (0 if self.prefix_D1 is None else self.prefix_D1)).view(-1, len(place_Q), 1)
+        mask_DQK = key_K <= place_DQ1
+        if narrow:
+            # a query of the padding must see something, or its softmax is not a number
+            mask_DQK = mask_DQK & (key_K > place_DQ1 - window) | ~self.valid_DQ[:, :, None]
+        return F.pad(mask_DQK, (0, 1), value=True) if sink else mask_DQK
 
 
 @dataclass(frozen=True)
@@ -35,6 +61,13 @@ class AttentionPlan:
     blocks: list[Block]
     output_T: torch.Tensor
     """The place of each token of the row in the blocks' concatenated outputs."""
+    _masks: dict[tuple[int | None, bool], list[torch.Tensor | None]] = field(default_factory=dict, repr=False)
+
+    def masks(self, window: int | None, sink: bool = False) -> list[torch.Tensor | None]:
+        """Each block's mask; made for the first layer that asks, and the same for all others with such a window."""
+        if (window, sink) not in self._masks:
+            self._masks[window, sink] = [block.mask(window, sink) for block in self.blocks]
+        return self._masks[window, sink]
 
 
 def _block_key(segment: Segment) -> tuple[bool, int]:
@@ -42,22 +75,19 @@ def _block_key(segment: Segment) -> tuple[bool, int]:
     return segment.prefix_length > 0, (segment.prefix_length + segment.length - 1).bit_length()
 
 
-def _build_block(segments: list[Segment]) -> tuple[Block, torch.Tensor]:
-    """A block, and for each (segment, query) of it whether it is a real token: [D, Q]."""
+def _build_block(segments: list[Segment]) -> Block:
     start, length, prefix_start, prefix_length = torch.tensor(
         [[s.start, s.length, s.prefix_start, s.prefix_length] for s in segments]
     ).T[:, :, None]
     queries = torch.arange(int(length.max()))
-    query_valid = queries < length
-    query_DQ = torch.where(query_valid, start + queries, 0)
+    valid_DQ = queries < length
+    query_DQ = torch.where(valid_DQ, start + queries, 0)
     if not prefix_length.any():
-        return Block(query_DQ, query_DQ, None), query_valid
+        return Block(query_DQ, query_DQ, None, valid_DQ)
     keys = torch.arange(int((prefix_length + length).max()))
-    in_prefix = keys < prefix_length
-    key_DK = torch.where(in_prefix, prefix_start + keys, start + keys - prefix_length)
+    key_DK = torch.where(keys < prefix_length, prefix_start + keys, start + keys - prefix_length)
     key_DK = torch.where(keys < prefix_length + length, key_DK, 0)
-    mask_DQK = keys <= (prefix_length + queries)[:, :, None]
-    return Block(query_DQ, key_DK, mask_DQK), query_valid
+    return Block(query_DQ, key_DK, prefix_length, valid_DQ)
 
 
 def plan_attention(segments: list[Segment], num_tokens: int, device: torch.device) -> AttentionPlan:
@@ -67,12 +97,11 @@ def plan_attention(segments: list[Segment], num_tokens: int, device: torch.devic
         by_shape[_block_key(segment)].append(segment)
     blocks, output_T, offset = [], torch.full((num_tokens,), -1), 0
     for key in sorted(by_shape):
-        block, query_valid = _build_block(by_shape[key])
-        places = torch.arange(offset, offset + query_valid.numel()).view_as(query_valid)
-        output_T[block.query_DQ[query_valid]] = places[query_valid]
-        offset += query_valid.numel()
-        mask = None if block.mask_DQK is None else block.mask_DQK.to(device)
-        blocks.append(Block(block.query_DQ.to(device), block.key_DK.to(device), mask))
+        block = _build_block(by_shape[key])
+        places = torch.arange(offset, offset + block.valid_DQ.numel()).view_as(block.valid_DQ)
+        output_T[block.query_DQ[block.valid_DQ]] = places[block.valid_DQ]
+        offset += block.valid_DQ.numel()
+        blocks.append(block.to(device))
     assert int(output_T.min()) >= 0, "a token of the row belongs to no segment"
     return AttentionPlan(blocks, output_T.to(device))
 
@@ -83,29 +112,70 @@ class PackedAttention(VarlenAttention):
     The arguments have TorchTitan's names, since its sharding config refers to them.
     """
 
+    has_sink = False
+
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        pass
+        window: int | None = None
+        """How many tokens a query sees, itself included; None: all before it."""
+        scale: float | None = None
+        """Factor on the scores, where it is not one over the root of the head size."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.window, self.scale = config.window, config.scale
 
     def forward(self, q_BLNH, k_BLNH, v_BLNH, *, attention_masks: AttentionPlan, scale=None, enable_gqa=False, **_):
         q_TNH, k_TNH, v_TNH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
-        outputs = [self._attend(block, q_TNH, k_TNH, v_TNH, scale, enable_gqa) for block in attention_masks.blocks]
+        outputs = []
+        masks = attention_masks.masks(self.window, self.has_sink)
+        for block, mask_DQK in zip(attention_masks.blocks, masks, strict=True):
+            out_DNQH = self.attend(
+                _gather(q_TNH, block.query_DQ),
+                _gather(k_TNH, block.key_DK),
+                _gather(v_TNH, block.key_DK),
+                attn_mask=None if mask_DQK is None else mask_DQK[:, None],
+                is_causal=mask_DQK is None,
+                scale=self.scale or scale,
+                enable_gqa=enable_gqa,
+            )
+            outputs.append(out_DNQH.transpose(1, 2).flatten(0, 1))
         out_TNH = torch.cat(outputs).index_select(0, attention_masks.output_T)
         return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
 
-    @staticmethod
-    def _attend(block: Block, q_TNH, k_TNH, v_TNH, scale, enable_gqa):
-        def gather(x_TNH, index_DK):
-            rows = x_TNH.index_select(0, index_DK.flatten())
-            return rows.view(*index_DK.shape, *rows.shape[1:]).transpose(1, 2)  # D N K H
+    def attend(self, q_DNQH, k_DNKH, v_DNKH, **keywords) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
 
-        out_DNQH = F.scaled_dot_product_attention(
-            gather(q_TNH, block.query_DQ),
-            gather(k_TNH, block.key_DK),
-            gather(v_TNH, block.key_DK),
-            attn_mask=None if block.mask_DQK is None else block.mask_DQK[:, None],
-            is_causal=block.mask_DQK is None,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-        return out_DNQH.transpose(1, 2).flatten(0, 1)
+
+def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
+    rows = x_TNH.index_select(0, index_DK.flatten())
+    return rows.view(*index_DK.shape, *rows.shape[1:]).transpose(1, 2)  # D N K H
+
+
+class SinkAttention(PackedAttention):
+    """Each head has one more key, of a learned score and without a value: GPT-OSS's sinks.
+
+    It becomes a key like others by one more feature, in which it alone is not zero and a query has the sink's score.
+    """
+
+    has_sink = True
+    _FEATURES = 8  # GPU kernels want head sizes that are multiples of it
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PackedAttention.Config):
+        num_heads: int
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.sinks = torch.nn.Parameter(torch.empty(config.num_heads))
+
+    def attend(self, q_DNQH, k_DNKH, v_DNKH, *, scale: float, **keywords) -> torch.Tensor:
+        sinks_N = self.sinks
+        if isinstance(sinks_N, DTensor):  # of this rank's heads
+            sinks_N = sinks_N.to_local(grad_placements=sinks_N.placements)
+        size, more = q_DNQH.shape[-1], self._FEATURES
+        score_DNQ1 = (sinks_N / scale).to(q_DNQH.dtype)[:, None, None].expand(*q_DNQH.shape[:-1], 1)
+        q_DNQH = F.pad(torch.cat([q_DNQH, score_DNQ1], dim=-1), (0, more - 1))
+        k_DNKH, v_DNKH = (F.pad(x_DNKH, (0, more, 0, 1)) for x_DNKH in (k_DNKH, v_DNKH))
+        k_DNKH[..., -1, size] = 1.0
+        return super().attend(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)[..., :size]

@@ -10,18 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torchtitan.models.common import Embedding, Linear
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
-from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
 from titan_rl.kernels.linear_logprob import linear_logprob
-from titan_rl.models.attention import AttentionPlan, PackedAttention
-from titan_rl.models.lean import LeanFeedForward, LeanRMSNorm
-from titan_rl.models.moe import moe_config
-from titan_rl.models.rope import rope_config
-
-# weights always come from a file, so they are not initialized
-_FROM_FILE = {"weight": skip_param_init}
+from titan_rl.models.attention import AttentionPlan
+from titan_rl.models.parts import FROM_FILE, layer_config, norm
 
 
 class Float32Head(Linear):
@@ -115,55 +108,29 @@ def _select(hidden_BLD: torch.Tensor, index_S: torch.Tensor | None) -> torch.Ten
     return hidden_BLD if index_S is None else hidden_BLD.flatten(0, 1).index_select(0, index_S)
 
 
-def _norm(hf: PreTrainedConfig, size: int) -> LeanRMSNorm.Config:
-    return LeanRMSNorm.Config(normalized_shape=size, eps=hf.rms_norm_eps, param_init=_FROM_FILE)
+def decoder_config(
+    hf: PreTrainedConfig,
+    *,
+    model: type,
+    block: type,
+    layer: Callable = layer_config,
+    norm: Callable = norm,
+    embedding: type = Embedding,
+    **parts,
+):
+    """TorchTitan's config of a decoder by the sizes of a config.json; unless said otherwise with grouped-query
+    attention and SwiGLU.
 
-
-def _attention(hf: PreTrainedConfig, qk_norm: bool):
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    return make_gqa_config(
-        dim=hf.hidden_size,
-        n_heads=hf.num_attention_heads,
-        n_kv_heads=hf.num_key_value_heads,
-        head_dim=head_dim,
-        wqkv_param_init=_FROM_FILE,
-        wo_param_init=_FROM_FILE,
-        inner_attention=PackedAttention.Config(),
-        rope=rope_config(hf, head_dim),
-        qk_norm=_norm(hf, head_dim) if qk_norm else None,
-    )
-
-
-def _feed_forward(hf: PreTrainedConfig) -> LeanFeedForward.Config:
-    linears = make_ffn_config(
-        dim=hf.hidden_size, hidden_dim=hf.intermediate_size, w1_param_init=_FROM_FILE, w2w3_param_init=_FROM_FILE
-    )
-    return LeanFeedForward.Config(w1=linears.w1, w2=linears.w2, w3=linears.w3)
-
-
-def decoder_config(hf: PreTrainedConfig, *, model: type, block: type, qk_norm: bool = False, experts: bool = False):
-    """TorchTitan's config of a decoder with grouped-query attention and SwiGLU, by the sizes of a config.json.
-
-    ``model``: a PackedDecoder; ``block``: TorchTitan's class of its layers; ``qk_norm``: normalize queries and keys per
-    head, as Qwen3 does; ``experts``: a mixture of experts instead of the SwiGLU.
+    ``model``: a PackedDecoder; ``block``: TorchTitan's class of its layers; ``layer``: makes a layer's config, by the
+    config.json, the layer's number, the block and ``parts``; ``norm``: of the last hidden states.
     """
-    layers = [
-        block.Config(
-            attention_norm=_norm(hf, hf.hidden_size),
-            ffn_norm=_norm(hf, hf.hidden_size),
-            attention=_attention(hf, qk_norm),
-            moe=moe_config(hf) if experts else None,
-            feed_forward=None if experts else _feed_forward(hf),
-        )
-        for _ in range(hf.num_hidden_layers)
-    ]
     words = dict(num_embeddings=hf.vocab_size, embedding_dim=hf.hidden_size)
     return model.Config(
         dim=hf.hidden_size,
         vocab_size=hf.vocab_size,
         enable_weight_tying=hf.tie_word_embeddings,
-        tok_embeddings=Embedding.Config(**words, param_init=_FROM_FILE),
-        norm=_norm(hf, hf.hidden_size),
-        lm_head=Float32Head.Config(in_features=hf.hidden_size, out_features=hf.vocab_size, param_init=_FROM_FILE),
-        layers=layers,
+        tok_embeddings=embedding.Config(**words, param_init=FROM_FILE),
+        norm=norm(hf, hf.hidden_size),
+        lm_head=Float32Head.Config(in_features=hf.hidden_size, out_features=hf.vocab_size, param_init=FROM_FILE),
+        layers=[layer(hf, number, block=block, **parts) for number in range(hf.num_hidden_layers)],
     )

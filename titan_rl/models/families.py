@@ -13,12 +13,14 @@ from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.llama3.parallelize import parallelize_llama
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.parallelize import parallelize_qwen3
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import resolve
+from titan_rl.models import gemma3, gpt_oss, olmo2, parts, phi3
 from titan_rl.models.decoder import PackedDecoder, decoder_config
+from titan_rl.models.moe import moe_config
+from titan_rl.models.names import Gemma3Names, GptOssNames, Names, Olmo2Names
 
 REQUIRED: Mapping[str, object] = {
     "attention_bias": False,
@@ -37,13 +39,13 @@ class Family:
 
     For a family of your own, write a module that every process can import, and in it a ``Family``::
 
-        MISTRAL = Family(
+        SMALL_LLAMA = Family(
             partial(decoder_config, model=PackedLlama, block=Llama3TransformerBlock),
             parallelize_llama,
-            required={**REQUIRED, "sliding_window": None},
+            required={**REQUIRED, "tie_word_embeddings": True},
         )
 
-    Then give it in the TOML: ``[model] family = "my_package.my_module:MISTRAL"``. Layers of another kind need a
+    Then give it in the TOML: ``[model] family = "my_package.my_module:SMALL_LLAMA"``. Layers of another kind need a
     TorchTitan block of your own. Another decoder needs a class of your own that inherits from ``PackedDecoder`` and a
     TorchTitan ``Decoder``, and whose ``Config`` has a field ``sequence_parallel: bool = True``. Two more things are
     needed outside titan_rl: transformers must know the ``model_type`` (if it does not, call ``AutoConfig.register`` in
@@ -54,8 +56,8 @@ class Family:
     """From a directory's config to TorchTitan's config of the model. Errors: ValueError for what it cannot build."""
     parallelize: Callable
     """TorchTitan's ``parallelize_fn``: shards a model, or a pipeline stage of one."""
-    adapter: type = Qwen3StateDictAdapter
-    """TorchTitan's state-dict adapter; only its names are used. Qwen3's names fit all families here."""
+    adapter: type = Names
+    """TorchTitan's state-dict adapter; only its names are used."""
     required: Mapping[str, object] = field(default_factory=lambda: REQUIRED)
     """Keys of config.json with the only value that this family computes."""
 
@@ -72,12 +74,24 @@ class PackedQwen3(PackedDecoder, Qwen3Model):
         sequence_parallel: bool = True
 
 
-_qwen3_config = partial(decoder_config, model=PackedQwen3, block=Qwen3TransformerBlock, qk_norm=True)
+_llama_config = partial(decoder_config, model=PackedLlama, block=Llama3TransformerBlock)
+_qwen3_config = partial(
+    decoder_config,
+    model=PackedQwen3,
+    block=Qwen3TransformerBlock,
+    attention=partial(parts.attention, qk_norm=True),
+)
 
 FAMILIES = {
-    "llama": Family(partial(decoder_config, model=PackedLlama, block=Llama3TransformerBlock), parallelize_llama),
+    "gemma3_text": Family(gemma3.gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
+    "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
+    "llama": Family(_llama_config, parallelize_llama),
+    "mistral": Family(_llama_config, parallelize_llama),
+    "olmo2": Family(olmo2.olmo2_config, parallelize_qwen3, Olmo2Names),
+    "phi3": Family(phi3.phi3_config, parallelize_llama),
+    "qwen2": Family(partial(_llama_config, attention=partial(parts.attention, qkv_bias=True)), parallelize_llama),
     "qwen3": Family(_qwen3_config, parallelize_qwen3),
-    "qwen3_moe": Family(partial(_qwen3_config, experts=True), parallelize_qwen3),
+    "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),
 }
 """By ``model_type``."""
 

@@ -58,13 +58,20 @@ class _GateAndProject(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x`` normalized and scaled, in ``x``'s dtype, computed in the weight's or in a wider one."""
+    if _is_plain(x):
+        return _Normalize.apply(x, weight, eps)
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+
+
 class LeanRMSNorm(RMSNorm):
     @dataclass(kw_only=True, slots=True)
     class Config(RMSNorm.Config):
         pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Normalize.apply(x, self.weight, self.eps) if _is_plain(x) else super().forward(x)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class LeanFeedForward(FeedForward):

@@ -11,6 +11,8 @@ from torchtitan.models.common.rope import CosSinRoPE
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+_FIXED = ("linear", "llama3", "yarn", "longrope")
+
 
 class HuggingFaceRoPE(CosSinRoPE):
     @dataclass(kw_only=True, slots=True)
@@ -18,7 +20,7 @@ class HuggingFaceRoPE(CosSinRoPE):
         inv_freq: tuple[float, ...]
         """Inverse frequency of each pair of dimensions, ``dim / 2`` of them."""
         attention_scaling: float = 1.0
-        """Factor on cosine and sine (YaRN)."""
+        """Factor on cosine and sine (YaRN, LongRoPE)."""
 
     def _precompute_cache(self) -> torch.Tensor:
         config = self.config
@@ -26,20 +28,49 @@ class HuggingFaceRoPE(CosSinRoPE):
         angles = torch.cat([angles, angles], dim=-1)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * config.attention_scaling
 
+    @staticmethod
+    def apply_rotary_emb(
+        query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Heads may be wider than the cache's ``dim``: what is behind it stays as it is."""
+        dim = rope_cache.shape[-1] // 2
+        if dim == query.shape[-1]:
+            return CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
+        turned = CosSinRoPE.apply_rotary_emb(query[..., :dim], key[..., :dim], rope_cache)
+        return tuple(torch.cat([new, x[..., dim:]], dim=-1) for new, x in zip(turned, (query, key), strict=True))
 
-def rope_config(hf: PreTrainedConfig, head_dim: int) -> HuggingFaceRoPE.Config:
-    """Errors: ValueError for a rope type whose frequencies depend on the length at run time."""
+
+def num_positions(hf: PreTrainedConfig) -> int:
+    """How many positions a model is computed for.
+
+    LongRoPE has other frequencies beyond the positions of pre-training, for a whole sequence at once: a rollout that
+    crosses that line would change under its own feet, so it must end there.
+    """
     parameters = hf.rope_parameters
+    if parameters.get("rope_type") == "longrope":
+        return min(hf.max_position_embeddings, parameters["original_max_position_embeddings"])
+    return hf.max_position_embeddings
+
+
+def rope_config(hf: PreTrainedConfig, head_dim: int, layer_type: str | None = None) -> HuggingFaceRoPE.Config:
+    """``layer_type``: whose parameters to take, if each type of layer has its own.
+
+    Errors: ValueError for a rope type whose frequencies depend on the length at run time.
+    """
+    parameters = hf.rope_parameters[layer_type] if layer_type else hf.rope_parameters
     rope_type, theta = parameters["rope_type"], parameters["rope_theta"]
+    dim, scaling = int(head_dim * parameters.get("partial_rotary_factor", 1.0)), 1.0
     if rope_type == "default":
-        inv_freq, scaling = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim)), 1.0
-    elif rope_type in ("linear", "llama3", "yarn"):
-        inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope_type](hf)
+        inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim))
+    elif rope_type in _FIXED:
+        inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope_type](hf, layer_type=layer_type)
     else:
-        raise ValueError(f"rope type {rope_type!r} is not supported: use a model with default, linear, llama3 or yarn")
+        raise ValueError(
+            f"rope type {rope_type!r} is not supported: use a model with default, {', '.join(_FIXED[:-1])} or longrope"
+        )
     return HuggingFaceRoPE.Config(
-        dim=head_dim,
-        max_seq_len=hf.max_position_embeddings,
+        dim=dim,
+        max_seq_len=num_positions(hf),
         theta=theta,
         inv_freq=tuple(inv_freq.tolist()),
         attention_scaling=scaling,

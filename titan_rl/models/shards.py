@@ -85,3 +85,12 @@ def local_shards(spec: ModelSpec, model_parts: list[torch.nn.Module]) -> list[Sh
         for name, template in hf_names(spec, state).items():
             shards += _boxes(template, state[name].detach())
     return shards
+
+
+def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor that a directory of such a model holds, by Hugging Face name; a tied copy is left out.
+
+    Nothing is read, and no memory is needed.
+    """
+    with torch.device("meta"):
+        return {shard.name: shard.shape for shard in local_shards(spec, [spec.model.build()])}

@@ -10,6 +10,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.models.families import Family, find_family
+from titan_rl.models.rope import num_positions
 
 
 def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrainedConfig:
@@ -17,20 +18,34 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
 
     Errors: ValueError for what the trainer cannot build.
     """
-    model_type = PreTrainedConfig.get_config_dict(path)[0].get("model_type")
-    required = find_family(model_type, family).required
+    values = PreTrainedConfig.get_config_dict(path)[0]
+    model_type = values.get("model_type")
+    family = find_family(model_type, family)
+    _refuse_quantized(values.get("quantization_config"))
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
     hf = AutoConfig.from_pretrained(path)
-    for key, wanted in required.items():
+    for key, wanted in family.required.items():
         if getattr(hf, key, wanted) != wanted:
             raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")
+    family.model_config(hf)  # what it cannot build is told now
     return hf
+
+
+def _refuse_quantized(quantization: dict | None) -> None:
+    if quantization is None:
+        return
+    method = quantization.get("quant_method", "unknown")
+    how = ", quantization_config=Mxfp4Config(dequantize=True)" if method == "mxfp4" else ""
+    raise ValueError(
+        f"its weights are quantized ({method}), and cannot be trained: dequantize them first, for instance by "
+        f"transformers' AutoModelForCausalLM.from_pretrained(path, dtype='bfloat16'{how}).save_pretrained(out)"
+    )
 
 
 def longest_rollout(seq_len: int, path: str | Path, family: Family | None = None) -> int:
     """The most tokens of a rollout, prompt included: limited by a packed row and by the model's positions."""
-    return min(seq_len, read_hf_config(path, family).max_position_embeddings)
+    return min(seq_len, num_positions(read_hf_config(path, family)))
 
 
 def model_config(hf: PreTrainedConfig, family: Family | None = None):

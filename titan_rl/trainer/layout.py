@@ -25,7 +25,7 @@ def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig,
     if not experts:
         split["intermediate_size"] = hf.intermediate_size
     elif parallelism.expert_parallel_degree == 1:
-        split["moe_intermediate_size"] = hf.moe_intermediate_size
+        split |= _expert_size(hf)
     for name, size in split.items():
         if size % degree:
             raise ConfigError(
@@ -41,6 +41,12 @@ def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig,
         raise ConfigError(
             "parallelism.enable_sequence_parallel = false does not work with expert parallelism: leave it out"
         )
+
+
+def _expert_size(hf: PreTrainedConfig) -> dict[str, int]:
+    """An expert's width, by its key in config.json."""
+    name = "moe_intermediate_size" if hasattr(hf, "moe_intermediate_size") else "intermediate_size"
+    return {name: getattr(hf, name)}
 
 
 def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
@@ -107,7 +113,8 @@ def _check_experts(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts
     else:
         ranks, each, pieces = shard * parallelism.data_parallel_replicate_degree, shard, tensor
     # with more ranks than experts, FSDP splits each expert, and must split it evenly
-    for name, size in (("moe_intermediate_size", hf.moe_intermediate_size // pieces), ("hidden_size", hf.hidden_size)):
+    sizes = {name: size // pieces for name, size in _expert_size(hf).items()} | {"hidden_size": hf.hidden_size}
+    for name, size in sizes.items():
         if ranks > experts and size % each:
             raise ConfigError(
                 f"parallelism: {each * pieces} ranks share each expert, so they must divide the model's {name} = "

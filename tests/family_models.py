@@ -1,0 +1,62 @@
+"""Tiny random models of every family, of sizes that are odd wherever they may be."""
+
+from pathlib import Path
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+SIZES = dict(
+    vocab_size=101,
+    hidden_size=60,
+    intermediate_size=53,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=3,
+    max_position_embeddings=256,
+    bos_token_id=None,
+    eos_token_id=1,
+    pad_token_id=0,
+)
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False)
+YARN |= dict(original_max_position_embeddings=64)
+LONG = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=220, partial_rotary_factor=0.75)
+LONG |= dict(short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0])
+EVEN = dict(hidden_size=40, intermediate_size=54, num_attention_heads=4, num_key_value_heads=2, num_local_experts=6)
+"""What tensor parallelism must divide; the vocabulary of 101 words, it need not."""
+GEMMA = {"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0), "sliding_attention": PLAIN}
+CASES = {
+    "qwen2": ("qwen2", dict(tie_word_embeddings=False)),
+    "qwen2 tied": ("qwen2", dict(tie_word_embeddings=True)),
+    "mistral": ("mistral", dict(sliding_window=None, head_dim=10)),
+    "mistral window": ("mistral", dict(sliding_window=7)),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", dict(hidden_size=36)),
+    "phi3 window": ("phi3", dict(hidden_size=36, sliding_window=7)),
+    "phi3 longrope": ("phi3", dict(hidden_size=48, rope_parameters=LONG, original_max_position_embeddings=220)),
+    "gemma3_text": (
+        "gemma3_text",
+        dict(head_dim=10, sliding_window=7, query_pre_attn_scalar=13, rope_parameters=GEMMA)
+        | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        dict(head_dim=10, sliding_window=7, num_local_experts=5, num_experts_per_tok=2) | dict(rope_parameters=YARN),
+    ),
+}
+
+
+@torch.no_grad()
+def make(path: Path, case: str, **changes) -> PreTrainedModel:
+    """A model of random weights, so uneven that no norm, bias, sink or head can be taken for another."""
+    model_type, settings = CASES[case]
+    config = CONFIG_MAPPING[model_type](**{**SIZES, "rope_parameters": PLAIN, **settings, **changes})
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.uniform_(0.5, 2.0, generator=generator)
+        else:
+            parameter.normal_(0, 0.3, generator=generator)
+    model.save_pretrained(path)
+    return model

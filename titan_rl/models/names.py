@@ -1,0 +1,56 @@
+"""Hugging Face's names of the parameters: TorchTitan's adapters, with what they leave out."""
+
+from collections.abc import Mapping
+
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+
+_LAYER = "model.layers.{}."
+_ALL = {
+    **{
+        f"self_attn.{theirs}_proj.bias": f"attention.{ours}.bias"
+        for theirs, ours in (("q", "qkv_linear.wq"), ("k", "qkv_linear.wk"), ("v", "qkv_linear.wv"), ("o", "wo"))
+    },
+    "self_attn.qkv_proj.weight": "attention.qkv_linear.wqkv.weight",
+    "mlp.gate_up_proj.weight": "feed_forward.w13.weight",
+}
+
+
+class Names(Qwen3StateDictAdapter):
+    """Those of Llama, Qwen 2 and 3, Mistral and Phi-3; only the names of TorchTitan's adapter are used."""
+
+    layer: Mapping[str, str | None] = {}
+    """What a family calls by other names, within a layer; None: what it does not have."""
+
+    def __init__(self, model_config, hf_assets_path: str | None):
+        super().__init__(model_config, hf_assets_path)
+        for theirs, ours in {**_ALL, **self.layer}.items():
+            self.from_hf_map[_LAYER + theirs] = ours and f"layers.{{}}.{ours}"
+
+
+class Olmo2Names(Names):
+    layer = {
+        "input_layernorm.weight": None,
+        "post_attention_layernorm.weight": "attention_norm.weight",
+        "post_feedforward_layernorm.weight": "ffn_norm.weight",
+    }
+
+
+class Gemma3Names(Names):
+    layer = {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+        "post_feedforward_layernorm.weight": "post_ffn_norm.weight",
+    }
+
+
+class GptOssNames(Names):
+    layer = {
+        "self_attn.sinks": "attention.inner_attention.sinks",
+        "mlp.gate.weight": None,
+        "mlp.router.weight": "moe.router.gate.weight",
+        "mlp.router.bias": "moe.router.gate.bias",
+        "mlp.experts.gate_up_proj": "moe.routed_experts.inner_experts.w13_EDG",
+        "mlp.experts.gate_up_proj_bias": "moe.routed_experts.inner_experts.b13_EG",
+        "mlp.experts.down_proj": "moe.routed_experts.inner_experts.w2_EFD",
+        "mlp.experts.down_proj_bias": "moe.routed_experts.inner_experts.b2_ED",
+    }
