@@ -3,11 +3,13 @@
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -409,18 +411,20 @@ def test_what_belongs_to_a_model_is_copied_and_nothing_else(tmp_path):
 # the Hub
 
 
+REVISION = "0123abc"
+
+
 class FakeHub:
-    """``snapshot_download``, from a directory; each asked-for file is noted."""
+    """``snapshot_download``, from a directory."""
 
     def __init__(self, source: Path, cache: Path):
-        self.source, self.folder, self.revisions = source, cache / "snapshots" / "0123abc", []
+        self.source, self.folder, self.revision = source, cache / "snapshots" / REVISION, REVISION
 
-    def __call__(self, name: str, *, allow_patterns: list[str], revision: str | None, etag_timeout: float) -> str:
-        assert name == "someone/tiny" and etag_timeout <= 10
-        self.revisions.append(revision)
+    def __call__(self, name: str, *, allow_patterns: list[str], revision: str | None, local_files_only: bool) -> str:
+        assert name == "someone/tiny" and revision == self.revision and local_files_only == (revision is None)
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in self.source.iterdir():
-            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns) and not local_files_only:
                 shutil.copyfile(file, self.folder / file.name)
         return str(self.folder)
 
@@ -433,6 +437,7 @@ class FakeHub:
 def hub(model, tmp_path, monkeypatch) -> FakeHub:
     fake = FakeHub(model, tmp_path / "cache")
     monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, timeout: SimpleNamespace(sha=REVISION))
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -444,7 +449,13 @@ def test_a_model_of_the_hub_is_fetched_without_what_is_not_read(hub):
     shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
     assert hub.fetched & {file.name for file in hub.source.glob("*.safetensors")} == shards
     assert hub.fetched > {"config.json", "tokenizer.json", INDEX}
-    assert hub.revisions == [None, "0123abc"]  # nobody can change the model between the two
+
+
+def test_without_a_network_the_cache_must_do(hub, monkeypatch):
+    load("someone/tiny")
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", raising(httpx.ConnectError("no route")))
+    hub.revision = None
+    assert load("someone/tiny").model.path == str(hub.folder)
 
 
 def test_a_model_of_the_hub_without_index_is_one_file(hub):
@@ -466,19 +477,22 @@ RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid
     [
         (RepositoryNotFoundError("404\n\nnot found", response=RESPONSE), ("no such model", "hf auth login")),
         (GatedRepoError("403\n\ngated", response=RESPONSE), ("agreed", "hf auth login")),
-        (LocalEntryNotFoundError("offline\nand not cached"), ("cannot be asked", "offline")),
-        (httpx.ConnectTimeout("too late"), ("cannot be asked", "too late")),
-        (PermissionError(13, "Permission denied"), ("Permission denied",)),
+        (LocalEntryNotFoundError("offline\nand not cached"), ("cannot be reached", "give a directory")),
+        (httpx.ReadTimeout("too late"), ("does not give", "too late")),
+        (PermissionError(13, "Permission denied"), ("does not give", "Permission denied")),
     ],
 )
-def test_a_hub_that_does_not_give_the_model_is_one_line(tmp_path, monkeypatch, error, words):
+def test_a_hub_that_does_not_give_the_model_is_one_line(hub, monkeypatch, error, words):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", raising(error))
+    line = refusal("someone/tiny")
+    assert all(word in line for word in words)
+
+
+def raising(error: Exception):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    monkeypatch.chdir(tmp_path)
-    line = refusal("someone/tiny")
-    assert all(word in line for word in words)
+    return fail
 
 
 @pytest.mark.parametrize("path", ["./someone/tiny", "/someone/tiny", "a/b/c", "tiny-model", "..", "here/tiny"])
@@ -489,15 +503,24 @@ def test_what_looks_like_a_path_is_not_asked_for_at_the_hub(tmp_path, monkeypatc
     assert "config.json" in refusal(path)
 
 
-def test_without_a_network_the_hub_is_given_up_soon(tmp_path, monkeypatch):
-    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    config = Path(__file__).parent.parent / "configs" / "quickstart.toml"
-    command = [sys.executable, "-m", "titan_rl.cli", "train", str(config), "--model.path", "someone/tiny"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parent.parent, timeout=30
-    )
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_hub_that_cannot_be_reached_or_does_not_answer_is_given_up_soon(tmp_path, is_silent):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and says nothing
+        port = server.getsockname()[1] if is_silent else 9
+        environment = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        root = Path(__file__).parent.parent
+        command = [
+            sys.executable,
+            "-m",
+            "titan_rl.cli",
+            "train",
+            "configs/quickstart.toml",
+            "--model.path",
+            "someone/t",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=60)
     [line] = (done.stdout + done.stderr).splitlines()
-    assert done.returncode == 2 and "someone/tiny" in line and "cannot be asked" in line
+    assert done.returncode == 2 and "someone/t" in line and "cannot be reached" in line
 
 
 # what the actors hold

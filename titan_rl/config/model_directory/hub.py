@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from titan_rl.config.model_directory.directory import BELONGS, INDEX, SINGLE, weight_map
 
-_SECONDS = 10.0
-"""For an answer of the Hub."""
+_SECONDS = 4.0
+"""For the Hub's first answer. A snapshot's download would wait without end for a Hub that is silent."""
+_NONE = "there is no such directory, and"
 
 
 def is_hub_name(path: str) -> bool:
@@ -21,29 +22,48 @@ def fetch(name: str, check: Callable[[Path], None]) -> str:
 
     Errors: ValueError if there is no such model, no network and nothing in the cache, or what ``check`` raises.
     """
-    folder = _snapshot(name, [*BELONGS, INDEX], quietly=True)
-    check(folder)
-    names = set(weight_map(folder).values()) if (folder / INDEX).exists() else {SINGLE}
-    return str(_snapshot(name, sorted(names), revision=folder.name))
-
-
-def _snapshot(name: str, patterns: list[str], *, revision: str | None = None, quietly: bool = False) -> Path:
     # half a second that only a name of the Hub needs
     from httpx import HTTPError
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub import errors
 
     try:
-        with _no_bars() if quietly else nullcontext():
-            return Path(snapshot_download(name, allow_patterns=patterns, revision=revision, etag_timeout=_SECONDS))
-    except GatedRepoError:
+        return str(_fetch(name, check))
+    except errors.GatedRepoError:
         why = "the Hub gives it only to those who agreed to its terms: do so on its page, then `hf auth login`"
-    except RepositoryNotFoundError:
-        why = "there is no such directory, and no such model on the Hub (or it is private: `hf auth login`)"
-    except (HfHubHTTPError, HFValidationError, HTTPError, OSError) as error:
+    except errors.RepositoryNotFoundError:
+        why = f"{_NONE} no such model on the Hub (or it is private: `hf auth login`)"
+    except errors.LocalEntryNotFoundError:
+        why = f"{_NONE} the Hub cannot be reached, nor does its cache hold such a model: give a directory"
+    except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)
-        why = f"there is no such directory, and the Hub cannot be asked for that model ({said}): give a directory"
+        why = f"{_NONE} the Hub does not give such a model: {said}"
     raise ValueError(why)
+
+
+def _fetch(name: str, check: Callable[[Path], None]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    revision = _newest_revision(name)
+    known = {"revision": revision, "local_files_only": revision is None}
+    with _no_bars():
+        folder = Path(snapshot_download(name, allow_patterns=[*BELONGS, INDEX], **known))
+    check(folder)
+    names = set(weight_map(folder).values()) if (folder / INDEX).exists() else {SINGLE}
+    return Path(snapshot_download(name, allow_patterns=sorted(names), **known))
+
+
+def _newest_revision(name: str) -> str | None:
+    """None if the Hub cannot be reached: then what is in the cache must do."""
+    from httpx import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return HfApi().model_info(name, timeout=_SECONDS).sha
+    except HfHubHTTPError:  # it can
+        raise
+    except (HTTPError, OSError):
+        return None
 
 
 @contextmanager
