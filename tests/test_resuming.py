@@ -5,6 +5,7 @@ import json
 import shutil
 
 import made_run
+import numpy as np
 import pytest
 from running import overrides
 
@@ -21,6 +22,7 @@ from titan_rl.models.tiny import make_tiny
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
+from titan_rl.records.rollouts import read_rollouts, write_rollouts
 from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.sources import check_sources, find_sources, write_sources
 from titan_rl.records.summary import Progress
@@ -97,6 +99,27 @@ def test_training_does_not_change_while_recorded_steps_must_be_trained_again(run
         check(run(checkpoint), **settings)
     said = str(refused.value)
     assert asked in said and recorded in said and f"steps {checkpoint + 1} to {LAST}" in said and "\n" not in said
+
+
+def test_rows_that_became_too_short_are_named_by_their_setting(run):
+    """And not as rollouts that cannot be read, whose steps would be sampled again."""
+    run_dir = run(1)
+    groups = read_rollouts(run_dir.rollouts, 2)
+    for rollout in (rollout for group in groups for rollout in group.rollouts):
+        for name in ("tokens", "provenance", "logprobs", "versions"):
+            setattr(rollout, name, np.repeat(getattr(rollout, name), 3))
+    write_rollouts(run_dir.rollouts, 2, groups)
+    with pytest.raises(ConfigError, match="training.seq_len = 8 .*512"):
+        check(run_dir, training__seq_len=8)
+
+
+def test_a_checkpoint_before_the_first_step_is_one(run):
+    """What a run with recovery.bad_numbers = "rollback" begins with."""
+    run_dir = run(0)
+    made_run.save(run_dir, 0)
+    assert check(run_dir, sft__steps=20) == LAST
+    (run_dir.rollouts / "step-000001.parquet").unlink()
+    assert check(run_dir) == 0
 
 
 @pytest.mark.parametrize("name", WHILE_REDOING)
@@ -330,6 +353,8 @@ def test_a_run_that_never_started_can_be_begun_where_it_is_named(tmp_path):
     run_dir.open(resolve(config).as_dict())
     run_dir.close()
     assert run_dir_to_resume(config, None).root == root and check(run_dir) == 0
+    run_dir.ledger.touch()
+    assert check(run_dir) == 0
 
 
 def test_a_run_that_is_under_way_is_not_looked_into(run):

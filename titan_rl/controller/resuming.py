@@ -63,28 +63,30 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
     if run_dir.is_in_use():
         raise ConfigError(f"{run_dir.root} is in use by another process: wait for it, or give another --run.dir")
     config, asked = checked.config, flat(checked.as_dict())
+    before = read_settings(run_dir.config)
     checkpoint = _checkpoint(run_dir, config)
-    trained = _trained(run_dir, checkpoint)
-    recorded, flaw = _recorded(run_dir, checked, checkpoint, trained)
-    if flaw and not checkpoint:
+    start = checkpoint or 0
+    trained = _trained(run_dir, start)
+    _check_kept(run_dir, before, asked)
+    last = last_recorded(run_dir.rollouts, start, trained)
+    for path in dict.fromkeys(run_dir.config_of(step) for step in range(start + 1, last + 1)):
+        _check_redone(run_dir, read_settings(path), asked, start + 1, last, with_sft=checkpoint is None)
+    recorded, flaw = _recorded(run_dir, checked, start, trained)
+    if flaw and checkpoint is None:
         problem = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).flaws()
         raise ConfigError(
             f"no checkpoint of {run_dir.root} is complete ({problem}), and {flaw}: leave --resume out, and give "
             f"another --run.dir"
         )
     check_base_model(run_dir, config, checked.family)
-    for path in dict.fromkeys(run_dir.config_of(step) for step in range(checkpoint + 1, recorded + 1)):
-        _check_redone(run_dir, read_settings(path), asked, checkpoint + 1, recorded)
-    before = read_settings(run_dir.config)
-    _check_kept(run_dir, before, asked)
     return recorded if first_change(before, asked) else 0
 
 
-def _checkpoint(run_dir: RunDir, config: Config) -> int:
-    """The step of the newest complete one, or 0."""
+def _checkpoint(run_dir: RunDir, config: Config) -> int | None:
+    """The step of the newest complete one."""
     found = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_complete()
     if found is None:
-        return 0
+        return None
     check_readable(found[0])
     return found[1].step
 
@@ -97,8 +99,8 @@ def check_readable(checkpoint: Path) -> None:
 
 def _trained(run_dir: RunDir, checkpoint: int) -> int:
     """The last step that the ledger knows as trained. Errors: ConfigError if it does not hold."""
-    if not run_dir.ledger.exists() and not run_dir.has_begun():
-        return 0
+    if not run_dir.has_begun() and not (run_dir.ledger.exists() and run_dir.ledger.stat().st_size):
+        return 0  # killed before it had one
     if found := flaws(run_dir.ledger):
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ConfigError(f"the ledger of {run_dir.root} does not hold: {found[0]}{more}; leave --resume out")
@@ -195,9 +197,9 @@ def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
             )
 
 
-def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int, last: int) -> None:
+def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int, last: int, *, with_sft: bool) -> None:
     for key in _changes(before, asked):
-        if _rule(key) == _WHILE_REDOING and not (key.startswith("sft.") and first > 1):
+        if _rule(key) == _WHILE_REDOING and (with_sft or not key.startswith("sft.")):
             raise ConfigError(
                 f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained "
                 f"with, {_shown(before.get(key))}, and no checkpoint is after them: resume with that, stop the run "
