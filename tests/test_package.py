@@ -66,7 +66,7 @@ def run(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProces
 
 def test_a_wheel_holds_all_rooms_the_tomls_the_licence_and_no_tests(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
-    ours = {path.relative_to(TREE) for path in (TREE / "titan_rl").rglob("*.py")}
+    ours = {path.relative_to(TREE) for form in ("*.py", "*.json") for path in (TREE / "titan_rl").rglob(form)}
     ours |= {
         Path("titan_rl") / path.relative_to(TREE)
         for room in ("actors", "kernels")
