@@ -204,6 +204,12 @@ def test_each_added_row_is_named(honest, tmp_path, table, row):
     assert any(name_of(table, row) in flaw for flaw in flaws(path)), flaws(path)
 
 
+def test_a_reader_leaves_nothing(honest):
+    before = honest.read_bytes()
+    assert flaws(honest) == []
+    assert honest.read_bytes() == before and list(honest.parent.iterdir()) == [honest]
+
+
 def test_a_changed_hash_does_not_accuse_the_next_entry(honest, tmp_path):
     path = tampered(honest, tmp_path, "update entries set hash = ? where number = 3", "f" * 64)
     assert [flaw.split()[:2] for flaw in flaws(path)] == [["entry", "3"]]

@@ -63,8 +63,23 @@ def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
         raise UnreadableLedger(f"{path} is not there: the run has no ledger")
     if not path.stat().st_size:
         raise UnreadableLedger(f"{path} is empty: it holds no ledger")
+    log = Path(f"{path}-wal")
+    if log.exists():
+        return _read(path, look, "mode=ro")
+    try:  # nobody has it open, so it is read without the files that SQLite makes to share it
+        found = _read(path, look, "immutable=1")
+    except UnreadableLedger:
+        if not log.exists():
+            raise
+    else:
+        if not log.exists():
+            return found
+    return _read(path, look, "mode=ro")  # a run has begun meanwhile
+
+
+def _read(path: Path, look: Callable[[sqlite3.Connection], T], mode: str) -> T:
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as connection:
             connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
             connection.execute("begin")
             _check_readable(path, connection)
