@@ -15,6 +15,7 @@ from titan_rl.cli import main
 from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.data.types import Group, Rollout
 from titan_rl.records.ledger import Ledger, LedgerError
+from titan_rl.records.ledger_audit import flaws
 
 TRAINED = [None, None]
 
@@ -152,6 +153,11 @@ def test_rewind_is_complete_or_not_at_all(ledger):
     ledger.check(8)
 
 
+def test_a_prompt_that_is_held_out_has_no_account(ledger):
+    ledger.count_retry("held_out/0000001")
+    assert flaws(ledger.path) == [] and ledger.account()["issued"] == 12
+
+
 def test_another_process_reads_what_was_written_without_a_close(ledger, tmp_path):
     ledger.settle({"a": TRAINED}, 1)
     assert Ledger(tmp_path / "ledger.db").account() == {"issued": 12, "trained": 2, "pending": 10}
@@ -171,17 +177,19 @@ for step in range(1, 100_000):
 """
 
 
-def test_killed_at_any_moment_it_adds_up_and_keeps_what_it_said(tmp_path):
+def test_killed_at_any_moment_it_is_proved_and_keeps_what_it_said(tmp_path):
     moment = random.Random(1)
     for attempt in range(3):
         path = tmp_path / f"{attempt}.db"
         process = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
         process.stdout.readline()
+        assert flaws(path) == [], "of a run that goes on"
         time.sleep(moment.uniform(0, 0.1))
         process.send_signal(signal.SIGKILL)
         last = int(["1", *process.stdout.read().split()][-1])
         process.wait()
         process.stdout.close()
+        assert flaws(path) == []
         ledger = Ledger(path)
         ledger.verify()
         account = ledger.account()

@@ -11,7 +11,7 @@ import pytest
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.rollout_queue import RolloutQueue
-from titan_rl.data.types import Group, Prompt, Rollout, Sampling
+from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.mesh import dispatch
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.replica import Replica
@@ -247,6 +247,13 @@ def test_a_suspect_is_cleared_by_an_answer():
     assert suspects.is_poison("a") and suspects.num_deaths("a") == 3
     suspects.forget("a")
     assert not suspects.is_suspect("a") and not suspects.is_poison("a")
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [3, 64], [10**6]])
+def test_tokens_that_a_model_does_not_have_are_refused(tokens):
+    Request(np.asarray([0, 63], np.int32), [1], 4, 1.0).check(64)
+    with pytest.raises(RequestRefused, match="vocabulary of 64"):
+        Request(np.asarray(tokens, np.int32), [1], 4, 1.0).check(64)
 
 
 def test_a_batch_is_full_without_the_poison_and_the_ledger_names_it(monkeypatch, tmp_path):

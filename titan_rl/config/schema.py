@@ -85,7 +85,8 @@ class RolloutConfig:
     share_prefix: bool = True
     """Run a group's prompt through the trainer once instead of once a sample."""
     max_retries: Whole = 2
-    """How often a group that met a failure of the machinery is issued again before it is discarded by name."""
+    """How often a group that met a failure of the machinery is issued again before it is discarded by name; and how
+    many deaths of its engine, the last with nothing else there, make a prompt ``poison``."""
 
 
 @dataclass(kw_only=True)

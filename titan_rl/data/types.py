@@ -255,3 +255,9 @@ class Request:
     seeds: list[int]
     max_new_tokens: int
     temperature: float
+
+    def check(self, vocabulary: int) -> None:
+        """Errors: RequestRefused for tokens that an engine would look up and die of: vLLM without a tokenizer does
+        not check them."""
+        if not len(self.tokens) or not 0 <= int(self.tokens.min()) <= int(self.tokens.max()) < vocabulary:
+            raise RequestRefused(f"a prompt needs tokens, each in the model's vocabulary of {vocabulary}")

@@ -282,6 +282,7 @@ class GenerationEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             try:
+                request.check(self._engine.model_config.get_vocab_size())
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():

@@ -65,6 +65,7 @@ class Router:
         """One less. What it has been given may end."""
         del self._groups_at[number]
         self._out.pop(number, None)
+        self._tell()
 
     def give_up(self, number: int, reason: str) -> None:
         """It will not come back."""

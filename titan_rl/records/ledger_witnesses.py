@@ -8,7 +8,6 @@ returns to a checkpoint just then may seem to, once.
 
 import json
 import sqlite3
-from collections import defaultdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,20 +25,25 @@ Sample = tuple[str, int]
 
 def contradictions(root: Path) -> list[str]:
     """What in a run directory speaks against its ledger, a line each; empty if nothing does, or there is no ledger."""
-    found, recorded = _recorded(root)
-    last_told = _last_told(root)
+    cannot, recorded = _recorded(root)
+    told = _last_told(root)
     try:
-        settled, discarded, last = read(RunDir(root).ledger, _settled)
+        return cannot + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, told))
     except UnreadableLedger:  # told by whoever asks for its flaws
-        return found
+        return cannot
+
+
+def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], told: dict[str, int]) -> list[str]:
+    found, last = [], _last_step(connection)
     for step, names in recorded.items():
-        if step in settled:
-            found += _differences(step, names, settled[step], discarded)
+        rows = connection.execute("select prompt_id, sample, state from samples where step = ?", (step,))
+        if settled := {(name, sample): state for name, sample, state in rows}:
+            found += _differences(connection, step, names, settled)
         elif step > last + 1:  # the one after the last may be in training, or have been when the run ended
             found.append(f"rollouts of step {step} are recorded, but the ledger ends at step {last}")
     return found + [
         f"{what} tells of step {step}, but the ledger ends at step {last}: its end was cut off, or lost with the power"
-        for what, step in last_told.items()
+        for what, step in told.items()
         if step > last
     ]
 
@@ -64,21 +68,14 @@ def _last_told(root: Path) -> dict[str, int]:
     return {"metrics.jsonl": max(metrics, default=0), "a checkpoint": max(checkpoints, default=0)}
 
 
-def _settled(connection: sqlite3.Connection) -> tuple[dict[int, dict[Sample, str]], set[Sample], int]:
-    """Each step's samples and their state; those discarded outside of any; the last step that ever was settled."""
-    settled: dict[int, dict[Sample, str]] = defaultdict(dict)
-    discarded: set[Sample] = set()
-    rows = connection.execute("select prompt_id, sample, state, step from samples where state != 'pending'")
-    for name, sample, state, step in rows:
-        if step is None:
-            discarded.add((name, sample))
-        elif isinstance(step, int):  # anything else was put there by somebody, and is told as a flaw of its row
-            settled[step][name, sample] = state
-    return settled, discarded, max([_last_entered(connection), *settled])
+def _last_step(connection: sqlite3.Connection) -> int:
+    """The last that ever was settled, also if the run went back from it: its rollouts and metrics stay until it
+    makes them again."""
+    [(last,)] = connection.execute("select max(step) from samples where typeof(step) = 'integer'")
+    return max(_last_entered(connection), last or 0)
 
 
 def _last_entered(connection: sqlite3.Connection) -> int:
-    """Also of steps that the run went back from, whose rollouts and metrics stay until it makes them again."""
     if is_unchained(connection):
         return 0
     steps = [0]
@@ -90,13 +87,17 @@ def _last_entered(connection: sqlite3.Connection) -> int:
     return max(steps)
 
 
-def _differences(step: int, names: set[Sample], settled: dict[Sample, str], discarded: set[Sample]) -> list[str]:
-    """Samples that were trained are all recorded; what is recorded besides was discarded."""
+def _differences(
+    connection: sqlite3.Connection, step: int, names: set[Sample], settled: dict[Sample, str]
+) -> list[str]:
+    """Samples that were trained are all recorded; what is recorded besides was discarded outside of any step."""
     trained = {name for name, state in settled.items() if state == "trained"}
+    question = "select 1 from samples where prompt_id = ? and sample = ? and state = 'discarded' and step is null"
     return [
         f"{name} sample {sample} was trained at step {step}, says the ledger, but is not among that step's rollouts"
-        for name, sample in sorted(trained - names)
+        for name, sample in sorted(trained - names, key=str)
     ] + [
         f"{name} sample {sample} is among the rollouts of step {step}, but the ledger does not have it there"
-        for name, sample in sorted(names - settled.keys() - discarded, key=str)
+        for name, sample in sorted(names - settled.keys(), key=str)
+        if connection.execute(question, (name, sample)).fetchone() is None
     ]
