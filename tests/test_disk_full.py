@@ -66,7 +66,8 @@ def test_metrics_stop_the_run_but_what_is_told_does_not(tmp_path):
 
 
 def groups(length: int = 1000) -> list[Group]:
-    numbers, wrote = np.arange(length, dtype=np.int32), np.full(length, Provenance.MODEL, np.int8)
+    numbers = np.arange(length, dtype=np.int32)
+    wrote = np.where(numbers > 0, Provenance.MODEL, Provenance.TEMPLATE).astype(np.int8)
     rollout = Rollout("a", 0, numbers, wrote, np.zeros(length, np.float32), numbers, [Turn(0, length, "stop")], "ok")
     return [Group("a", [rollout])]
 
