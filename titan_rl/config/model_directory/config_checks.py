@@ -71,7 +71,10 @@ def _check_weights_are_plain(config: dict[str, Any]) -> None:
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             method = config[key].get("quant_method") if isinstance(config[key], dict) else config[key]
-            raise ValueError(f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN}")
+            raise ValueError(
+                f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN} (transformers "
+                f"dequantizes: `from_pretrained(path, dtype='bfloat16')`, then `save_pretrained`)"
+            )
     for key in ("dtype", "torch_dtype"):
         if config.get(key) not in _DTYPES:
             raise ValueError(f"{key} = {config[key]!r} in config.json: {_PLAIN}")
