@@ -15,7 +15,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "longrope": (),
 }
-"""Scalings of rotary embeddings that ``models/rope.py`` computes, and the numbers that each needs."""
+"""Scalings of rotary embeddings whose frequencies do not change at run time, and the numbers that each needs."""
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *(
