@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.model_directory import weight_checks
-from titan_rl.config.model_directory.config_checks import ROPE_TYPES
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
@@ -374,10 +373,6 @@ def test_expected_names_and_shapes_are_those_of_the_built_model(tmp_path, archit
     assert {s.name: s.shape for s in local_shards(spec, [built])} == expected_tensors(
         read_object(tmp_path / "config.json")
     )
-
-
-def test_every_rope_that_the_trainer_computes_is_known():
-    assert {"default", "linear", "llama3", "yarn"} <= set(ROPE_TYPES)
 
 
 # what belongs to a model

@@ -15,7 +15,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "longrope": (),
 }
-"""Scalings of rotary embeddings that ``models/rope.py`` computes, and the numbers that each needs."""
+"""Scalings of rotary embeddings whose frequencies do not change at run time, and the numbers that each needs."""
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *(
@@ -71,7 +71,10 @@ def _check_weights_are_plain(config: dict[str, Any]) -> None:
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             method = config[key].get("quant_method") if isinstance(config[key], dict) else config[key]
-            raise ValueError(f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN}")
+            raise ValueError(
+                f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN} (transformers "
+                f"dequantizes: `from_pretrained(path, dtype='bfloat16')`, then `save_pretrained`)"
+            )
     for key in ("dtype", "torch_dtype"):
         if config.get(key) not in _DTYPES:
             raise ValueError(f"{key} = {config[key]!r} in config.json: {_PLAIN}")
