@@ -52,7 +52,7 @@ def test_trainer_and_generator_agree(tmp_path, family):
     print(
         family, [tuple(record[name] for name in ("agreement_mean", "agreement_max", "entropy")) for record in records]
     )
-    assert len(records) == 2 and all(record["grad_norm"] > 0 and record["entropy"] > 1 for record in records)
+    assert len(records) == 2 and all(record["grad_norm"] > 0 and record["entropy"] > 0.5 for record in records)
     assert all(record["agreement_mean"] <= 1.0001 for record in records)
     before, after = (load_file(path / "model.safetensors") for path in (model, root / "model"))
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
