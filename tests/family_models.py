@@ -47,7 +47,7 @@ CASES = {
 
 
 @torch.no_grad()
-def make(path: Path, case: str, **changes) -> PreTrainedModel:
+def make(path: Path, case: str, *, scale: float = 0.3, **changes) -> PreTrainedModel:
     """A model of random weights, so uneven that no norm, bias, sink or head can be taken for another."""
     model_type, settings = CASES[case]
     config = CONFIG_MAPPING[model_type](**{**SIZES, "rope_parameters": PLAIN, **settings, **changes})
@@ -57,6 +57,6 @@ def make(path: Path, case: str, **changes) -> PreTrainedModel:
         if parameter.ndim == 1:
             parameter.uniform_(0.5, 2.0, generator=generator)
         else:
-            parameter.normal_(0, 0.3, generator=generator)
+            parameter.normal_(0, scale, generator=generator)
     model.save_pretrained(path)
     return model

@@ -11,7 +11,7 @@ from titan_rl.records.metrics import read_metrics
 
 REWARD = """
 def reward(prompt, completion, row):
-    return sum(letter.isdigit() for letter in completion) / 8
+    return sum(map(ord, completion)) % 5 / 4
 """
 SIZES = dict(hidden_size=128, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
 """With heads of 32, the smallest that vLLM computes on a CPU."""
@@ -34,7 +34,8 @@ RUNS = {
 def test_trainer_and_generator_agree(tmp_path, family):
     case, settings = RUNS[family]
     tokenizer, model, root = character_tokenizer(), tmp_path / "model", tmp_path / "run"
-    make(model, case, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **SIZES | settings)
+    words = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    make(model, case, scale=0.1, **words | SIZES | settings)
     tokenizer.save_pretrained(model)
     (tmp_path / "my_reward.py").write_text(REWARD)
     code = running.train(
@@ -48,8 +49,10 @@ def test_trainer_and_generator_agree(tmp_path, family):
     )
     assert code == 0, running.output(root)[-3000:]
     records = [record for record in read_metrics(root) if "reward" in record]
-    print(family, [(record["agreement_mean"], record["agreement_max"]) for record in records])
-    assert len(records) == 2 and all(record["grad_norm"] > 0 for record in records)
+    print(
+        family, [tuple(record[name] for name in ("agreement_mean", "agreement_max", "entropy")) for record in records]
+    )
+    assert len(records) == 2 and all(record["grad_norm"] > 0 and record["entropy"] > 0.5 for record in records)
     assert all(record["agreement_mean"] <= 1.0001 for record in records)
     before, after = (load_file(path / "model.safetensors") for path in (model, root / "model"))
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
