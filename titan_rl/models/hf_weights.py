@@ -12,7 +12,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.model_directory.directory import belonging_files, stored_tensors
 from titan_rl.config.model_directory.weight_checks import check_names
-from titan_rl.models.shards import Shard, local_shards
+from titan_rl.models.shards import Shard, expected_shapes
 
 
 def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
@@ -21,10 +21,7 @@ def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
 
 def check_weights(spec: ModelSpec, path: str | Path) -> None:
     """Errors: ValueError if a directory does not hold the tensors of a model, all of them and no others."""
-    with torch.device("meta"):
-        model = spec.model.build()
-    expected = {shard.name: shard.shape for shard in local_shards(spec, [model])}
-    check_names(stored_tensors(path), expected, is_tied=spec.model.enable_weight_tying)
+    check_names(stored_tensors(path), expected_shapes(spec), is_tied=spec.model.enable_weight_tying)
 
 
 @torch.no_grad()
