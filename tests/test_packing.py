@@ -289,7 +289,8 @@ def test_failures_do_not_shift_the_advantages_of_the_rest():
     [batch] = step_batches([group], GRPO(), Config(), LAYOUT)
     assert batch.num_trained_tokens == 4 and batch.has_signal
     [row] = rows_of(batch)
-    assert sorted(row.advantage_S.tolist()) == pytest.approx([-1, -1, 1, 1], rel=1e-5)
+    h = 2**-0.5  # of two samples, each is half their difference from the mean, over that difference by the root of two
+    assert sorted(row.advantage_S.tolist()) == pytest.approx([-h, -h, h, h], rel=1e-5)
 
 
 def test_equal_rewards_are_no_signal():

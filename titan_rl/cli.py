@@ -216,7 +216,7 @@ _COMMANDS = {
     "bench": _bench,
     "tasks": _tasks,
 }
-_WITHOUT_OVERRIDES = ("ledger", "replay", "scale", "tasks")
+_WITHOUT_OVERRIDES = ("ledger", "scale", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:
