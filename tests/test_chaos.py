@@ -17,6 +17,7 @@ from titan_rl.config.load import parse_overrides
 from titan_rl.diagnostics.chaos import report as reports
 from titan_rl.diagnostics.chaos.audit import compare_records
 from titan_rl.diagnostics.chaos.baseline import among_seeds, compare_prompts, compare_steps
+from titan_rl.diagnostics.chaos.command import _as_ctrl_c, _on_signals
 from titan_rl.diagnostics.chaos.injection import Fault, Injection, Witness, inject
 from titan_rl.diagnostics.chaos.outcomes import Outcome, is_repaired, outcome_of
 from titan_rl.diagnostics.chaos.run_process import RunProcess, override_arguments
@@ -381,6 +382,20 @@ def test_a_mistake_is_one_line_and_nothing_is_started(arguments, word, tmp_path,
     assert main(["chaos", str(CONFIG), *(places.get(argument, argument) for argument in arguments)]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("titan-rl: ") and word in said and "\n" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_the_command_ends_its_run_first(number):
+    """Each is an error, so that what ends the run's processes is reached; ``nohup`` keeps a closed terminal ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), _on_signals(_as_ctrl_c()):
+            signal.raise_signal(number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with _on_signals(_as_ctrl_c()):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # the real thing

@@ -127,9 +127,16 @@ def _interrupt(number, frame) -> None:
     raise KeyboardInterrupt
 
 
-_AS_CTRL_C = {signal.SIGTERM: _interrupt, signal.SIGINT: _interrupt}
-"""Ctrl-C too: a shell that starts a command in the background has it ignored, and Python leaves that so."""
-_IGNORE_SIGNALS = {signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
+def _as_ctrl_c() -> dict[signal.Signals, Any]:
+    """Ctrl-C too: a shell that starts a command in the background has it ignored, and Python leaves that so. A closed
+    terminal too, unless ``nohup`` has it ignored."""
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    return dict.fromkeys(ends, _interrupt)
+
+
+_IGNORE_SIGNALS = dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), signal.SIG_IGN)
 """While processes are ended: a second Ctrl-C must not leave some of them."""
 
 
@@ -159,7 +166,7 @@ class _Runs:
     def report(self) -> dict[str, Any]:
         """No process is left afterwards, in any case. Errors: ConfigError if the run refuses its config."""
         try:
-            with _on_signals(_AS_CTRL_C):
+            with _on_signals(_as_ctrl_c()):
                 report = self._with_faults()
                 if not report["timed_out"] and report["exit_code"] == 0:
                     report |= self._baselines(report)
