@@ -99,8 +99,8 @@ def test_a_full_disk_under_the_checkpoints_costs_a_warning(tmp_path):
 import subprocess
 from titan_rl.records.rundir import RunDir
 plain = RunDir.open
-def open_on_a_small_disk(self, resolved):
-    plain(self, resolved)
+def open_on_a_small_disk(self, *arguments):
+    plain(self, *arguments)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=13m", "tmpfs", "{disk}"], check=True)
 RunDir.open = open_on_a_small_disk
 """

@@ -157,8 +157,8 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", root], check=True)
 
 
-def fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
+def fill(disk: Path, name: str = "ballast") -> Path:
+    ballast = disk / name
     with suppress(OSError), open(ballast, "wb", buffering=0) as file:
         while file.write(bytes(1 << 16)):
             pass
@@ -177,9 +177,11 @@ def test_a_run_stops_with_one_line_and_goes_on_when_there_is_room(small_disk):
     [*_, line] = [line for line in said.splitlines() if "the disk is full" in line]
     assert "wants" in line and "--resume" in line and "Traceback" not in said, said[-3000:]
     assert read_ledger(root)["flaws"] == []
+    more = fill(root, "more")  # what the end of the run has left
     assert running.train(root, "--resume", **settings) == 2, "there is still no room"
     assert "the disk is full" in running.output(root) and "Traceback" not in running.output(root)
     ballast.unlink()
+    more.unlink()
     assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
     assert [record["step"] for record in read_metrics(root) if "reward" in record] == list(range(1, 13))
     assert all(event["same"] for event in read_events(root) if event["kind"] == "redone")

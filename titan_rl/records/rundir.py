@@ -10,7 +10,7 @@ from pathlib import Path
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
-from titan_rl.data.files import replace_text
+from titan_rl.data.files import is_full, replace_text
 from titan_rl.records.places import check_own, check_place
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
@@ -50,7 +50,7 @@ class RunDir:
     def open(self, resolved: dict, earlier_until: int = 0) -> None:
         """Lock it for this process and write the resolved config. The one that it had is kept if steps up to
         ``earlier_until`` were trained under it. Errors: ConfigError if another process runs in it, or it cannot be
-        written to."""
+        written to; DiskFull."""
         try:
             self._make_root()
             self.rollouts.mkdir(exist_ok=True)
@@ -68,6 +68,8 @@ class RunDir:
                 f"{self.root} is in use by another process: wait for it, or give another --run.dir"
             ) from None
         except OSError as error:
+            if is_full(error):
+                raise
             raise ConfigError(
                 f"{self.root} cannot be used: {error.strerror} ({error.filename}); give another --run.dir"
             ) from None
