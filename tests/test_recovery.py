@@ -14,6 +14,8 @@ from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
+confirms = pytest.mark.confirms
+"""`titan-rl chaos` injects such faults by the hundred, and `titan-rl bench replacement` times the rest."""
 STEPS = 10
 
 
@@ -84,7 +86,7 @@ def replay(root: Path) -> int:
     return cli.main(["replay", str(root), "--from", "1", "--to", str(STEPS)])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=confirms), 2])
 def test_a_trainer_rank_is_replaced_from_memory(tmp_path, ranks):
     """The replica of a rank that has no peers is held by a generator."""
     root = tmp_path / "run"
@@ -107,11 +109,13 @@ def test_a_generator_is_replaced(tmp_path):
     assert "generator 0 died: its groups are sampled elsewhere" in said and "generator 0 serves" in said
 
 
+@confirms
 def test_a_verifier_is_replaced(tmp_path):
     said = run_under_fire(tmp_path / "run", "verifier 0")
     assert "verifier 0 died: its groups are sampled again" in said
 
 
+@confirms
 def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
     root = tmp_path / "run"
     layout = dict(parallelism__data_parallel_shard_degree=2, generator__replicas=2, mesh__worker_loops=2)
@@ -120,6 +124,7 @@ def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
     assert replay(root) == 0
 
 
+@confirms
 def test_a_standby_takes_the_place_of_the_dead(tmp_path):
     root = tmp_path / "run"
     process = running.start(root, training__steps=5000, recovery__standby="true")
@@ -136,6 +141,7 @@ def test_a_standby_takes_the_place_of_the_dead(tmp_path):
     assert process.wait(60) == 130, running.output(root)[-3000:]
 
 
+@confirms
 def test_warm_spare_serves_at_once(tmp_path):
     root = tmp_path / "run"
     process = running.start(root, training__steps=5000, recovery__warm_spares=1)
@@ -150,6 +156,7 @@ def test_warm_spare_serves_at_once(tmp_path):
     assert process.wait(60) == 130, running.output(root)[-3000:]
 
 
+@confirms
 def test_an_exception_is_repaired_as_a_death(tmp_path, monkeypatch):
     """In each kind of actor, where it works."""
     root, orders = tmp_path / "run", tmp_path / "orders"
@@ -194,7 +201,7 @@ def test_generators_come_and_go(tmp_path):
     assert cli.main(["scale", str(root), "--generators", "2"]) == 2, "no run is under way any more"
 
 
-@pytest.mark.parametrize("step", [0, 3, 8])
+@pytest.mark.parametrize("step", [pytest.param(0, marks=confirms), 3, pytest.param(8, marks=confirms)])
 def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path, step):
     """Before the first step, before the first checkpoint, and after it."""
     root = tmp_path / "run"

@@ -15,6 +15,7 @@ from titan_rl.diagnostics.ledger_report import read_ledger
 
 pytestmark = pytest.mark.slow
 STEPS = 6
+SETTINGS = dict(sft__steps=60, rollout__prompts_per_step=8, checkpoint__every=2, checkpoint__keep_latest_k=3)
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
@@ -27,8 +28,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
 def run(tmp_path_factory) -> Path:
     """With a SFT long enough for groups to differ, and all checkpoints kept."""
     root = tmp_path_factory.mktemp("replay") / "run"
-    settings = dict(sft__steps=60, rollout__prompts_per_step=8, checkpoint__every=2, checkpoint__keep_latest_k=3)
-    code = running.train(root, training__steps=STEPS, **settings)
+    code = running.train(root, training__steps=STEPS, **SETTINGS)
     assert code == 0, running.output(root)[-3000:]
     return root
 
@@ -103,6 +103,7 @@ def test_resume_with_neither_a_whole_checkpoint_nor_all_records_is_told(run, tmp
     for state in root.glob("checkpoints/*/state.json"):
         state.write_text("{}")
     (root / "rollouts" / "step-000002.parquet").unlink()
-    assert train.main(["--run.dir", str(root), "--resume", *running.overrides(training__steps=STEPS + 1)]) == 2
+    settings = running.overrides(training__steps=STEPS + 1, **SETTINGS)
+    assert train.main(["--run.dir", str(root), "--resume", *settings]) == 2
     said = capsys.readouterr().err.strip()
     assert "no checkpoint" in said and "state.json" in said and "rollouts of step 2" in said and "\n" not in said
