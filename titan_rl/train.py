@@ -39,7 +39,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
 
     try:
         session = Session.open(config, config_file, resume=resume)
-    except Exception as error:
+    except Exception as error:  # SQLite's and Arrow's, too, mean a full disk
         if not is_full(error):
             raise
         raise ConfigError(f"{error}; make room first") from None

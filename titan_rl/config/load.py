@@ -151,12 +151,16 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
 
 def load_resolved(path: Path) -> Config:
     """The configuration that a run directory keeps. Errors: ConfigError, also if it is another release's."""
+    return load_config(None, read_resolved(path))
+
+
+def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
+    """Its tables, under the names of this release; nothing in them is checked. Errors: ConfigError."""
     try:
         tables = json.loads(path.read_text())
-        tables = {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
+        return {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
-    return load_config(None, tables)
 
 
 def _renamed(section: str, table: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.controller.resuming import first_change, read_settings
 from titan_rl.records.rundir import RunDir
+from titan_rl.records.step_names import step_of
 
 
 def load_recorded(run_dir: RunDir, path: Path, folders: Sequence[str]) -> Config:
@@ -65,7 +66,7 @@ def one_configuration(run_dir: RunDir, first: int, last: int) -> Path:
     paths = list(dict.fromkeys(run_dir.config_of(step) for step in range(first, last + 1)))
     if len(paths) > 1:
         before, after = (read_settings(path) for path in paths[:2])
-        key, until = first_change(before, after), int(paths[0].stem.removeprefix("step-"))
+        key, until = first_change(before, after), step_of(paths[0].stem)
         raise ConfigError(
             f"{run_dir.root} was resumed with other settings after step {until}: {key} was {before.get(key)}, then "
             f"{after.get(key)}; replay its parts, with --to {until} or --from {until + 1}"

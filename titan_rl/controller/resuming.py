@@ -6,18 +6,18 @@ may change at any time.
 """
 
 import json
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import RENAMED_SECTIONS, ConfigError
+from titan_rl.config.load import ConfigError, read_resolved
 from titan_rl.config.schema import Config
 from titan_rl.controller.preflight import Checked, check_model
 from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.records.checkpoints import CheckpointFolder
+from titan_rl.records.ledger import last_trained_step
 from titan_rl.records.ledger_audit import flaws, read
 from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.records.rundir import RunDir
@@ -104,18 +104,13 @@ def _trained(run_dir: RunDir, checkpoint: int) -> int:
     if found := flaws(run_dir.ledger):
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ConfigError(f"the ledger of {run_dir.root} does not hold: {found[0]}{more}; leave --resume out")
-    trained = read(run_dir.ledger, _last_trained_step)
+    trained = read(run_dir.ledger, last_trained_step)
     if trained < checkpoint:
         raise ConfigError(
             f"the ledger of {run_dir.root} ends at step {trained}, before its checkpoint of step {checkpoint}: it is "
             f"another run's, or an old copy; leave --resume out"
         )
     return trained
-
-
-def _last_trained_step(connection: sqlite3.Connection) -> int:
-    [(step,)] = connection.execute("select max(step) from samples where state = 'trained'")
-    return step or 0
 
 
 def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) -> tuple[int, str]:
@@ -150,11 +145,7 @@ def check_base_model(run_dir: RunDir, config: Config, family: Family | None) -> 
 
 def read_settings(path: Path) -> Settings:
     """Of a run's record, as plain values: nothing that it names is looked for. Errors: ConfigError."""
-    try:
-        tables = json.loads(path.read_text())
-        return flat({RENAMED_SECTIONS.get(name, name): dict(table) for name, table in tables.items()})
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
+    return flat(read_resolved(path))
 
 
 def flat(values: Any, name: str = "") -> Settings:

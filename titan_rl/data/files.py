@@ -38,7 +38,7 @@ def wanting(path: Path, num_bytes: int) -> Iterator[None]:
     """The block writes so many bytes to ``path``. Errors: DiskFull in the place of whatever says so."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # each library tells of a full disk by errors of its own
         if not is_full(error, path) or isinstance(error, DiskFull):
             raise
         wants, left = (f"{count / 1e6:,.3f} MB" for count in (num_bytes, _free_bytes(path)))
@@ -50,7 +50,7 @@ def unless_full() -> Iterator[None]:
     """For what a run can do without: on a full disk it is left out."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # as above
         if not is_full(error):
             raise
 
@@ -96,7 +96,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.replace(path)
-    except BaseException:
+    except BaseException:  # a cancellation leaves no half file either
         if beside.is_file():
             beside.unlink()
         raise

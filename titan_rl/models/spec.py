@@ -9,6 +9,7 @@ from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from titan_rl.config.model_directory.config_checks import check_plain_weights
 from titan_rl.models.families import Family, find_family
 from titan_rl.models.rope import num_positions
 
@@ -21,7 +22,7 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
     values = PreTrainedConfig.get_config_dict(path)[0]
     model_type = values.get("model_type")
     family = find_family(model_type, family)
-    _refuse_quantized(values.get("quantization_config"))
+    check_plain_weights(values)
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"transformers does not know model type {model_type!r}: register it with AutoConfig.register")
     hf = AutoConfig.from_pretrained(path)
@@ -30,17 +31,6 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
             raise ValueError(f"{key} = {getattr(hf, key)!r} in config.json is not supported, only {wanted!r}")
     family.model_config(hf)  # what it cannot build is told now
     return hf
-
-
-def _refuse_quantized(quantization: dict | None) -> None:
-    if quantization is None:
-        return
-    method = quantization.get("quant_method", "unknown")
-    how = ", quantization_config=Mxfp4Config(dequantize=True)" if method == "mxfp4" else ""
-    raise ValueError(
-        f"its weights are quantized ({method}), and cannot be trained: dequantize them first, for instance by "
-        f"transformers' AutoModelForCausalLM.from_pretrained(path, dtype='bfloat16'{how}).save_pretrained(out)"
-    )
 
 
 def longest_rollout(seq_len: int, path: str | Path, family: Family | None = None) -> int:

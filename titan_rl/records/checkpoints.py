@@ -19,6 +19,7 @@ import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
 from titan_rl.records.rundir import sync_path
+from titan_rl.records.step_names import step_name, steps_of
 
 _STATE = "state.json"
 _BLOCK_BYTES = 16 << 20
@@ -46,12 +47,10 @@ class CheckpointFolder:
         self.root, self.keep_latest_k = root, keep_latest_k
 
     def steps(self) -> list[int]:
-        names = (path.name.removeprefix("step-") for path in self.root.glob("step-*") if path.is_dir())
-        numbers = {int(name) for name in names if re.fullmatch("[0-9]{6,}", name)}
-        return sorted(step for step in numbers if self.path(step).is_dir())
+        return steps_of(path.name for path in self.root.glob("step-*") if path.is_dir())
 
     def path(self, step: int) -> Path:
-        return self.root / f"step-{step:06d}"
+        return self.root / step_name(step)
 
     def begin(self, step: int) -> Path:
         """A new, empty folder to write into. What an interrupted save left behind is removed."""

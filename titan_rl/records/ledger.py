@@ -193,9 +193,7 @@ class Ledger:
         return [prompt_id for (prompt_id,) in rows]
 
     def last_trained_step(self) -> int:
-        """0 if nothing was trained yet."""
-        [(step,)] = self._connection.execute("select max(step) from samples where state = 'trained'")
-        return step or 0
+        return last_trained_step(self._connection)
 
     def last_issued(self) -> str | None:
         """The id that is last in the stream's order; None if nothing was issued."""
@@ -231,6 +229,12 @@ class Ledger:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def last_trained_step(connection: sqlite3.Connection) -> int:
+    """0 if nothing was trained yet."""
+    [(step,)] = connection.execute("select max(step) from samples where state = 'trained'")
+    return step or 0
 
 
 def read_account(connection: sqlite3.Connection) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 
 from titan_rl.data.files import replacing, wanting
 from titan_rl.data.types import Group, Provenance, Rollout, Status, Turn
+from titan_rl.records.step_names import step_name, steps_of
 
 _SCHEMA = pa.schema(
     {
@@ -34,7 +34,7 @@ _SHOWN = 200
 
 
 def _path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:06d}.parquet"
+    return folder / f"{step_name(step)}.parquet"
 
 
 def _row(rollout: Rollout) -> dict:
@@ -53,8 +53,7 @@ def has_rollouts(folder: Path, step: int) -> bool:
 
 def recorded_steps(folder: Path) -> list[int]:
     """Steps whose rollouts are there, in order. Other names are passed over."""
-    names = (path.stem.removeprefix("step-") for path in folder.glob("step-*.parquet"))
-    return sorted({int(name) for name in names if re.fullmatch("[0-9]{6,}", name) and has_rollouts(folder, int(name))})
+    return steps_of(path.stem for path in folder.glob("step-*.parquet") if path.is_file())
 
 
 def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:

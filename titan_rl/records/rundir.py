@@ -12,6 +12,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.files import is_full, replace_text
 from titan_rl.records.places import check_own, check_place
+from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
@@ -58,7 +59,7 @@ class RunDir:
             self.logs.mkdir(exist_ok=True)
             self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            kept = self.earlier / f"step-{earlier_until:06d}.json"
+            kept = self._kept_until(earlier_until)
             if earlier_until and not kept.exists():  # else no step was trained under the one that is there
                 self.earlier.mkdir(exist_ok=True)
                 self.config.replace(kept)
@@ -76,13 +77,17 @@ class RunDir:
 
     def config_of(self, step: int) -> Path:
         """The configuration that a step was trained under, which a resumed run may have changed after it."""
-        until = sorted(path for path in self.earlier.glob("step-*.json") if re.fullmatch("step-[0-9]{6,}", path.stem))
-        return next((path for path in until if int(path.stem.removeprefix("step-")) >= step), self.config)
+        ends = steps_of(path.stem for path in self.earlier.glob("step-*.json"))
+        return next((self._kept_until(until) for until in ends if until >= step), self.config)
+
+    def _kept_until(self, step: int) -> Path:
+        """The configuration that was the run's until then."""
+        return self.earlier / f"{step_name(step)}.json"
 
     def has_begun(self) -> bool:
         """Whether a step was ever recorded: a start that failed leaves a directory with its logs and nothing else."""
-        names = [path.name for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*")]
-        return any(re.fullmatch(r"step-[0-9]{6,}(\.parquet)?", name) for name in names)
+        found = (path for folder in (self.rollouts, self.checkpoints) for path in folder.glob("step-*"))
+        return bool(steps_of(path.name.removesuffix(".parquet") for path in found))
 
     def _make_root(self) -> None:
         """For its owner alone. One that holds a run stays as open as its owner has made it. Errors: ConfigError."""

@@ -53,7 +53,7 @@ def check_config(config: dict[str, Any], *, own_family: bool) -> None:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise ValueError(f"model_type = {model_type!r} in config.json: give the name of the model's type")
-    _check_weights_are_plain(config)
+    check_plain_weights(config)
     if not own_family:
         if model_type not in LAYERS:
             raise ValueError(
@@ -67,13 +67,15 @@ def check_config(config: dict[str, Any], *, own_family: bool) -> None:
             _check_rope(rope)
 
 
-def _check_weights_are_plain(config: dict[str, Any]) -> None:
+def check_plain_weights(config: dict[str, Any]) -> None:
+    """Errors: ValueError for quantized weights, and for dtypes that are not trained in."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             method = config[key].get("quant_method") if isinstance(config[key], dict) else config[key]
+            how = ", quantization_config=Mxfp4Config(dequantize=True)" if method == "mxfp4" else ""
             raise ValueError(
                 f"{key} in config.json ({method}): quantized weights cannot be trained; {_PLAIN} (transformers "
-                f"dequantizes: `from_pretrained(path, dtype='bfloat16')`, then `save_pretrained`)"
+                f"dequantizes: `from_pretrained(path, dtype='bfloat16'{how})`, then `save_pretrained`)"
             )
     for key in ("dtype", "torch_dtype"):
         if config.get(key) not in _DTYPES:
