@@ -267,7 +267,7 @@ def test_columns_that_nobody_provides_are_none():
     inputs = LossInputs(*[torch.zeros(2)] * 5)
     assert [f.name for f in fields(inputs) if getattr(inputs, f.name) is None] == [
         "reference_logprob_S",
-        "old_logprob_S",
+        "teacher_logprob_S",
         "proximal_logprob_S",
         "value_S",
     ]

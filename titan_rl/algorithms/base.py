@@ -19,25 +19,38 @@ from titan_rl.data.types import Rollout
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Columns of one row, float [S] each. A column that is None is not provided: nothing in this release makes it."""
+    """Columns of one row, float [S] each. A column that is None is not provided, since nobody needs it."""
 
     logprob_S: torch.Tensor
-    """Under the model as it is; the gradient flows through it, and through nothing else."""
+    """Under the model as it is; the gradient flows through it. Zeros where the model's head gives values."""
     sampling_logprob_S: torch.Tensor
     """As the generator reported it."""
     advantage_S: torch.Tensor
     weight_S: torch.Tensor
     """Of each token in the loss, all normalization included; 0: the token fills up a row and counts for nothing."""
     entropy_S: torch.Tensor
-    """Of the distribution that predicted each token, detached."""
+    """Of the distribution that predicted each token; detached, unless ``Needs.entropy_gradient``."""
+    offsets_N: torch.Tensor | None = None
+    """int64 [N + 1], from 0 to S: sample n of the row has the tokens [offsets_N[n], offsets_N[n + 1]). No sample is
+    split over rows. None where ``is_token_sum`` has the loss of a part of a row computed."""
     reference_logprob_S: torch.Tensor | None = None
     """Under the frozen reference model."""
-    old_logprob_S: torch.Tensor | None = None
-    """Under the trainer's weights as they were when the token was sampled."""
     proximal_logprob_S: torch.Tensor | None = None
-    """Under the trainer's weights as they were before this batch's first update."""
+    """Under the trainer's weights as they were before this step's first update."""
     value_S: torch.Tensor | None = None
-    """The critic's value of the state that each token was written in."""
+    """The critic's value of the state that each token was written in, before this step's first update. Where the model
+    that learns has itself a head for values: its own, and the gradient flows through them."""
+    teacher_logprob_S: torch.Tensor | None = None
+    """Under the teacher."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What became of the advantages of one row, float [S] each."""
+
+    advantage_S: torch.Tensor
+    return_S: torch.Tensor | None = None
+    """What the critic learns to foretell."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,10 @@ class Needs:
     critic: bool = False
     reward_model: bool = False
     teacher: bool = False
+    proximal: bool = False
+    """Log-probabilities under the weights before the step's first update."""
+    entropy_gradient: bool = False
+    """The loss has a gradient for the entropies too, which costs the head's backward two more passes."""
     rewards: Literal["sample", "turn", "token"] = "sample"
     """What a reward is given for."""
 
@@ -62,10 +79,18 @@ class Algorithm(ABC):
 
     Settings: ClassVar[type] = NoSettings
     """A keyword-only dataclass of the algorithm's own keys in ``[algorithm]``, which are checked strictly."""
+    trains_on: ClassVar[Literal["rollouts", "demonstrations", "pairs", "labels"]] = "rollouts"
+    """What the model learns from: its own answers, or data that others wrote (algorithms/registry.py)."""
+    head: ClassVar[Literal["vocabulary", "value"]] = "vocabulary"
+    """Of the model that learns: what its last layer gives for each trained token."""
     needs: Needs = Needs()
     is_token_sum: bool = False
     """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
     may then be told its gradient chunk by chunk, which saves the logits' second computation."""
+    normalizes_batch: bool = False
+    """Refined advantages are brought to mean 0 and deviation 1 over all trained tokens of a step, of all ranks."""
+    is_still_without_advantage: bool = True
+    """Where every advantage of a batch is 0, so is the loss's gradient: the optimizer is then left alone."""
 
     def __init__(self, settings: Any = None):
         """``settings``: a ``Settings``; None: its defaults."""
@@ -75,6 +100,12 @@ class Algorithm(ABC):
     def advantages(self, rollouts: list[Rollout]) -> Sequence[float | np.ndarray]:
         """One for each of a group's usable rollouts: a number for all its tokens, or an array [num_model_tokens] with
         one for each token that the model wrote."""
+
+    def refine(self, inputs: LossInputs) -> Refined:
+        """What the loss gets for ``advantage_S``, of what ``advantages`` gave (rewards at tokens, say) and of what the
+        roles found (values, the reference's log-probabilities). A function of one row, without a gradient: it is
+        called before the step's first update, with ``logprob_S`` and ``entropy_S`` empty."""
+        return Refined(inputs.advantage_S)
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
