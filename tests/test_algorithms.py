@@ -266,8 +266,9 @@ def test_names_that_a_record_has_are_taken():
 def test_columns_that_nobody_provides_are_none():
     inputs = LossInputs(*[torch.zeros(2)] * 5)
     assert [f.name for f in fields(inputs) if getattr(inputs, f.name) is None] == [
+        "offsets_N",
         "reference_logprob_S",
-        "teacher_logprob_S",
         "proximal_logprob_S",
         "value_S",
+        "teacher_logprob_S",
     ]
