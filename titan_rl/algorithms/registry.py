@@ -10,22 +10,29 @@ from typing import Any
 
 from titan_rl.algorithms import probe
 from titan_rl.algorithms.base import Algorithm, Needs
-from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.cispo import CISPO
+from titan_rl.algorithms.dapo import DAPO
+from titan_rl.algorithms.grpo import GRPO, DrGRPO
+from titan_rl.algorithms.gspo import GSPO
+from titan_rl.algorithms.reinforce_pp import ReinforcePP
+from titan_rl.algorithms.rloo import RLOO
 from titan_rl.algorithms.sft import SFT
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
 from titan_rl.config.schema import AlgorithmConfig
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "cispo": CISPO,
+    "dapo": DAPO,
+    "dr_grpo": DrGRPO,
+    "grpo": GRPO,
+    "gspo": GSPO,
+    "reinforce_pp": ReinforcePP,
+    "rloo": RLOO,
+}
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {
-    "reference": "a reference model",
-    "critic": "a critic",
-    "reward_model": "a reward model",
-    "teacher": "a teacher",
-}
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm:
@@ -93,10 +100,10 @@ def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) ->
 
 
 def _check_needs(said: str, needs: Any) -> None:
-    """Nothing but the policy and a reward for each sample is served in this release."""
+    """Rewards come from verifiers, one for each sample, in this release."""
     if not isinstance(needs, Needs):
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
-    missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
+    missing = ["a reward model"] if needs.reward_model else []
     missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
     if missing:
         raise ConfigError(f"{said} needs {' and '.join(missing)}, which this release cannot serve yet")

@@ -63,6 +63,7 @@ class Learner:
         self.implementation = config.model.kernel
         if self.implementation == "auto":
             self.implementation = "triton" if self.device.type == "cuda" else "reference"
+        self.algorithm.implementation = self.implementation
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
