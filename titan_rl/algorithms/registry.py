@@ -33,6 +33,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
+_ROLES = {"critic": "a critic", "reward_model": "a reward model"}
+"""Of those that an algorithm may need, what nobody serves yet."""
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm:
@@ -100,10 +102,10 @@ def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) ->
 
 
 def _check_needs(said: str, needs: Any) -> None:
-    """Rewards come from verifiers, one for each sample, in this release."""
+    """Errors: ConfigError for what this release does not serve."""
     if not isinstance(needs, Needs):
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
-    missing = ["a reward model"] if needs.reward_model else []
+    missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
     missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
     if missing:
         raise ConfigError(f"{said} needs {' and '.join(missing)}, which this release cannot serve yet")
