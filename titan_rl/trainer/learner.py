@@ -65,6 +65,7 @@ class Learner:
         self.policy = self._sharded(model_path)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
+        self.algorithm.implementation = self.implementation
         self.roles: dict[str, FrozenRole] = roles_with_trainer(
             *(config, self.algorithm.needs),
             path_of=lambda role: role_path(config, role, model_path, kept),
