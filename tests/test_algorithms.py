@@ -167,7 +167,7 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
         (
             mine("needs = Needs(critic=True, reward_model=True)"),
-            "needs a critic and a reward model, which this release cannot",
+            "needs a critic and a reward model, which",
         ),
         (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
         (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
