@@ -3,6 +3,9 @@
 A model's log-probability of a token is here a function of the token alone, so no model is needed.
 """
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +16,7 @@ from titan_rl.algorithms.batching import checked_advantages
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Provenance, Rollout, Row, Sample
+from titan_rl.trainer.bad_numbers import _seen
 from titan_rl.trainer.objective import loss_inputs
 from titan_rl.trainer.preparation import refined, whitened
 
@@ -151,3 +155,21 @@ def test_reinforce_pp_is_normalized_over_all_tokens(alone, layout, aggregation, 
     options = {"baseline": baseline}
     options |= {"kl_coefficient": beta, "kl_in": "reward", "kl_estimator": "k1"} if beta else {}
     assert total_loss("reinforce_pp", options, aggregation, layout) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_who_is_at_fault_is_named_alone(alone, value):
+    """Of whom the reference knows no number: normalization over the batch makes nobody else's advantage one, too."""
+    options = {"kl_coefficient": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    algorithm = ALGORITHMS["reinforce_pp"](ALGORITHMS["reinforce_pp"].Settings(**options))
+    [row] = packed(algorithm, "token", (1, 100, True))
+    reference_S = reference_of(row.target_S)
+    third = slice(*row.offsets_N[2:4])
+    reference_S[third.start] = value
+    columns = columns_of(row) | {"reference_logprob_S": torch.tensor(reference_S)}
+    row = replace(refined(algorithm, row, columns), found={"reference_logprob_S": reference_S.astype(np.float32)})
+    [row] = whitened([row], torch.device("cpu"), is_counted=True)
+    assert np.flatnonzero(~np.isfinite(row.advantage_S)).tolist() == list(range(third.start, third.stop))
+    learner = SimpleNamespace(statistics={0: torch.zeros(2, len(row.target_S))}, loss_of=lambda *_: 0.0)
+    prompt_id, sample, _ = row.owners[2]
+    assert _seen(learner, [row]) == {(prompt_id, sample): "reference logprob"}

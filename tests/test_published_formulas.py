@@ -128,6 +128,13 @@ def test_rewards_to_go(discount):
     np.testing.assert_allclose(found_S, np.concatenate(expected), rtol=1e-12)
 
 
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_bad_reward_is_its_samples_alone(value):
+    rewards_S = torch.tensor([1.0, 2.0, value, 3.0, 4.0])
+    found_S = rewards_to_go(rewards_S, torch.ones(5), torch.tensor([0, 1, 3, 5]))
+    np.testing.assert_array_equal(found_S, [1.0, NAN, NAN, 7.0, 4.0])
+
+
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_divergence_in_the_reward(estimator, decoupled):
