@@ -345,7 +345,7 @@ def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
         ),
         ({"reject": "sequence"}, "set reject_low, reject_high or both"),
         ({"reject": "sequence", "reject_low": 2, "reject_high": 1}, "reject_low is above reject_high"),
-        ({"reject_low": 0.1}, "set reject, or leave them out"),
+        ({"reject_low": 0.1}, "of what reject names: set reject"),
         ({"dual_clip": 1.0}, "algorithm.dual_clip = 1.0"),
         ({"name": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip = 3.0"),
         ({"name": "reinforce_pp", "discount": 0.0}, "algorithm.discount = 0.0"),

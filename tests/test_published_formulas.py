@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from titan_rl.algorithms.advantages import at_last_token, centred, group_relative, leave_one_out
+from titan_rl.algorithms.advantages import at_last_token, centred, group_relative, leave_one_out, over_mean
 from titan_rl.algorithms.base import LossInputs
 from titan_rl.algorithms.grpo import GRPO
 from titan_rl.algorithms.registry import ALGORITHMS
@@ -72,9 +72,13 @@ def test_the_baseline_of_a_sample_is_the_mean_of_the_others(rewards):
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3, -2.5])
 @pytest.mark.parametrize("size", [1, 2, 7])
-@pytest.mark.parametrize("advantages_of", [centred, leave_one_out])
+@pytest.mark.parametrize("advantages_of", [centred, leave_one_out, over_mean])
 def test_a_group_without_variance_has_no_advantage(advantages_of, size, reward):
     assert advantages_of(np.full(size, reward)).tolist() == [0.0] * size
+
+
+def test_a_group_that_solves_nothing_has_no_advantage_over_its_mean():
+    assert not over_mean(np.array([0.0, -1.0])).any() and not over_mean(np.array([1.0, -1.0])).any()
 
 
 def rollout_of(reward: float, num_tokens: int) -> Rollout:
@@ -92,6 +96,7 @@ def rollout_of(reward: float, num_tokens: int) -> Rollout:
     ("grpo", {"normalize_std": False}, [0.75, -0.25, -0.25, -0.25]),
     ("dr_grpo", {}, [0.75, -0.25, -0.25, -0.25]),
     ("rloo", {}, [1.0, -1 / 3, -1 / 3, -1 / 3]),
+    ("maxrl", {}, [3.0, -1.0, -1.0, -1.0]),
 ])  # fmt: skip
 def test_advantages_by_name(name, options, expected):
     """One right of four."""
