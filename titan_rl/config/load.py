@@ -14,7 +14,7 @@ from typing import Any
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
-from titan_rl.config.model_directory.checks import find_model
+from titan_rl.config.model_directory.checks import find_model, find_value_model
 from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
 from titan_rl.config.shipped import find_config, shipped
 
@@ -146,6 +146,8 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
     _check_combinations(config)
     if config.model.path != "tiny":
         config.model.path = _model_directory(config)
+    if config.critic.path:
+        config.critic.path = _critic_directory(config)
     return config
 
 
@@ -222,6 +224,14 @@ def _model_directory(config: Config) -> str:
         return find_model(model.path, own_family=bool(model.family), is_chat=is_chat)
     except ValueError as error:
         raise ConfigError(f"model.path = {model.path!r}: {error}") from None
+
+
+def _critic_directory(config: Config) -> str:
+    """Errors: ConfigError for a model that cannot be given a value head."""
+    try:
+        return find_value_model(config.critic.path, own_family=bool(config.model.family))
+    except ValueError as error:
+        raise ConfigError(f"critic.path = {config.critic.path!r}: {error}") from None
 
 
 def as_dict(config: Config) -> dict[str, Any]:
