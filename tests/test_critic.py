@@ -62,7 +62,7 @@ def numbers(metrics: StepMetrics) -> tuple:
 
 
 def test_a_critic_learns_beside_the_policy_and_comes_to_explain_the_returns(model):
-    learner = learner_of(model, critic={"value_clip": 0})
+    learner = learner_of(model, critic={"value_clip": 0, "updates": 4})
     before = weights(learner)
     told = [step(learner, 0)[0].loss_metrics for _ in range(10)]
     after = weights(learner)
