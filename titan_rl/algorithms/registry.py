@@ -50,14 +50,16 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm
     except Exception as error:  # a user's algorithm may raise anything
         raise ConfigError(f"{said}: making it failed: {what_happened(error)}") from None
     check_signature(f"{said}: advantages", algorithm.advantages, ("rollouts",))
+    check_signature(f"{said}: refine", algorithm.refine, ("inputs",))
     check_signature(f"{said}: loss", algorithm.loss, ("inputs",))
     _check_needs(said, algorithm.needs)
     return algorithm
 
 
 def check_algorithm(algorithm: Algorithm, said: str) -> None:
-    """Try advantages and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
+    """Try advantages, refine and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
     probe.check_advantages(algorithm, said)
+    probe.check_refine(algorithm, said)
     probe.check_loss(algorithm, said)
     if algorithm.is_token_sum:
         probe.check_token_sum(algorithm, said)

@@ -10,7 +10,8 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import Config, CriticConfig
+from titan_rl.config.schema import Config
+from titan_rl.controller.role_checks import check_roles
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
@@ -21,13 +22,12 @@ from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family, make_family
-from titan_rl.models.heads import check_value_weights, value_spec
 from titan_rl.models.hf_weights import check_weights
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.trainer.layout import check_layout
-from titan_rl.trainer.titan_config import TitanConfig, build_titan, critic_titan
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -73,7 +73,7 @@ def check(config: Config) -> Checked:
     checked = resolve(config, config.eval.prompts)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
-    check_critic(checked)
+    check_roles(config, checked.algorithm, checked.family)
     check_transport(config)
     check_prompts(checked)
     return checked
@@ -153,38 +153,6 @@ def check_model(config: Config, family: Family | None = None) -> None:
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
     check_layout(hf, build_titan(config).parallelism)
     _check_generator_layout(hf, config.generator.tensor_parallel)
-
-
-def check_critic(checked: Checked) -> None:
-    """Errors: ConfigError for a [critic] that cannot be built, or that the algorithm has no use for."""
-    config, critic = checked.config, checked.config.critic
-    if not checked.algorithm.needs.critic:
-        if critic != CriticConfig():
-            raise ConfigError(f"[critic] has no effect: algorithm.name = {config.algorithm.name!r} has no critic")
-        return
-    critic_titan(config, checked.titan)
-    if critic.warmup_steps >= checked.titan.training.steps:
-        raise ConfigError(
-            f"critic.warmup_steps = {critic.warmup_steps} leaves the policy none of training.steps = "
-            f"{checked.titan.training.steps}: lower it, or raise training.steps"
-        )
-    if critic.path:
-        _check_critic_directory(checked)
-
-
-def _check_critic_directory(checked: Checked) -> None:
-    path, family, policy = checked.config.critic.path, checked.family, checked.config.model.path
-    try:
-        check_value_weights(value_spec(model_spec(path, family)), path)
-        hf = read_hf_config(path, family)
-    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
-        raise ConfigError(f"critic.path = {path!r}: {_in_one_line(error)}") from None
-    size = (tiny_config() if policy == "tiny" else read_hf_config(policy, family)).vocab_size
-    if hf.vocab_size < size:
-        raise ConfigError(
-            f"critic.path = {path!r} knows {hf.vocab_size} tokens, and the policy {size}: give a model with its tokens"
-        )
-    check_layout(hf, checked.titan.parallelism)
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:

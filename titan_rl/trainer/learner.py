@@ -11,7 +11,7 @@ Dimensions: S trained tokens of a row.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +47,9 @@ from titan_rl.trainer.objective import (
     zero_totals,
 )
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
-from titan_rl.trainer.preparation import as_array, completed, refined, whitened, with_found
+from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
 from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, sum_over_ranks
-from titan_rl.trainer.roles import FrozenRole, frozen_roles
+from titan_rl.trainer.roles import FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -60,7 +60,8 @@ class Learner:
 
     gives = "logprob"
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path):
+    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = ""):
+        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.device = device.local_device(dist.get_rank())
         dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
@@ -72,7 +73,11 @@ class Learner:
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
         self.algorithm.implementation = self.implementation
-        self.roles: dict[str, FrozenRole] = frozen_roles(config, self.algorithm.needs, self.model_path, self._sharded)
+        self.roles: dict[str, FrozenRole] = roles_with_trainer(
+            *(config, self.algorithm.needs),
+            path_of=lambda role: role_path(config, role, model_path, kept),
+            sharded=self._sharded,
+        )
         self.critic = self._critic() if self.algorithm.needs.critic else None
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
@@ -123,8 +128,12 @@ class Learner:
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
 
-    def train_step(self, batches: list[list[Row]], has_signal: list[bool]) -> list[StepMetrics | BadNumbers]:
-        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it."""
+    def train_step(
+        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+    ) -> list[StepMetrics | BadNumbers]:
+        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it; ``found``: what
+        roles in other processes found of them."""
+        batches = with_places(batches, found)
         prepared, moves = self.prepare(batches), not self.algorithm.is_still_without_advantage
         waits = self.critic is not None and self.critic.learns_alone
         pairs = zip(prepared, has_signal, strict=True)
@@ -162,7 +171,8 @@ class Learner:
 
     def _found_names(self) -> list[str]:
         proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
-        return [role.gives for role in self.roles.values()] + proximal + [*(FOUND if self.critic else ())]
+        critic = [*FOUND] if self.algorithm.needs.critic else []
+        return [FROZEN[role] for role in needed_roles(self.algorithm.needs)] + proximal + critic
 
     def optimizer_step(self, has_signal: bool) -> float:
         """Step and clear; the learning rate used.
