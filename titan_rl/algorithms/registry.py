@@ -15,6 +15,7 @@ from titan_rl.algorithms.dapo import DAPO
 from titan_rl.algorithms.grpo import GRPO, DrGRPO
 from titan_rl.algorithms.gspo import GSPO
 from titan_rl.algorithms.maxrl import MaxRL
+from titan_rl.algorithms.ppo import PPO
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.rloo import RLOO
 from titan_rl.algorithms.sft import SFT
@@ -29,13 +30,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "grpo": GRPO,
     "gspo": GSPO,
     "maxrl": MaxRL,
+    "ppo": PPO,
     "reinforce_pp": ReinforcePP,
     "rloo": RLOO,
 }
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {"critic": "a critic", "reward_model": "a reward model"}
+_ROLES = {"reward_model": "a reward model"}
 """Of those that an algorithm may need, what nobody serves yet."""
 
 

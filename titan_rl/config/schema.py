@@ -99,6 +99,26 @@ class TeacherConfig:
 
 
 @dataclass(kw_only=True)
+class CriticConfig:
+    """The model that foretells rewards, where the algorithm needs one. It learns beside the policy, in the trainer's
+    processes and in their layout."""
+
+    path: str = ""
+    """A Hugging Face directory, with a value head (``score.weight``) or without; empty: the policy as it is when
+    reinforcement learning begins. A head that was not there says 0 at first."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Its own ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
+    lr_scheduler: dict[str, Any] = field(default_factory=dict)
+    """Its own ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's does."""
+    warmup_steps: Whole = 0
+    """Steps at the beginning in which the critic learns alone, and the policy stays as it is."""
+    updates: Count = 1
+    """Optimizer steps of the critic for each of the policy's, all on the same rows."""
+    value_clip: Annotated[float, Field(ge=0)] = 0.2
+    """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     prompts_per_step: Count = 16
     """Groups that make up a batch."""
@@ -217,6 +237,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)

@@ -4,13 +4,15 @@ from dataclasses import asdict
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import Config, CriticConfig
 from titan_rl.models.families import Family
-from titan_rl.models.spec import read_hf_config
+from titan_rl.models.heads import check_value_weights, value_spec
+from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.lone_role import role_titan
 from titan_rl.trainer.roles import FROZEN
+from titan_rl.trainer.titan_config import build_titan, critic_titan
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -30,6 +32,25 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
                 f"trainer's layout: set placement = 'own', or leave it out"
             )
         _check_model(config, role, family)
+    if algorithm.needs.critic:
+        _check_critic(config, family)
+    elif asdict(config.critic) != asdict(CriticConfig()):
+        raise ConfigError(f"[critic] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out")
+
+
+def _check_critic(config: Config, family: Family | None) -> None:
+    path, steps = config.critic.path, critic_titan(config, build_titan(config)).training.steps
+    if config.critic.warmup_steps >= steps:
+        raise ConfigError(
+            f"critic.warmup_steps = {config.critic.warmup_steps} leaves the policy none of training.steps = {steps}: "
+            f"lower it, or raise training.steps"
+        )
+    if path:
+        try:
+            check_value_weights(value_spec(model_spec(path, family)), path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
+            raise ConfigError(f"critic.path = {path!r}: {' '.join(str(error).split())}") from None
+        _check_model(config, "critic", family)
 
 
 def _check_model(config: Config, role: str, family: Family | None) -> None:
@@ -41,6 +62,9 @@ def _check_model(config: Config, role: str, family: Family | None) -> None:
             f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
+    if getattr(getattr(config, role), "placement", "with_trainer") == "with_trainer":
+        check_layout(model, build_titan(config).parallelism)
+        return
     try:
         check_layout(model, role_titan(config, role).parallelism)
     except ConfigError as error:

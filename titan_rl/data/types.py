@@ -207,7 +207,8 @@ class Culprit:
     prompt_id: str
     sample: int
     what: str
-    """``sampling logprob``, ``logprob``, ``loss`` or ``gradient``: the first of them that is not finite."""
+    """``sampling logprob``, ``logprob`` or a critic's ``value``, ``loss`` or ``gradient``: the first that is not
+    finite."""
 
 
 @dataclass(frozen=True)

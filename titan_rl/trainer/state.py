@@ -40,11 +40,16 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 
 def _learner_state(learner) -> dict:
+    critic = {} if learner.critic is None else {"critic": _model_state(learner.critic)}
+    return _model_state(learner) | critic | {f"random_rank{dist.get_rank()}": random_state()}
+
+
+def _model_state(learning) -> dict:
+    """Of a model that learns."""
     return {
-        "model": {name: tensor for part in learner.model_parts for name, tensor in part.state_dict().items()},
-        "optimizer": learner.optimizer.state_dict(),
-        "scheduler": learner.scheduler.state_dict(),
-        f"random_rank{dist.get_rank()}": random_state(),
+        "model": {name: tensor for part in learning.model_parts for name, tensor in part.state_dict().items()},
+        "optimizer": learning.optimizer.state_dict(),
+        "scheduler": learning.scheduler.state_dict(),
     }
 
 
@@ -102,7 +107,8 @@ def load_learner(learner, folder: Path) -> None:
         del state[mine]
     learner.before_update()
     load_state(state, folder)
-    learner.optimizer.load_state_dict(state["optimizer"])
-    learner.scheduler.load_state_dict(state["scheduler"])
+    for learning, loaded in [(learner, state), *([(learner.critic, state["critic"])] if learner.critic else [])]:
+        learning.optimizer.load_state_dict(loaded["optimizer"])
+        learning.scheduler.load_state_dict(loaded["scheduler"])
     if mine in state:
         set_random_state(state[mine])
