@@ -74,6 +74,18 @@ class AlgorithmConfig:
 
 
 @dataclass(kw_only=True)
+class LoraConfig:
+    rank: Whole = 0
+    """Of the adapters that are trained in place of the weights; 0: none, the whole model is trained."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """An adapter's product counts alpha / rank times."""
+    targets: list[str] = field(default_factory=list)
+    """Projections by Hugging Face's names, such as ``q_proj``; empty: all of attention and feed-forward (no experts)."""
+    adapter: str = ""
+    """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     prompts_per_step: Count = 16
     """Groups that make up a batch."""
@@ -190,6 +202,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
