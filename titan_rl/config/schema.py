@@ -80,9 +80,25 @@ class LoraConfig:
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
     """An adapter's product counts alpha / rank times."""
     targets: list[str] = field(default_factory=list)
-    """Projections by Hugging Face's names, such as ``q_proj``; empty: all of attention and feed-forward (no experts)."""
+    """Projections by Hugging Face's names, such as ``q_proj``; empty: all but experts."""
     adapter: str = ""
     """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
+
+
+@dataclass(kw_only=True)
+class ReferenceConfig:
+    """The model that the policy is kept near to, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+
+
+@dataclass(kw_only=True)
+class TeacherConfig:
+    """The model that a student learns from, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory with the policy's tokens."""
 
 
 @dataclass(kw_only=True)
@@ -203,6 +219,8 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)

@@ -18,6 +18,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.load import nearest
 from titan_rl.config.schema import LoraConfig
+from titan_rl.models.parts import FROM_FILE
 from titan_rl.models.shards import hf_names
 
 _MADE_FROM = {"wk": "wkv", "wv": "wkv"}
@@ -76,6 +77,12 @@ def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[nn.Module]:
     """Every layer that has an adapter."""
     for part in model_parts:
         yield from (module for module in part.modules() if hasattr(module, "lora_a"))
+
+
+def draw_nothing(model: nn.Module) -> None:
+    """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
+    for module in adapted_modules([model]):
+        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.schema import LoraConfig
 from titan_rl.data.seeds import named_seed
-from titan_rl.mesh.channel.region import checksum
 from titan_rl.models.hf_weights import gather_whole, slices
 from titan_rl.models.lora import adapter_disabled
 from titan_rl.models.peft_files import load_adapter, save_adapter
@@ -74,13 +73,6 @@ class Adapters:
         """Meanwhile the model computes without them."""
         with adapter_disabled(self.model_parts):
             yield
-
-    def base_checksum(self) -> int:
-        """Of every weight of this rank that is not trained."""
-        frozen = [p.detach() for part in self.model_parts for p in part.parameters() if not p.requires_grad]
-        local = [getattr(values, "_local_tensor", values).reshape(-1).view(torch.uint8) for values in frozen]
-        sums = [checksum(values) >> 1 for values in local if values.numel()]
-        return checksum(torch.tensor(sums).view(torch.uint8))
 
     def save(self, base: Path, out: Path) -> None:
         """As PEFT does; ``base``: the model that it belongs to. All ranks call; rank 0 writes."""

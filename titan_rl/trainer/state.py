@@ -1,6 +1,8 @@
 """A rank's complete state, through torch.distributed.checkpoint: written while training goes on, and read again.
 
-The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state.
+The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state. Of a model with
+adapters it holds these and no weight that is not trained: those are in the directory that the run started from, which
+is told by its digest.
 """
 
 import json
@@ -15,7 +17,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from titan_rl.trainer.plain_state import load_state, read_metadata
+from titan_rl.models.hf_weights import base_digest
+from titan_rl.models.shards import is_adapter
+from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
+
+_BASE = "base_model"
 
 
 def random_state() -> dict[str, torch.Tensor]:
@@ -40,8 +46,15 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 
 def _learner_state(learner) -> dict:
+    adapters = learner.policy.adapters
     return {
-        "model": {name: tensor for part in learner.model_parts for name, tensor in part.state_dict().items()},
+        "model": {
+            name: tensor
+            for part in learner.model_parts
+            for name, tensor in part.state_dict().items()
+            if adapters is None or is_adapter(name)
+        },
+        **({_BASE: base_digest(learner.model_path)} if adapters else {}),
         "optimizer": learner.optimizer.state_dict(),
         "scheduler": learner.scheduler.state_dict(),
         f"random_rank{dist.get_rank()}": random_state(),
@@ -101,8 +114,12 @@ def load_learner(learner, folder: Path) -> None:
     else:  # the checkpoint was written by fewer ranks
         del state[mine]
     learner.before_update()
+    base = state.get(_BASE)
     load_state(state, folder)
+    if state.get(_BASE) != base:
+        raise StateError(f"the adapters in {folder} are of another model than {learner.model_path}: give that")
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.scheduler.load_state_dict(state["scheduler"])
+    learner.weights_changed()
     if mine in state:
         set_random_state(state[mine])
