@@ -1,5 +1,5 @@
-"""Whether a model can be trained as ``[lora]`` says, checked before any process starts. Nothing is sharded, and no memory
-is needed but for names and shapes.
+"""Whether a model can be trained as ``[lora]`` says, checked before any process starts. Nothing is sharded, and memory
+is needed for names and shapes alone.
 """
 
 import re
