@@ -20,6 +20,7 @@ TITAN_SECTIONS = (
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
+Placement = Literal["with_trainer", "own"]
 
 
 @dataclass(kw_only=True)
@@ -91,6 +92,10 @@ class ReferenceConfig:
 
     path: str = ""
     """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+    placement: Placement = "with_trainer"
+    """In the trainer's processes and in its layout, or in processes of its own."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """Of processes of its own, as ``[parallelism]`` is the trainer's; empty: one process."""
 
 
 @dataclass(kw_only=True)
@@ -99,6 +104,10 @@ class TeacherConfig:
 
     path: str = ""
     """A Hugging Face directory with the policy's tokens."""
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ Dimensions: S trained tokens of a row.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,8 +43,8 @@ from titan_rl.trainer.objective import (
     zero_totals,
 )
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
-from titan_rl.trainer.preparation import as_array, completed, refined, whitened, with_found
-from titan_rl.trainer.roles import FrozenRole, frozen_roles
+from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
+from titan_rl.trainer.roles import FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -53,7 +53,8 @@ class Learner:
     """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
     must be up."""
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path):
+    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = ""):
+        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.device = device.local_device(dist.get_rank())
         dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
@@ -66,7 +67,12 @@ class Learner:
             self.policy.adapt(config.lora, config.run.seed)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
-        self.roles: dict[str, FrozenRole] = frozen_roles(config, self.algorithm.needs, self.policy, self._sharded)
+        self.roles: dict[str, FrozenRole] = roles_with_trainer(
+            *(config, self.algorithm.needs),
+            path_of=lambda role: role_path(config, role, model_path, kept),
+            sharded=self._sharded,
+            adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
+        )
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
@@ -110,8 +116,12 @@ class Learner:
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
 
-    def train_step(self, batches: list[list[Row]], has_signal: list[bool]) -> list[StepMetrics | BadNumbers]:
-        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it."""
+    def train_step(
+        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+    ) -> list[StepMetrics | BadNumbers]:
+        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it; ``found``: what
+        roles in other processes found of them."""
+        batches = with_places(batches, found)
         prepared, moves = self.prepare(batches), not self.algorithm.is_still_without_advantage
         return [self.train(rows, signal or moves) for rows, signal in zip(prepared, has_signal, strict=True)]
 
@@ -147,7 +157,7 @@ class Learner:
 
     def _found_names(self) -> list[str]:
         proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
-        return [role.gives for role in self.roles.values()] + proximal
+        return [FROZEN[role] for role in needed_roles(self.algorithm.needs)] + proximal
 
     def optimizer_step(self, has_signal: bool) -> tuple[float, float]:
         """Clip, step, clear; the gradient norm before clipping and the learning rate used.
@@ -259,5 +269,13 @@ class Learner:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
         return self.policy.shards()
 
-    def save_hf(self, out: str | Path) -> None:
+    def digests(self) -> dict[str, str]:
+        """Of the weights that this rank holds and that must never change: roles', and those under adapters."""
+        base = {BASE: self.policy.digest()} if self.policy.adapters else {}
+        return base | {name: role.model.digest() for name, role in self.roles.items()}
+
+    def save_hf(self, out: str | Path, adapter: str | Path = "") -> None:
+        """``adapter``: where the policy's adapters go besides, if it has any."""
         self.policy.save(out)
+        if adapter and self.policy.adapters:
+            self.policy.adapters.save(self.model_path, Path(adapter))

@@ -21,6 +21,10 @@ from titan_rl.trainer.sharded_model import Columns
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
 """What a role says of each of these rows: float32 [S] by name, or nothing on ranks that do not see it."""
+Place = tuple[int, int]
+"""Of a row among a step's rows of one rank: the number of the update, and its number in it."""
+Found = tuple[Place, dict[str, np.ndarray]]
+"""What a role in another process found of the row there."""
 
 
 def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
@@ -28,6 +32,15 @@ def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
     for find in finders:
         rows = [replace(row, found=row.found | found) for row, found in zip(rows, find(rows), strict=True)]
     return rows
+
+
+def with_places(batches: list[list[Row]], found: Iterable[Found]) -> list[list[Row]]:
+    """The rows of each update, with what was found of them elsewhere."""
+    batches = [list(rows) for rows in batches]
+    for (update, number), columns in found:
+        row = batches[update][number]
+        batches[update][number] = replace(row, found=row.found | columns)
+    return batches
 
 
 def completed(rows: list[Row], names: Iterable[str]) -> list[Row]:

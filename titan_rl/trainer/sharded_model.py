@@ -26,8 +26,6 @@ from titan_rl.trainer.adapters import Adapters
 from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import TitanConfig
 
-ADAPTER = "adapter"
-"""The name of the directory beside a saved model."""
 Columns = dict[str, torch.Tensor]
 """Of one row, on the device that computes: those of ``data.types.Row``, and what it says that roles found."""
 _ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
@@ -161,7 +159,5 @@ class ShardedModel:
         return hasher.hexdigest()
 
     def save(self, out: str | Path) -> None:
-        """Write it as a Hugging Face directory, with its adapters merged, and these as PEFT's beside it."""
+        """Write it as a Hugging Face directory, with its adapters merged."""
         save_hf(self.shards(), self.path, Path(out), self.dtypes, self.device)
-        if self.adapters:
-            self.adapters.save(self.path, Path(out).parent / ADAPTER)
