@@ -29,7 +29,7 @@ def check_weights(spec: ModelSpec, path: str | Path) -> None:
 def base_digest(path: str | Path) -> str:
     """Tells one model from another, wherever their directories are: of config.json and samples of the weights."""
     files = [Path(path) / "config.json", *weight_files(path)]
-    return xxhash.xxh3_128_hexdigest(" ".join(map(sampled_checksum, files)))
+    return xxhash.xxh3_128_hexdigest(" ".join(map(sampled_checksum, files)).encode())
 
 
 @torch.no_grad()

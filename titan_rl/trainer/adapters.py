@@ -18,7 +18,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from titan_rl.config.schema import LoraConfig
 from titan_rl.data.seeds import named_seed
-from titan_rl.models.hf_weights import gather_whole, slices
+from titan_rl.models.hf_weights import base_digest, gather_whole, slices
 from titan_rl.models.lora import adapter_disabled
 from titan_rl.models.peft_files import load_adapter, save_adapter
 from titan_rl.models.shards import LowRank, Shard, local_shards
@@ -29,7 +29,12 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 class Adapters:
     """Those of a rank's part of the model. The process group must be up, and all ranks make theirs together."""
 
-    def __init__(self, spec: ModelSpec, model_parts: list[nn.Module], lora: LoraConfig, device: torch.device):
+    def __init__(
+        self, spec: ModelSpec, model_parts: list[nn.Module], lora: LoraConfig, path: Path, device: torch.device
+    ):
+        """``path``: the directory of the weights that they are added to."""
+        self.base = base_digest(path)
+        """Which weights these are."""
         self.lora, self.model_parts, self.device = lora, model_parts, device
         self.shards = local_shards(spec, model_parts, adapters=True)
         self._b = {shard.name.removesuffix(_B): shard for shard in self.shards if shard.name.endswith(_B)}

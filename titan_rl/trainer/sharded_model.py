@@ -56,7 +56,7 @@ class ShardedModel:
 
     def adapt(self, lora: LoraConfig, seed: int) -> None:
         """From now on the adapters that the spec has (models/lora.py) are part of the model."""
-        self.adapters = Adapters(self.spec, self.parts, lora, self.device)
+        self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
         self.adapters.begin(seed)
 
     # rows

@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from titan_rl.models.hf_weights import base_digest
 from titan_rl.models.shards import is_adapter
 from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
 
@@ -54,7 +53,7 @@ def _learner_state(learner) -> dict:
             for name, tensor in part.state_dict().items()
             if adapters is None or is_adapter(name)
         },
-        **({_BASE: base_digest(learner.model_path)} if adapters else {}),
+        **({_BASE: adapters.base} if adapters else {}),
         "optimizer": learner.optimizer.state_dict(),
         "scheduler": learner.scheduler.state_dict(),
         f"random_rank{dist.get_rank()}": random_state(),
