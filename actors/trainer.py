@@ -80,9 +80,9 @@ class Trainer(Actor):
     @endpoint
     def restore(self, step: int, replica: RegionHandle | None) -> None:
         """The state after a step: from the replica in another process, or from this one's snapshots before ``join``."""
-        slot = fetch_step(replica, step) if replica is not None else self.snapshots.slot_of(step)
         from titan_rl.trainer.process_group import peers_are_told
 
+        slot = fetch_step(replica, step) if replica is not None else self.snapshots.slot_of(step)
         with peers_are_told():
             Snapshots(self.rank, self.learner).load(slot)
 

@@ -24,9 +24,7 @@ LAYOUTS = {
         "tp2 from dp2": Layout("llama", parallelism(tp=2), start_from="dp2", lora=LORA),
         "tp2 no SP": Layout("llama", parallelism(tp=2, enable_sequence_parallel=False), lora=LORA),
         "pp2": Layout("qwen3", parallelism(pp=2), lora=LORA),
-        "pp2 interleaved AC": Layout(
-            "qwen3", parallelism(pp=2, schedule="Interleaved1F1B"), checkpointing="full", lora=LORA
-        ),
+        "pp2 AC": Layout("qwen3", parallelism(pp=2), checkpointing="full", lora=LORA),
         "ep2": Layout("moe", parallelism(dp=2, ep=2), lora=LORA),
     },
     4: {

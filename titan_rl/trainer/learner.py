@@ -44,7 +44,7 @@ from titan_rl.trainer.objective import (
 )
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
 from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
-from titan_rl.trainer.roles import FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
+from titan_rl.trainer.roles import BASE, FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
