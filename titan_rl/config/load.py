@@ -207,6 +207,8 @@ def _check_combinations(config: Config) -> None:
         )
     if config.mesh.launcher != "local" and not config.mesh.worker_loops:
         raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
+    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
+        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":

@@ -75,6 +75,18 @@ class AlgorithmConfig:
 
 
 @dataclass(kw_only=True)
+class LoraConfig:
+    rank: Whole = 0
+    """Of the adapters that are trained in place of the weights; 0: none, the whole model is trained."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """An adapter's product counts alpha / rank times."""
+    targets: list[str] = field(default_factory=list)
+    """Projections by Hugging Face's names, such as ``q_proj``; empty: all but experts."""
+    adapter: str = ""
+    """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
+
+
+@dataclass(kw_only=True)
 class ReferenceConfig:
     """The model that the policy is kept near to, where the algorithm needs one. It never learns."""
 
@@ -235,6 +247,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)

@@ -141,7 +141,7 @@ class Controller:
         self.progress.held_out_after = await self.evaluate("after")
         await self.save()
         await self.checkpointing.finish()
-        await self.trainer.call("save_hf", str(self.run_dir.model))
+        await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
@@ -156,7 +156,7 @@ class Controller:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self.save())
             await within(_RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
             if isinstance(error, Stopped):
-                await self.trainer.call("save_hf", str(self.run_dir.model))
+                await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
         except Exception as failure:  # the error that ended the run matters more
             self.say(f"could not save step {self.progress.step}: {failure}")
 

@@ -242,7 +242,7 @@ class Session:
             self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
         )
         bad_batches = BadBatches(config.recovery, self.run_dir, say=say, record=record)
-        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note)
+        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=bool(config.lora.rank))
         parts = Components(
             *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
         )
