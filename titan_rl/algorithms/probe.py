@@ -18,8 +18,9 @@ from titan_rl.data.types import Provenance, Rollout, StepMetrics, Turn
 
 _NUM_TOKENS = 8
 _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "accuracy", "response_length", "truncated"}
-_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row"}
+_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_")
+_TAKEN_BEGINNINGS += ("filtered_",)
 """Of the names in a step's record (records/metrics.py, controller): a loss's metric would overwrite them."""
 
 

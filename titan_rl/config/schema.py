@@ -19,6 +19,7 @@ TITAN_SECTIONS = (
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
@@ -69,6 +70,10 @@ class AlgorithmConfig:
     """Optimizer steps that a batch is split into."""
     train_truncated: bool = True
     """Whether samples that ran out of tokens are trained on (with the reward that they got)."""
+    overlong_buffer: Whole = 0
+    """Tokens before rollout.max_new_tokens in which an answer costs more the longer it is (DAPO); 0: none do."""
+    overlong_penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """What an answer that ends with the last of them costs, or one that was cut short."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own keys. A TOML writes them beside the ones above; the algorithm's dataclass checks them."""
 
@@ -90,6 +95,26 @@ class RolloutConfig:
     max_retries: Whole = 2
     """How often a group that met a failure of the machinery is issued again before it is discarded by name; and how
     many deaths of its engine, the last with nothing else there, make a prompt ``poison``."""
+
+
+@dataclass(kw_only=True)
+class FilterConfig:
+    """Groups that do not enter a batch although they could; others are sampled in their place."""
+
+    no_signal: bool = False
+    """Those whose rewards are all equal, so that no sample is better than another (DAPO's dynamic sampling)."""
+    min_pass_rate: Share = 0.0
+    """Those of whose samples a smaller share is right."""
+    max_pass_rate: Share = 1.0
+    """Those of whose samples a larger share is right."""
+    all_truncated: bool = False
+    """Those whose samples all ran out of tokens."""
+    max_refills: Whole = 4
+    """Batches' worth of groups that may be sampled besides, for one batch; then the batch is smaller."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.no_signal or self.all_truncated or self.min_pass_rate > 0 or self.max_pass_rate < 1
 
 
 @dataclass(kw_only=True)
@@ -191,6 +216,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
