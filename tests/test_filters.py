@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import running
 
+from titan_rl import cli
 from titan_rl.algorithms.batching import update_parts
 from titan_rl.algorithms.filters import REASONS, Selection, filter_reason
 from titan_rl.config.load import ConfigError, load_config
@@ -15,8 +17,11 @@ from titan_rl.config.schema import AlgorithmConfig, Config, FilterConfig, Rollou
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
+from titan_rl.records.events import read_events
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.ledger_audit import flaws
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rollouts import read_rollouts
 
 SAMPLES = 4
 
@@ -276,3 +281,40 @@ def test_mistakes_are_one_line(overrides, said):
 
 def test_reasons_are_all_named():
     assert set(REASONS) == {"no_signal", "too_easy", "too_hard", "all_truncated"}
+
+
+# a run
+
+
+@pytest.mark.slow
+def test_a_run_that_filters_is_killed_resumed_and_replayed_to_the_same_bits(tmp_path):
+    """Real actors, staleness 1, rewards shaped: the account adds up, and each step comes out as it did."""
+    root = tmp_path / "run"
+    settings = dict(
+        filter__no_signal=True,
+        filter__max_refills=3,
+        rollout__max_staleness=1,
+        algorithm__overlong_buffer=3,
+        algorithm__updates_per_batch=2,
+        training__steps=10,
+        checkpoint__every=4,
+    )
+    process = running.start(root, **settings)
+    running.wait_for_step(root, 6)
+    process.kill()
+    process.wait()
+    assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert [record["step"] for record in records] == list(range(1, 11))
+    assert any(record.get("sampled_per_trained", 0) > 1 for record in records)
+    assert any(record.get("overlong_punishment", 0) < 0 for record in records)
+    assert all(event["same"] for event in read_events(root) if event["kind"] == "redone")
+    account = Ledger(root / "ledger.db").account()
+    assert account["discarded (no_signal)"] > 0
+    assert account["issued"] == account["trained"] + account["pending"] + account["discarded (no_signal)"]
+    for step in range(1, 11):
+        groups = read_rollouts(root / "rollouts", step)
+        unequal = [len({each.reward for each in group.rollouts}) > 1 for group in groups]
+        assert all(unequal) or len(groups) <= 2, "what says nothing is taken back for an optimizer step alone"
+    assert cli.main(["ledger", str(root)]) == 0
+    assert cli.main(["replay", str(root), "--from", "1", "--to", "10"]) == 0
