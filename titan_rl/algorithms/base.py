@@ -69,6 +69,9 @@ class Needs:
     """What a reward is given for."""
 
 
+NO_NEEDS = Needs()
+
+
 @dataclass(kw_only=True)
 class NoSettings:
     """Of an algorithm without TOML keys of its own."""
@@ -83,7 +86,7 @@ class Algorithm(ABC):
     """What the model learns from: its own answers, or data that others wrote (algorithms/registry.py)."""
     head: ClassVar[Literal["vocabulary", "value"]] = "vocabulary"
     """Of the model that learns: what its last layer gives for each trained token."""
-    needs: Needs = Needs()
+    needs: Needs = NO_NEEDS
     is_token_sum: bool = False
     """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
     may then be told its gradient chunk by chunk, which saves the logits' second computation."""
@@ -91,6 +94,9 @@ class Algorithm(ABC):
     """Refined advantages are brought to mean 0 and deviation 1 over all trained tokens of a step, of all ranks."""
     is_still_without_advantage: bool = True
     """Where every advantage of a batch is 0, so is the loss's gradient: the optimizer is then left alone."""
+
+    implementation: Literal["reference", "triton"] = "reference"
+    """Of the kernels that the loss calls: the learner sets what ``model.kernel`` means on its device."""
 
     def __init__(self, settings: Any = None):
         """``settings``: a ``Settings``; None: its defaults."""

@@ -7,7 +7,7 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
-_NUM_NAMED = 20
+_NUM_NAMED = 30
 
 
 class ConfigError(ValueError):
@@ -144,9 +144,7 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
-    if config.model.path != "tiny":
-        config.model.path = _model_directory(config)
-    return config
+    return _with_directories(config)
 
 
 def load_resolved(path: Path) -> Config:
@@ -230,13 +228,21 @@ def _check_lengths_and_filters(config: Config) -> None:
         )
 
 
-def _model_directory(config: Config) -> str:
-    """Errors: ConfigError for a model that cannot be trained."""
-    model, is_chat = config.model, config.task.style == "chat"
+def _with_directories(config: Config) -> Config:
+    """Models by their directories, checked. Errors: ConfigError for one that cannot be used."""
+    if config.model.path != "tiny":
+        is_chat = config.task.style == "chat"
+        config = replace(config, model=_found(config, "model", is_chat=is_chat))
+    roles = [role for role in ("reference", "teacher") if getattr(config, role).path]
+    return replace(config, **{role: _found(config, role) for role in roles})
+
+
+def _found(config: Config, section: str, **wanted: bool):
+    settings = getattr(config, section)
     try:
-        return find_model(model.path, own_family=bool(model.family), is_chat=is_chat)
+        return replace(settings, path=find_model(settings.path, own_family=bool(config.model.family), **wanted))
     except ValueError as error:
-        raise ConfigError(f"model.path = {model.path!r}: {error}") from None
+        raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
 
 
 def as_dict(config: Config) -> dict[str, Any]:

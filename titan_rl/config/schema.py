@@ -21,6 +21,7 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
+Placement = Literal["with_trainer", "own"]
 
 
 @dataclass(kw_only=True)
@@ -76,6 +77,30 @@ class AlgorithmConfig:
     """What an answer that ends with the last of them costs, or one that was cut short."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own keys. A TOML writes them beside the ones above; the algorithm's dataclass checks them."""
+
+
+@dataclass(kw_only=True)
+class ReferenceConfig:
+    """The model that the policy is kept near to, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+    placement: Placement = "with_trainer"
+    """In the trainer's processes and in its layout, or in processes of its own."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """Of processes of its own, as ``[parallelism]`` is the trainer's; empty: one process."""
+
+
+@dataclass(kw_only=True)
+class TeacherConfig:
+    """The model that a student learns from, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory with the policy's tokens."""
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
 
 
 @dataclass(kw_only=True)
@@ -215,6 +240,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)

@@ -32,6 +32,8 @@ from titan_rl.config.schema import Config
 from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.evaluate import evaluate
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import keep_policy
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
@@ -60,6 +62,7 @@ class Components:
     recovery: Recovery
     checkpointing: Checkpointing
     bad_batches: BadBatches
+    frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
 
@@ -82,6 +85,7 @@ class Controller:
         self.meshes, self.trainer = components.meshes, components.meshes.trainer
         self.queue, self.publishing, self.recovery = components.queue, components.publishing, components.recovery
         self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
+        self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
         self.say = components.reporter.display.say
         self._is_between_steps = True
@@ -91,6 +95,8 @@ class Controller:
     async def begin(self) -> None:
         """SFT steps if there are any, version 0, and what the model can do before any training."""
         await self.stop.interrupts(self.recovery.sft(self.trainer, self.meshes.dispatcher))
+        await keep_policy(self.config, self.algorithm, self.run_dir, self.meshes)
+        await self.frozen.begin()
         await self.trainer.begin_at(0)
         self.queue.admission.restart(0)
         await self.publishing.publish(0)
@@ -110,6 +116,7 @@ class Controller:
             await self.publishing.delivered()
         else:
             self.checkpointing.started_from(self.progress.step)
+            await self.frozen.begin()
         first = self.progress.step
         await self.stop.interrupts(self.recovery.train_recorded(self.trainer))
         last = self.progress.step
@@ -130,6 +137,7 @@ class Controller:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""
         await self.publishing.delivered()
         self.queue.ledger.verify()
+        await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
         await self.save()
         await self.checkpointing.finish()

@@ -23,6 +23,8 @@ from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import kept_policy
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -212,6 +214,8 @@ class Session:
         return make_meshes(
             *(self.config, self.titan, model_path),
             family=self.checked.family,
+            needs=self.checked.algorithm.needs,
+            kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             launcher=self.checked.launcher,
             logs=self.run_dir.logs.absolute(),
             say=self.say,
@@ -238,7 +242,10 @@ class Session:
             self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
         )
         bad_batches = BadBatches(config.recovery, self.run_dir, say=say, record=record)
-        parts = Components(meshes, queue, publishing, recovery, checkpointing, bad_batches, reporter, self.progress)
+        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note)
+        parts = Components(
+            *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
+        )
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
             *(self.checked.held_out, self.stop_request, parts),

@@ -1,0 +1,47 @@
+"""Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
+
+from dataclasses import asdict
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import Config
+from titan_rl.models.families import Family
+from titan_rl.models.spec import read_hf_config
+from titan_rl.models.tiny import tiny_config
+from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.lone_role import role_titan
+from titan_rl.trainer.roles import FROZEN
+
+
+def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
+    """Errors: ConfigError for a role that is described for nothing, that cannot be built or laid out, or that has
+    other tokens than the policy."""
+    for role in FROZEN:
+        settings, said = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
+        if not getattr(algorithm.needs, role):
+            if asdict(settings) != asdict(type(settings)()):
+                raise ConfigError(f"[{role}] has no effect: {said}, as it is set, needs no {role}; leave it out")
+            continue
+        if role == "teacher" and not settings.path:
+            raise ConfigError(f"{said} needs a teacher: give its Hugging Face directory as teacher.path")
+        if settings.placement == "with_trainer" and settings.parallelism:
+            raise ConfigError(
+                f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
+                f"trainer's layout: set placement = 'own', or leave it out"
+            )
+        _check_model(config, role, family)
+
+
+def _check_model(config: Config, role: str, family: Family | None) -> None:
+    path, own = config.model.path, getattr(config, role).path
+    policy = tiny_config() if path == "tiny" else read_hf_config(path, family)
+    model = read_hf_config(own, family) if own else policy
+    if model.vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"must read the policy's tokens"
+        )
+    try:
+        check_layout(model, role_titan(config, role).parallelism)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("parallelism.", f"{role}.parallelism.", 1)) from None
