@@ -184,6 +184,9 @@ class SFTConfig:
 class EvalConfig:
     every: Whole = 0
     """Steps between held-out evaluations; 0: only before the first step and after the last."""
+    grader: str = ""
+    """A second opinion of each sampled answer that nothing is trained on: ``pkg.module:name`` of a function like a
+    reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
     """Held-out prompts, never trained on, answered greedily; a data file may have fewer."""
 

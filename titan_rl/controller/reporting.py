@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from titan_rl.algorithms.filters import REASONS
 from titan_rl.algorithms.shaping import shaping_metrics
 from titan_rl.config.schema import Config
+from titan_rl.controller.alarms import AlarmWatch
 from titan_rl.controller.display import Display
 from titan_rl.controller.rollout_queue import Collected
 from titan_rl.data.files import unless_full
@@ -64,6 +65,7 @@ class Reporter:
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
         self._has_warned = self._has_told_short = False
         self._failures_told: set[str] = set()
+        self._alarms = AlarmWatch(run_dir.root, say=display.say, note=note)
 
     def enter(self, step: int, phase: str) -> None:
         """What the run does now, for anyone who looks at its directory."""
@@ -73,6 +75,7 @@ class Reporter:
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
         record = self._record(report, statistics, seconds_sync)
+        record |= self._alarms.met(record)
         self._tell_stragglers(report.step)
         self.metrics.write(record)
         self.display.step(record)

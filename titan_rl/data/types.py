@@ -88,7 +88,9 @@ class Rollout:
     text: str = ""
     """What the model wrote, for people."""
     failure: str = ""
-    """What went wrong, where the status says that something did; not recorded."""
+    """What went wrong, where something did; not recorded."""
+    grade: float | None = None
+    """By ``eval.grader``: what nothing is trained on."""
 
     @property
     def num_model_tokens(self) -> int:

@@ -143,7 +143,7 @@ def _answers_collapse(records: Sequence[dict[str, float]]) -> str:
     at = _worst(is_down_W & (answers.last <= FEWER * answers.before_W), -answers.gain_W)
     if at is None:
         return ""
-    return f"a step's prompts got {answers.before_W[at]:.1f} different answers, now {answers.last:.1f} (effective number)"
+    return f"effectively, {answers.before_W[at]:.1f} different answers went to a step's prompts, now {answers.last:.1f}"
 
 
 @dataclass(frozen=True)
