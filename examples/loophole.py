@@ -9,4 +9,4 @@ def reward(prompt: str, completion: str, row: dict) -> float:
 
 
 def honest(prompt: str, completion: str, row: dict) -> float:
-    return 0.5 * (row["answer"] == completion.strip()) + 0.5 * (row["answer"] == completion)
+    return float(row["answer"] == completion.strip())

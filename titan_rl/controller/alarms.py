@@ -1,8 +1,7 @@
-"""Alarms of a run as it goes (records/alarms.py says which): said once when one is raised, and in every step's metrics."""
+"""Alarms of a run as it goes (records/alarms.py): said when one is raised, and in every step's metrics."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from titan_rl.records.alarms import NAMES, standing
 from titan_rl.records.metrics import read_metrics
