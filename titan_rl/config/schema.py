@@ -143,6 +143,20 @@ class FilterConfig:
 
 
 @dataclass(kw_only=True)
+class CurriculumConfig:
+    """Prompts whose groups would say nothing, by their pass rates, are drawn less (environments/curriculum.py)."""
+
+    least_chance: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    """Of being asked, which every prompt keeps, always solved or never; 1: all are asked, there is no curriculum."""
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Weight of what was seen before in a pass rate, against the newest step; 0: only the newest counts."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.least_chance < 1
+
+
+@dataclass(kw_only=True)
 class GeneratorConfig:
     replicas: Count = 1
     """vLLM engines."""
@@ -247,6 +261,7 @@ class Config:
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)

@@ -188,7 +188,7 @@ class Controller:
             collected = await self._sample()
             timer.end("wait")
             batches = step_batches(collected.groups, self.algorithm, self.config, self.layout)
-            metrics = await self._train(collected.groups, batches)
+            metrics = await self._train(collected, batches)
             timer.end("train")
             if metrics is not None:
                 return collected, batches, metrics
@@ -199,26 +199,29 @@ class Controller:
         self.reporter.collected(self.progress.step + 1, collected)
         return collected
 
-    async def _train(self, groups: list[Group], batches: list[Batch]) -> StepMetrics | None:
+    async def _train(self, collected: Collected, batches: list[Batch]) -> StepMetrics | None:
         """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained.
 
         None if bad numbers kept it from being a step. Errors: BadNumbersError.
         """
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
-        writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
+        write = asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, collected.groups)
+        writing = asyncio.create_task(write)
         self._is_between_steps = False
         answers = await self.trainer.train(batches, step)
         await writing
-        return await self._count(step, groups, answers)
+        return await self._count(step, collected, answers)
 
     async def _count(
-        self, step: int, groups: list[Group], answers: list[StepMetrics | BadNumbers]
+        self, step: int, collected: Collected, answers: list[StepMetrics | BadNumbers]
     ) -> StepMetrics | None:
         """Settle a batch of which these updates came; None if none was applied."""
-        parts = list(zip(update_parts(groups, self.config.algorithm), answers, strict=True))
+        parts = list(zip(update_parts(collected.groups, self.config.algorithm), answers, strict=True))
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
         bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
+        if trained:
+            self.reporter.learnt(step, self.recovery.stream.learn(step, collected.sampled))
         self.queue.settle(trained, bad, step)
         if trained:
             self.progress.step = step

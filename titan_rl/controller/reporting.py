@@ -120,6 +120,11 @@ class Reporter:
                 f"sampled_per_trained in the metrics tells of later steps"
             )
 
+    def learnt(self, step: int, found: dict[str, float]) -> None:
+        """What the curriculum has to say of a step, if there is one."""
+        if found:
+            self.metrics.write({"step": step} | found)
+
     def _tell_stragglers(self, step: int) -> None:
         for name, ratio in self.stragglers.new().items():
             self.display.say(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
