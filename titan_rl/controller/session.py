@@ -34,6 +34,7 @@ from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
+from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints import CheckpointFolder
@@ -91,8 +92,14 @@ class Session:
         self.say: Callable[[str], None] = self.display.say
         self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
         self.metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
-        self.stream = PromptStream(self.checked.task, config.run.seed)
+        self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
         self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+
+    def _curriculum(self) -> Curriculum | None:
+        config, task = self.config, self.checked.task
+        if not config.curriculum.is_on:
+            return None
+        return Curriculum(config.curriculum, task, config.run.seed, config.rollout.group_size, self.run_dir.pass_rates)
 
     # a run
 
@@ -185,6 +192,7 @@ class Session:
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
         self.ledger.close()
+        self.stream.close()
         self.events.close()
         with unless_full():
             plot_curves(self.run_dir.root, self.run_dir.curves)
