@@ -8,20 +8,28 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """The user asked to stop."""
+    """Somebody asked the run to end."""
+
+    def __init__(self, why: str = ""):
+        """``why``: what forced it; empty if it is the user's wish."""
+        super().__init__(*([why] if why else []))
+        self.why = why
 
 
 class StopRequest:
-    """Asked for once, by a signal or by a program."""
+    """Asked for once, by a signal, by a program, or since the run has lost what it cannot go on without."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
+        self.why = ""
+        """What forced it; empty if it is the user's wish."""
 
     @property
     def is_asked(self) -> bool:
         return self._asked.is_set()
 
-    def ask(self) -> None:
+    def ask(self, why: str = "") -> None:
+        self.why = self.why or why
         self._asked.set()
 
     async def interrupts(self, awaitable: Awaitable[T]) -> T:
@@ -35,5 +43,5 @@ class StopRequest:
             if not work.done():
                 work.cancel()
         if work.cancelled() or not work.done():
-            raise Stopped
+            raise Stopped(self.why)
         return work.result()

@@ -33,6 +33,7 @@ from titan_rl.mesh.launch.placement import (
 )
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
+from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
@@ -81,6 +82,8 @@ class Meshes:
         reissued: Callable[[str], None] = lambda prompt_id: None,
         catch_up: CatchUp | None = None,
         launcher: Launcher | None = None,
+        ranks: OtherRanks | None = None,
+        lost: Callable[[str], None] = lambda why: None,
     ):
         """Nothing is started yet.
 
@@ -88,7 +91,8 @@ class Meshes:
         processes print. ``say(text)`` hears of deaths and repairs, for people; ``tell(kind, **fields)`` of starts,
         deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt that is sampled again since somebody
         died or failed. ``catch_up``: without it a dead trainer ends the run. ``launcher``: how hosts are started
-        (``mesh.worker_loops``), by default on this machine.
+        (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's other processes, as hosts instead;
+        ``lost(why)`` hears of the death of one, which cannot be repaired.
         """
         self.config, self.max_tokens, self.parts = config, max_tokens, parts
         self.stragglers = Stragglers()
@@ -108,6 +112,8 @@ class Meshes:
             config.mesh.worker_loops,
             launcher=launcher or LocalLauncher(),
             tell=tell,
+            ranks=ranks,
+            lost=lost,
         )
         common = self.processes, config, model_path
         environment = trainer_environment(threads)
