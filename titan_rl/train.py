@@ -71,13 +71,13 @@ def _train_under_torchrun(world: World, config: Config, config_file: str | None,
     return code
 
 
-def join_torchrun(world: World) -> int | None:
-    """One of several processes that torchrun has started: any rank but 0 becomes a host and comes back, if at all, with
-    its exit code."""
+def join_torchrun(world: World) -> None:
+    """One of several processes that torchrun has started: any rank but 0 becomes a host, and does not come back."""
     from titan_rl.mesh.launch.torchrun import announce, serve
 
     announce(world)
-    return serve(world, _listen) if world.rank else None
+    if world.rank:
+        serve(world, _listen)
 
 
 def _listen(address: str) -> None:
@@ -112,7 +112,7 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
 async def run_to_end(session: "Session") -> int:
     """A session from its start to its end, whatever that is; the exit code."""
     from titan_rl.controller.session import one_line
-    from titan_rl.controller.stopping import Stopped
+    from titan_rl.controller.stopping import Lost, Stopped
 
     _stop_on_signals(session)
     error, why, code = None, None, EXIT_OK
@@ -129,7 +129,10 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = fault, one_line(fault), EXIT_FAULT
         if is_full(fault):
             why = f"{one_line(fault).removeprefix('DiskFull: ')}; make room, then --resume goes on"
-    if code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped):
+    session.stop_request.driver = None
+    if error is not None and session.stop_request.is_forced:  # whatever came of it first
+        error, why, code = Lost(session.stop_request.why), session.stop_request.why, EXIT_FAULT
+    if code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
         session.say("".join(traceback.format_exception(error)))
         session.say(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
@@ -139,8 +142,8 @@ async def run_to_end(session: "Session") -> int:
 def _stop_on_signals(session: "Session") -> None:
     """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
     SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    came = itertools.count()
+    loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
+    session.stop_request.driver = task
 
     def on_signal() -> None:
         if next(came):

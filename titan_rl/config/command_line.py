@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from titan_rl.config.load import ConfigError, is_override, join_overrides, parse_overrides
 from titan_rl.config.torchrun import World, refusal, tell_torchrun, world_of
 
-Join = Callable[[World], int | None]
+Join = Callable[[World], None]
 
 EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
 EXIT_UNREAD = 128 + signal.SIGPIPE
@@ -54,15 +54,13 @@ def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, dic
 def answer(command: Callable[[list[str]], int], arguments: list[str] | None = None, join: Join | None = None) -> int:
     """The exit code of a door's command. A mistake is one line on stderr; a reader that has gone is no fault.
 
-    ``join``: what torchrun's processes do before the command. Where it comes back with an exit code, that is all that
-    such a process does.
+    ``join``: what torchrun's processes do before the command; it comes back in one of them.
     """
     world = world_of(os.environ)
     try:
         check_started_once(os.environ, joins_torchrun=join is not None)
-        code = join(world) if join is not None and world is not None and world.size > 1 else None
-        if code is not None:
-            return code
+        if join is not None and world is not None and world.size > 1:
+            join(world)
         try:
             return command(sys.argv[1:] if arguments is None else arguments)
         finally:

@@ -237,7 +237,7 @@ class Session:
             reissued=self.ledger.count_retry,
             catch_up=recovery.catch_up,
             ranks=self._ranks,
-            lost=self.stop_request.ask,
+            lost=self.stop_request.force,
         )
 
     def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:

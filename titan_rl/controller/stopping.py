@@ -16,6 +16,10 @@ class Stopped(Exception):
         self.why = why
 
 
+class Lost(Exception):
+    """The run has lost what it cannot go on without."""
+
+
 class StopRequest:
     """Asked for once, by a signal, by a program, or since the run has lost what it cannot go on without."""
 
@@ -23,6 +27,10 @@ class StopRequest:
         self._asked = asyncio.Event()
         self.why = ""
         """What forced it; empty if it is the user's wish."""
+        self.is_forced = False
+        """Whether nothing is worth waiting for."""
+        self.driver: asyncio.Task | None = None
+        """Who is cancelled then."""
 
     @property
     def is_asked(self) -> bool:
@@ -31,6 +39,13 @@ class StopRequest:
     def ask(self, why: str = "") -> None:
         self.why = self.why or why
         self._asked.set()
+
+    def force(self, why: str) -> None:
+        """End at once, whatever the run waits for."""
+        self.is_forced = True
+        self.ask(why)
+        if self.driver is not None:
+            self.driver.cancel()
 
     async def interrupts(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result. Errors: Stopped as soon as a stop is asked for; the awaitable is cancelled then."""

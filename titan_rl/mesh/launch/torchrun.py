@@ -17,12 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from titan_rl.config.torchrun import World, forget
 from titan_rl.mesh.supervision.logs import send_output_to
-
-T = TypeVar("T")
 
 _MEETING_SECONDS = 60.0
 """torchrun starts all at once; what passes between is Python's start."""
@@ -58,8 +56,8 @@ class OtherRanks:
         return pid
 
 
-def serve(world: World, listen: Callable[[str], Any]) -> int:
-    """Another rank's whole life: to wait, to be a host, and to end with rank 0. The exit code, if it never became one.
+def serve(world: World, listen: Callable[[str], Any]) -> NoReturn:
+    """Another rank's whole life: to wait, to be a host, and to end with rank 0.
 
     ``listen(address)``: the worker loop, which does not return. Errors: RankMissing.
     """
@@ -69,29 +67,32 @@ def serve(world: World, listen: Callable[[str], Any]) -> int:
     try:
         descriptor = os.pidfd_open(controller)
     except ProcessLookupError:
-        return 0
+        _end()
     word = _word(world, descriptor)
-    if word is None:
-        return 0
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     forget(os.environ)
     os.environ |= word["environment"]
     send_output_to(*word["log"])
     listen(word["address"])
-    return 1  # a worker loop that returns has failed
+    raise RuntimeError("the worker loop has ended before its run")
 
 
-def _word(world: World, controller: int) -> dict[str, Any] | None:
-    """What rank 0 wants of this one; None if it ends without."""
-    while not select.select([controller], [], [], _POLL_SECONDS)[0]:
-        if (word := _get(_word_file(world, world.rank))) is not None:
-            return word
-    return None
+def _word(world: World, controller: int) -> dict[str, Any]:
+    """What rank 0 wants of this one; if it ends without, so does this one."""
+    while (word := _get(_word_file(world, world.rank))) is None:
+        if select.select([controller], [], [], _POLL_SECONDS)[0]:
+            _end()
+    return word
 
 
 def _end_with(controller: int) -> None:
-    """torchrun tells how rank 0 ended; this rank has nothing to add."""
     select.select([controller], [], [])
+    _end()
+
+
+def _end() -> NoReturn:
+    """torchrun tells how rank 0 ended; this rank has nothing to add. At once: torchrun's SIGTERM is on its way, and
+    Python would handle signals no more while it ends."""
     os._exit(0)
 
 
