@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.base import Algorithm, Needs
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.models.families import Family
@@ -10,7 +10,7 @@ from titan_rl.models.spec import read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.lone_role import role_titan
-from titan_rl.trainer.roles import FROZEN
+from titan_rl.trainer.roles import FROZEN, num_words
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -29,10 +29,10 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
                 f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
                 f"trainer's layout: set placement = 'own', or leave it out"
             )
-        _check_model(config, role, family)
+        _check_model(config, role, family, algorithm.needs)
 
 
-def _check_model(config: Config, role: str, family: Family | None) -> None:
+def _check_model(config: Config, role: str, family: Family | None, needs: Needs) -> None:
     path, own = config.model.path, getattr(config, role).path
     policy = tiny_config() if path == "tiny" else read_hf_config(path, family)
     model = read_hf_config(own, family) if own else policy
@@ -40,6 +40,11 @@ def _check_model(config: Config, role: str, family: Family | None) -> None:
         raise ConfigError(
             f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
+        )
+    if num_words(role, needs) > policy.vocab_size:
+        raise ConfigError(
+            f"algorithm.top_k: {needs.teacher_words} words are wanted of a vocabulary of {policy.vocab_size}: "
+            f"give no more than that"
         )
     try:
         check_layout(model, role_titan(config, role).parallelism)

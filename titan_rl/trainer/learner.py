@@ -44,7 +44,7 @@ from titan_rl.trainer.objective import (
 )
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
 from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
-from titan_rl.trainer.roles import FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
+from titan_rl.trainer.roles import WORDS, FrozenRole, found_columns, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -136,7 +136,8 @@ class Learner:
         """What the head is told besides its targets."""
         if self.algorithm.head == "value":
             return {}
-        return {
+        words = {"words_SK": columns[WORDS]} if WORDS in columns else {}
+        return words | {
             "expected_grad": expected_gradient(self.algorithm, columns),
             "entropy_gradient": self.algorithm.needs.entropy_gradient,
         }
@@ -146,16 +147,17 @@ class Learner:
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        names = self._found_names()
-        rows = completed(self.policy.fit(rows), names)
-        totals = zero_totals(self.algorithm, names, self.device)
+        rows = completed(self.policy.fit(rows), self._nothing_found)
+        totals = zero_totals(self.algorithm, self._nothing_found(1), self.device)
         self.statistics.clear()
         self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
         return totals
 
-    def _found_names(self) -> list[str]:
-        proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
-        return [FROZEN[role] for role in needed_roles(self.algorithm.needs)] + proximal
+    def _nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all that is found out of so many tokens."""
+        needs = self.algorithm.needs
+        proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
+        return found_columns(needs, num_tokens) | proximal
 
     def optimizer_step(self, has_signal: bool) -> tuple[float, float]:
         """Clip, step, clear; the gradient norm before clipping and the learning rate used.
