@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from batches import batch_of
+from family_models import EVEN
+from family_models import make as make_family
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -36,7 +38,7 @@ def process_group():
 
 
 def make(path, seed: int = 1, **settings):
-    make_tiny(path, seed=seed, hidden_size=64, num_layers=2, **settings)
+    make_tiny(path, seed=seed, num_layers=2, **settings)
     return path
 
 
@@ -274,6 +276,13 @@ def test_experts_are_refused_by_name_and_left_out_by_default(moe):
     before = load_file(moe / "model.safetensors")
     changed = {name.split(".")[-2] for name, values in merged(learner).items() if not torch.equal(before[name], values)}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_an_output_projection_that_tensor_parallel_ranks_cannot_adapt_is_refused(tmp_path):
+    make_family(tmp_path, "gpt_oss", **EVEN | {"head_dim": 32})
+    sections = {"model": {"path": str(tmp_path)}, "parallelism": {"tensor_parallel_degree": 2}}
+    assert "'o_proj' cannot have an adapter" in refusal(lora=LORA, **sections)
+    check_model(load_config(None, sections | {"lora": LORA | {"targets": ["q_proj", "k_proj", "v_proj"]}}))
 
 
 def test_a_pipeline_stage_without_an_adapter_is_refused(tmp_path):
