@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from batches import batch_of
-from family_models import EVEN
 from family_models import make as make_family
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -18,8 +17,10 @@ from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader, WeightWriter, holdings
 from titan_rl.models.peft_files import CONFIG, WEIGHTS
 from titan_rl.models.shards import is_adapter
+from titan_rl.models.spec import read_hf_config
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.plain_state import StateError, read_metadata
 from titan_rl.trainer.snapshot import Snapshots
 from titan_rl.trainer.state import BackgroundSave, load_learner
@@ -279,10 +280,13 @@ def test_experts_are_refused_by_name_and_left_out_by_default(moe):
 
 
 def test_an_output_projection_that_tensor_parallel_ranks_cannot_adapt_is_refused(tmp_path):
-    make_family(tmp_path, "gpt_oss", **EVEN | {"head_dim": 32})
-    sections = {"model": {"path": str(tmp_path)}, "parallelism": {"tensor_parallel_degree": 2}}
-    assert "'o_proj' cannot have an adapter" in refusal(lora=LORA, **sections)
-    check_model(load_config(None, sections | {"lora": LORA | {"targets": ["q_proj", "k_proj", "v_proj"]}}))
+    make_family(tmp_path, "gpt_oss")
+    hf, parallelism = read_hf_config(tmp_path), {"tensor_parallel_degree": 2}
+    config = load_config(None, {"lora": LORA, "parallelism": parallelism})
+    with pytest.raises(ConfigError, match="'o_proj' cannot have an adapter"):
+        check_lora(hf, config, build_titan(config), None)
+    config = load_config(None, {"lora": LORA | {"targets": ["q_proj"]}, "parallelism": parallelism})
+    check_lora(hf, config, build_titan(config), None)
 
 
 def test_a_pipeline_stage_without_an_adapter_is_refused(tmp_path):
