@@ -17,6 +17,7 @@ from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
 from titan_rl.environments.episode import encode_prompt
+from titan_rl.environments.grading import check_grader
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
@@ -77,6 +78,8 @@ def check(config: Config) -> Checked:
     check_roles(config, checked.algorithm, checked.family)
     check_transport(config)
     check_prompts(checked)
+    if config.eval.grader:
+        check_grader(config.task, config.eval.grader, config.run.plugin_path)
     return checked
 
 

@@ -46,17 +46,23 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 def _learner_state(learner) -> dict:
     adapters = learner.policy.adapters
+    base = {_BASE: adapters.base} if adapters else {}
+    critic = {} if learner.critic is None else {"critic": _model_state(learner.critic)}
+    policy = _model_state(learner, adapters_alone=adapters is not None)
+    return policy | base | critic | {f"random_rank{dist.get_rank()}": random_state()}
+
+
+def _model_state(learning, *, adapters_alone: bool = False) -> dict:
+    """Of a model that learns; ``adapters_alone``: without the weights that never change."""
     return {
         "model": {
             name: tensor
-            for part in learner.model_parts
+            for part in learning.model_parts
             for name, tensor in part.state_dict().items()
-            if adapters is None or is_adapter(name)
+            if is_adapter(name) or not adapters_alone
         },
-        **({_BASE: adapters.base} if adapters else {}),
-        "optimizer": learner.optimizer.state_dict(),
-        "scheduler": learner.scheduler.state_dict(),
-        f"random_rank{dist.get_rank()}": random_state(),
+        "optimizer": learning.optimizer.state_dict(),
+        "scheduler": learning.scheduler.state_dict(),
     }
 
 
@@ -117,8 +123,9 @@ def load_learner(learner, folder: Path) -> None:
     load_state(state, folder)
     if state.get(_BASE) != base:
         raise StateError(f"the adapters in {folder} are of another model than {learner.model_path}: give that")
-    learner.optimizer.load_state_dict(state["optimizer"])
-    learner.scheduler.load_state_dict(state["scheduler"])
+    for learning, loaded in [(learner, state), *([(learner.critic, state["critic"])] if learner.critic else [])]:
+        learning.optimizer.load_state_dict(loaded["optimizer"])
+        learning.scheduler.load_state_dict(loaded["scheduler"])
     learner.weights_changed()
     if mine in state:
         set_random_state(state[mine])
