@@ -54,7 +54,7 @@ def studies(tmp_path_factory) -> Studies:
 
 
 def adapted(name: str) -> bool:
-    return "_proj" in name and "experts" not in name
+    return name.endswith("_proj.weight") and "experts" not in name
 
 
 @pytest.mark.parametrize("name", ALL)
