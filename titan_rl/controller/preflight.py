@@ -75,6 +75,11 @@ def check(config: Config) -> Checked:
     checked = resolve(config, config.eval.prompts)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
+    if config.lora.rank and checked.algorithm.head == "value":
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank}: algorithm.name = {config.algorithm.name!r} trains a head for values, which "
+            f"adapters leave as it is: leave [lora] out"
+        )
     check_roles(config, checked.algorithm, checked.family)
     check_transport(config)
     check_prompts(checked)
