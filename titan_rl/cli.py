@@ -8,7 +8,7 @@ from pathlib import Path
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
-from titan_rl.train import add_arguments, train_as_asked
+from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
 
 def _parser() -> Parser:
@@ -233,7 +233,8 @@ _WITHOUT_OVERRIDES = ("ledger", "hack-check", "scale", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return answer(_run, arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    return answer(_run, given, join_torchrun if given[:1] == ["train"] else None)
 
 
 def _run(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
-from titan_rl.config.model_directory.checks import find_model
+from titan_rl.config.model_directory.checks import find_model, find_value_model
 from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
 from titan_rl.config.shipped import find_config, shipped
 
@@ -208,6 +208,8 @@ def _check_combinations(config: Config) -> None:
         )
     if config.mesh.launcher != "local" and not config.mesh.worker_loops:
         raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
+    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
+        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":
@@ -233,14 +235,14 @@ def _with_directories(config: Config) -> Config:
     if config.model.path != "tiny":
         is_chat = config.task.style == "chat"
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
-    roles = [role for role in ("reference", "teacher") if getattr(config, role).path]
+    roles = [role for role in ("reference", "teacher", "critic") if getattr(config, role).path]
     return replace(config, **{role: _found(config, role) for role in roles})
 
 
 def _found(config: Config, section: str, **wanted: bool):
-    settings = getattr(config, section)
+    settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
     try:
-        return replace(settings, path=find_model(settings.path, own_family=bool(config.model.family), **wanted))
+        return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **wanted))
     except ValueError as error:
         raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
 

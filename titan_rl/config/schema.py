@@ -80,6 +80,18 @@ class AlgorithmConfig:
 
 
 @dataclass(kw_only=True)
+class LoraConfig:
+    rank: Whole = 0
+    """Of the adapters that are trained in place of the weights; 0: none, the whole model is trained."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """An adapter's product counts alpha / rank times."""
+    targets: list[str] = field(default_factory=list)
+    """Projections by Hugging Face's names, such as ``q_proj``; empty: all but experts."""
+    adapter: str = ""
+    """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
+
+
+@dataclass(kw_only=True)
 class ReferenceConfig:
     """The model that the policy is kept near to, where the algorithm needs one. It never learns."""
 
@@ -101,6 +113,26 @@ class TeacherConfig:
     """As the reference's."""
     parallelism: dict[str, Any] = field(default_factory=dict)
     """As the reference's."""
+
+
+@dataclass(kw_only=True)
+class CriticConfig:
+    """The model that foretells rewards, where the algorithm needs one. It learns beside the policy, in the trainer's
+    processes and in their layout."""
+
+    path: str = ""
+    """A Hugging Face directory, with a value head (``score.weight``) or without; empty: the policy as it is when
+    reinforcement learning begins. A head that was not there says 0 at first."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Its own ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
+    lr_scheduler: dict[str, Any] = field(default_factory=dict)
+    """Its own ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's does."""
+    warmup_steps: Whole = 0
+    """Steps at the beginning in which the critic learns alone, and the policy stays as it is."""
+    updates: Count = 1
+    """Optimizer steps of the critic for each of the policy's, all on the same rows."""
+    value_clip: Annotated[float, Field(ge=0)] = 0.2
+    """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""
 
 
 @dataclass(kw_only=True)
@@ -257,8 +289,10 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

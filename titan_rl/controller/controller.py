@@ -38,7 +38,7 @@ from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.rollout_queue import Collected, RolloutQueue
-from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.stopping import Lost, Stopped, StopRequest
 from titan_rl.data.types import BadNumbers, Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import within
@@ -141,10 +141,12 @@ class Controller:
         self.progress.held_out_after = await self.evaluate("after")
         await self.save()
         await self.checkpointing.finish()
-        await self.trainer.call("save_hf", str(self.run_dir.model))
+        await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
+        if isinstance(error, Lost):
+            return self.say("no checkpoint of the last steps can be saved; --resume trains them again as recorded")
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
                 await within(_RESCUE_SECONDS, "the last weight update", self.publishing.delivered())
@@ -156,7 +158,7 @@ class Controller:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self.save())
             await within(_RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
             if isinstance(error, Stopped):
-                await self.trainer.call("save_hf", str(self.run_dir.model))
+                await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
         except Exception as failure:  # the error that ended the run matters more
             self.say(f"could not save step {self.progress.step}: {failure}")
 
