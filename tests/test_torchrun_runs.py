@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import running
+from test_privacy import listening
 
 from titan_rl.records.metrics import read_metrics
 
@@ -92,6 +93,9 @@ def test_a_job_survives_its_actors_and_starts_again_without_a_rank(tmp_path):
         wait_for_step(root, 2)
         ranks, pids = ranks_of(job), pids_of(root)
         assert pids["torchrun rank 1"] == ranks[1]
+        scratch = running.scratch_folders(running.descendants(job.pid))
+        places = listening({*ranks.values(), *pids.values()}, "/proc/net/unix")
+        assert len(places) >= 4 and all(any(place.startswith(f"{one}/") for one in scratch) for place in places)
         assert {parent(pids[f"trainer rank {rank}"]) for rank in (0, 1)} == set(ranks.values())
         os.kill(pids["trainer rank 1"], signal.SIGKILL)
         wait_for_step(root, steps_done(root) + 2)
