@@ -25,6 +25,8 @@ from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import kept_policy
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -34,6 +36,7 @@ from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
+from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import Meshes
@@ -104,8 +107,14 @@ class Session:
         self.say: Callable[[str], None] = self.display.say
         self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
         self.metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
-        self.stream = PromptStream(self.checked.task, config.run.seed)
+        self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
         self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+
+    def _curriculum(self) -> Curriculum | None:
+        config, task = self.config, self.checked.task
+        if not config.curriculum.is_on:
+            return None
+        return Curriculum(config.curriculum, task, config.run.seed, config.rollout.group_size, self.run_dir.pass_rates)
 
     # a run
 
@@ -201,6 +210,7 @@ class Session:
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
         self.ledger.close()
+        self.stream.close()
         self.events.close()
         with unless_full():
             plot_curves(self.run_dir.root, self.run_dir.curves)
@@ -230,6 +240,8 @@ class Session:
         return make_meshes(
             *(self.config, self.titan, model_path),
             family=self.checked.family,
+            needs=self.checked.algorithm.needs,
+            kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             launcher=self.checked.launcher,
             logs=self.run_dir.logs.absolute(),
             say=self.say,
@@ -258,7 +270,10 @@ class Session:
             self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
         )
         bad_batches = BadBatches(config.recovery, self.run_dir, say=say, record=record)
-        parts = Components(meshes, queue, publishing, recovery, checkpointing, bad_batches, reporter, self.progress)
+        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=bool(config.lora.rank))
+        parts = Components(
+            *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
+        )
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
             *(self.checked.held_out, self.stop_request, parts),

@@ -35,6 +35,10 @@ _SIDECAR_SECONDS = 30.0
 _FIRST = asyncio.FIRST_COMPLETED
 
 
+class ActorFault(RuntimeError):
+    """Actors died or failed in a way, or so often, that the run cannot go on; says which."""
+
+
 class ActorDied(RuntimeError):
     """Actor processes died, or were killed since they hung or failed; says which, and during what."""
 
