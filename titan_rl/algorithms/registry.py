@@ -14,6 +14,7 @@ from titan_rl.algorithms.cispo import CISPO
 from titan_rl.algorithms.dapo import DAPO
 from titan_rl.algorithms.grpo import GRPO, DrGRPO
 from titan_rl.algorithms.gspo import GSPO
+from titan_rl.algorithms.maxrl import MaxRL
 from titan_rl.algorithms.ppo import PPO
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.rloo import RLOO
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "dr_grpo": DrGRPO,
     "grpo": GRPO,
     "gspo": GSPO,
+    "maxrl": MaxRL,
     "ppo": PPO,
     "reinforce_pp": ReinforcePP,
     "rloo": RLOO,

@@ -47,8 +47,11 @@ def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     for index, row in enumerate(rows):
         statistics = learner.statistics.get(index)
         for name, part in parts(row):
+            bad_columns = [column for column, values in row.found.items() if not _is_finite(values[part])]
             if not _is_finite(row.logprob_S[part]):
                 found[name] = "sampling logprob"
+            elif bad_columns:
+                found[name] = bad_columns[0].removesuffix("_S").replace("_", " ")
             elif statistics is None:  # another stage of the pipeline has it
                 continue
             elif not _is_finite(statistics[0, part].float().cpu().numpy()):

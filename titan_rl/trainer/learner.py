@@ -114,7 +114,8 @@ class Learner:
         is_refined = type(algorithm).refine is not Algorithm.refine
         if not (finders or is_refined or algorithm.normalizes_batch):
             return batches
-        batches = [with_found(self.policy.fit(rows), finders) for rows in batches]
+        names = self._found_names()
+        batches = [completed(with_found(self.policy.fit(rows), finders), names) for rows in batches]
         sees = self.pipeline is None or self.pipeline.has_last
         if is_refined and sees:
             batches = [[refined(algorithm, row, self.policy.columns(row)) for row in rows] for rows in batches]
