@@ -200,6 +200,7 @@ def _check_combinations(config: Config) -> None:
             f"algorithm.updates_per_batch = {algorithm.updates_per_batch} is more than "
             f"rollout.prompts_per_step = {rollout.prompts_per_step}: an optimizer step needs a group of its own"
         )
+    _check_lengths_and_filters(config)
     if config.generator.update == "drain" and config.generator.kv == "recompute":
         raise ConfigError(
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
@@ -207,10 +208,26 @@ def _check_combinations(config: Config) -> None:
         )
     if config.mesh.launcher != "local" and not config.mesh.worker_loops:
         raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
+    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
+        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
+
+
+def _check_lengths_and_filters(config: Config) -> None:
+    buffer, longest, wanted = config.algorithm.overlong_buffer, config.rollout.max_new_tokens, config.filter
+    if buffer > longest:
+        raise ConfigError(
+            f"algorithm.overlong_buffer = {buffer} is more than rollout.max_new_tokens = {longest}, of which it is the "
+            f"last part: lower it"
+        )
+    if wanted.min_pass_rate > wanted.max_pass_rate:
+        raise ConfigError(
+            f"filter.min_pass_rate = {wanted.min_pass_rate} is more than filter.max_pass_rate = "
+            f"{wanted.max_pass_rate}: no group would be left"
+        )
 
 
 def _with_directories(config: Config) -> Config:

@@ -16,6 +16,11 @@ Status = Literal["ok", "truncated", "timeout", "infra_error"]
 """How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
 
 
+def correct(reward: float) -> bool:
+    """Whether a reward counts as a right answer in accuracies and pass rates."""
+    return reward >= 1.0 - 1e-9
+
+
 class Provenance(IntEnum):
     """Who wrote a token."""
 
@@ -83,7 +88,9 @@ class Rollout:
     text: str = ""
     """What the model wrote, for people."""
     failure: str = ""
-    """What went wrong, where the status says that something did; not recorded."""
+    """What went wrong, where something did; not recorded."""
+    grade: float | None = None
+    """By ``eval.grader``: what nothing is trained on."""
 
     @property
     def num_model_tokens(self) -> int:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 
 from titan_rl.algorithms.values import VALUE_SUMS, explained_variance, value_loss
+from titan_rl.config.model_directory.weight_checks import VALUE_HEAD
 from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Row
 from titan_rl.models.shards import Shard
@@ -69,12 +70,11 @@ class Critic:
 
     @torch.no_grad()
     def begin_as(self, policy: ShardedModel) -> None:
-        """Take the policy's weights, all but the head."""
-        theirs = {name: tensor for part in policy.parts for name, tensor in part.state_dict().items()}
-        for part in self.model_parts:
-            for name, tensor in part.state_dict().items():
-                if name != "lm_head.weight":
-                    tensor.copy_(theirs[name])
+        """Take the policy's weights, with its adapters if it has any; all but the head."""
+        theirs = {(shard.name, shard.start): shard.tensor for shard in policy.shards()}
+        for shard in self.shards():
+            if shard.name != VALUE_HEAD:
+                shard.tensor.copy_(theirs[shard.name, shard.start])
 
     # an update
 

@@ -30,7 +30,7 @@ from torchtitan.distributed import utils as dist_utils
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.algorithms.sft import SFT
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.families import make_family
 from titan_rl.models.heads import value_spec
@@ -49,7 +49,7 @@ from titan_rl.trainer.objective import (
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
 from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
 from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, sum_over_ranks
-from titan_rl.trainer.roles import FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
+from titan_rl.trainer.roles import BASE, FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -69,7 +69,9 @@ class Learner:
         self.implementation = config.model.kernel
         if self.implementation == "auto":
             self.implementation = "triton" if self.device.type == "cuda" else "reference"
-        self.policy = self._sharded(model_path)
+        self.policy = self._sharded(model_path, config.lora)
+        if config.lora.rank:
+            self.policy.adapt(config.lora, config.run.seed)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
         self.algorithm.implementation = self.implementation
@@ -77,6 +79,7 @@ class Learner:
             *(config, self.algorithm.needs),
             path_of=lambda role: role_path(config, role, model_path, kept),
             sharded=self._sharded,
+            adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
         )
         self.critic = self._critic() if self.algorithm.needs.critic else None
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
@@ -89,9 +92,14 @@ class Learner:
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
-    def _sharded(self, path: str | Path, head: Literal["vocabulary", "value"] = "vocabulary") -> ShardedModel:
+    def _sharded(
+        self,
+        path: str | Path,
+        lora: LoraConfig | None = None,
+        head: Literal["vocabulary", "value"] = "vocabulary",
+    ) -> ShardedModel:
         """A model over the same ranks and in the same layout as the policy."""
-        spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path))
+        spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path), lora)
         return ShardedModel(
             *(value_spec(spec) if head == "value" else spec, self.titan, path, self.parallel_dims, self.device),
             temperature=self.config.rollout.temperature,
@@ -99,7 +107,7 @@ class Learner:
         )
 
     def _critic(self) -> Critic:
-        model = self._sharded(self.config.critic.path or self.model_path, "value")
+        model = self._sharded(self.config.critic.path or self.model_path, head="value")
         return Critic(self.config, self.titan, model, self.parallel_dims, lambda: self.before_update())
 
     # before the updates of a step
@@ -185,6 +193,7 @@ class Learner:
         if has_signal:
             self.before_update()
             self.optimizer.step()
+            self.weights_changed()
         self.scheduler.step()
         self.optimizer.zero_grad()
         return float(learning_rate)
@@ -195,6 +204,11 @@ class Learner:
         if not self.is_finite_everywhere(norm):
             raise FloatingPointError(f"the gradient norm is {norm}")
         return norm
+
+    def weights_changed(self) -> None:
+        """Whoever changes what is trained calls this on all ranks: here it is an update."""
+        if self.policy.adapters:
+            self.policy.adapters.refresh()
 
     def gradient_norm(self) -> float:
         """Of all ranks' gradients, which are then clipped to ``training.max_norm``."""
@@ -299,7 +313,15 @@ class Learner:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
         return self.policy.shards()
 
-    def save_hf(self, out: str | Path) -> None:
+    def digests(self) -> dict[str, str]:
+        """Of the weights that this rank holds and that must never change: roles', and those under adapters."""
+        base = {BASE: self.policy.digest()} if self.policy.adapters else {}
+        return base | {name: role.model.digest() for name, role in self.roles.items()}
+
+    def save_hf(self, out: str | Path, adapter: str | Path = "") -> None:
+        """``adapter``: where the policy's adapters go besides, if it has any."""
         self.policy.save(out)
+        if adapter and self.policy.adapters:
+            self.policy.adapters.save(self.model_path, Path(adapter))
         if self.critic is not None:
             self.critic.model.save(Path(out).with_name("critic"))

@@ -20,6 +20,9 @@ from titan_rl.trainer.sharded_model import ShardedModel
 FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
 """Role, which is also its section of the TOML, to the column that it gives."""
 
+BASE = "base model"
+"""What a policy with adapters never changes, beside the names of roles."""
+
 
 class FrozenRole:
     """Gives the log-probabilities of what was written under a model that stays as it is."""
@@ -31,6 +34,17 @@ class FrozenRole:
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         """Of fitted rows, float32 [S] each; nothing on the stages of a pipeline that are not the last."""
         return [{} if s is None else {self.gives: as_array(s[0])} for s in self.model.measure(rows)]
+
+
+class PolicyWithoutAdapters(FrozenRole):
+    """The policy's own model with its adapters off: no second one is held, and its weights are in no optimizer."""
+
+    def __init__(self, gives: str, model: ShardedModel):
+        self.gives, self.model = gives, model
+
+    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        with self.model.adapters.disabled():
+            return super().find(rows)
 
 
 def needed_roles(needs: Needs) -> list[str]:
@@ -49,9 +63,19 @@ def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> s
 
 
 def roles_with_trainer(
-    config: Config, needs: Needs, path_of: Callable[[str], str | Path], sharded: Callable[[str | Path], ShardedModel]
+    config: Config,
+    needs: Needs,
+    path_of: Callable[[str], str | Path],
+    sharded: Callable[[str | Path], ShardedModel],
+    adapted: ShardedModel | None = None,
 ) -> dict[str, FrozenRole]:
     """Those that the algorithm needs and that share the trainer's processes. ``path_of(role)``: its directory;
-    ``sharded(path)``: makes the model."""
+    ``sharded(path)``: makes the model; ``adapted``: a model that is the reference if its adapters are off."""
+
+    def role_of(name: str) -> FrozenRole:
+        if name == "reference" and adapted is not None:
+            return PolicyWithoutAdapters(FROZEN[name], adapted)
+        return FrozenRole(FROZEN[name], sharded(path_of(name)))
+
     here = [role for role in needed_roles(needs) if getattr(config, role).placement == "with_trainer"]
-    return {role: FrozenRole(FROZEN[role], sharded(path_of(role))) for role in here}
+    return {role: role_of(role) for role in here}

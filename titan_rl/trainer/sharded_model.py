@@ -17,12 +17,14 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.config.schema import LoraConfig
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.attention import plan_attention
 from titan_rl.models.heads import has_value_head, load_value_model, save_value_model
 from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.shards import Shard, local_shards
+from titan_rl.trainer.adapters import Adapters
 from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -50,8 +52,14 @@ class ShardedModel:
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature, self.implementation = temperature, implementation
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
+        self.adapters: Adapters | None = None
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
+
+    def adapt(self, lora: LoraConfig, seed: int) -> None:
+        """From now on the adapters that the spec has (models/lora.py) are part of the model."""
+        self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
+        self.adapters.begin(seed)
 
     # rows
 
@@ -152,16 +160,17 @@ class ShardedModel:
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
-        return local_shards(self.spec, self.parts)
+        shards = local_shards(self.spec, self.parts)
+        return self.adapters.merged(shards) if self.adapters else shards
 
     def digest(self) -> str:
-        """Of the bytes of this rank's weights: equal as long as nothing has changed them."""
+        """Of the bytes of this rank's weights, adapters left out: equal as long as nothing has changed them."""
         hasher = xxhash.xxh3_128()
         for shard in self.shards():
             hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
         return hasher.hexdigest()
 
     def save(self, out: str | Path) -> None:
-        """Write it as a Hugging Face directory."""
+        """Write it as a Hugging Face directory, with its adapters merged."""
         write = save_value_model if has_value_head(self.spec) else save_hf
         write(self.shards(), self.path, Path(out), self.dtypes, self.device)

@@ -1,9 +1,9 @@
 """A trainer rank's snapshots: its state in memory, of which another process holds a replica.
 
-After a step a rank copies its shard of weights and moments into a region of its own, beside the next forward. The
-replica's process copies that as soon as it is stamped. When a rank dies, the one that takes its place loads the replica
-and the survivors load their own snapshots, so all go on from one step. Two steps are kept: a rank may die mid-copy, and
-all ranks need one common step.
+After a step a rank copies its shard of the trained weights and their moments into a region of its own, beside the next
+forward. The replica's process copies that as soon as it is stamped. When a rank dies, the one that takes its place
+loads the replica and the survivors load their own snapshots, so all go on from one step. Two steps are kept: a rank may
+die mid-copy, and all ranks need one common step.
 """
 
 import pickle
@@ -120,6 +120,7 @@ class Snapshots:
             states[parameter]["step"].fill_(count)
         for place, values in self._tensors():
             values.copy_(_view(slot, place, values))
+        self.learner.weights_changed()
         for role, scheduler in self.learner.schedulers().items():
             scheduler.load_state_dict(small["schedulers"][role])
         for optimizer, rates in zip(self.learner.optimizers(), small["learning_rates"], strict=True):

@@ -190,8 +190,11 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
     )
     for name in (f"{kind}_degree" for kind in kinds):
         if getattr(parallelism, name) < 1:
+            under = (
+                ", or start the run by torchrun, which fills in -1" if name.startswith("data_parallel_shard") else ""
+            )
             raise ConfigError(
-                f"parallelism.{name} = {getattr(parallelism, name)} must be at least 1: give the number of ranks"
+                f"parallelism.{name} = {getattr(parallelism, name)} must be at least 1: give the number of ranks{under}"
             )
     for name in ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers"):
         value = getattr(parallelism, f"pipeline_parallel_{name}")
