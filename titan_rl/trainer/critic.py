@@ -79,16 +79,17 @@ class Critic:
     # an update
 
     def learn(self, rows: list[Row]) -> dict[str, float] | BadNumbers:
-        """The critic's updates on a batch; metrics are those of the first, on the values of before."""
+        """The critic's updates on a batch. Metrics are those of the first, on the values of before; what is clipped is
+        that of the last, as in the first update of a step nothing is."""
         kept = self._copy() if self.settings.updates > 1 else []
         try:
-            told = [self._update(rows) for _ in range(self.settings.updates)][0]
+            told = [self._update(rows) for _ in range(self.settings.updates)]
         except FloatingPointError as error:
             self.optimizer.zero_grad()
             self._put_back(kept)
             return find_culprits(self, rows, f"critic: {error}")
         self.scheduler.step()
-        return told
+        return told[0] | {"critic_clip_fraction": told[-1]["critic_clip_fraction"]}
 
     def _update(self, rows: list[Row]) -> dict[str, float]:
         """Errors: FloatingPointError for a loss or gradient that is not finite; this update is not made then."""
