@@ -20,31 +20,36 @@ class Study:
     metrics: list[list[StepMetrics]]
     """Of each rank: of each update."""
     digests: list[tuple[str, str]]
-    """Of each rank: the reference's weights before and after."""
+    """Of each rank: the role's weights before and after."""
 
 
-def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
-    """``layout.start_from``: if set, the reference is asked as if it lived elsewhere, on the same ranks."""
+ASKS_FOR_ALL = {"name": "role_algorithms:AsksForAll"}
+
+
+def steps_with_roles(
+    layout: Layout, models: Path, out: Path, role: str = "reference", algorithm: dict = ASKS_FOR_ALL
+) -> Study:
+    """``layout.start_from``: if set, the role is asked as if it lived elsewhere, on the same ranks."""
     from titan_rl.trainer.learner import Learner
     from titan_rl.trainer.lone_role import LoneRole
     from titan_rl.trainer.titan_config import build_titan
 
     placement = "own" if layout.start_from else "with_trainer"
-    reference = {"path": str(models / f"{layout.model}_reference"), "placement": placement}
+    settings = {"path": str(models / f"{layout.model}_reference"), "placement": placement}
     config = load_config(
         None,
         {
             "run": {"plugin_path": [str(Path(__file__).parent)]},
-            "algorithm": {"name": "role_algorithms:AsksForAll", "updates_per_batch": 2},
-            "reference": reference,
+            "algorithm": {**algorithm, "updates_per_batch": 2},
+            role: settings,
             "optimizer": {"lr": 1e-3, "eps": EPS},
             "parallelism": dict(layout.parallelism),
         },
     )
     titan = build_titan(config)
     learner = Learner(config, titan, models / layout.model)
-    lone = LoneRole(config, titan, "reference", reference["path"], "") if layout.start_from else None
-    digest = (lone or learner.roles["reference"].model).digest
+    lone = LoneRole(config, titan, role, settings["path"], "") if layout.start_from else None
+    digest = (lone or learner.roles[role].model).digest
     before, metrics = digest(), []
     for step in range(NUM_STEPS):
         batches = [_batch(2 * step + update, titan).rows for update in UPDATES]

@@ -19,7 +19,8 @@ from titan_rl.data.types import Rollout
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Columns of one row, float [S] each. A column that is None is not provided, since nobody needs it."""
+    """Columns of one row, float [S] each, or [S, K] of K words at each token. A column that is None is not provided,
+    since nobody needs it."""
 
     logprob_S: torch.Tensor
     """Under the model as it is; the gradient flows through it. Zeros where the model's head gives values."""
@@ -42,6 +43,11 @@ class LossInputs:
     that learns has itself a head for values: its own, and the gradient flows through them."""
     teacher_logprob_S: torch.Tensor | None = None
     """Under the teacher."""
+    word_logprob_SK: torch.Tensor | None = None
+    """Of the teacher's likeliest words, under the model as it is; the gradient flows through it. Without a value where
+    advantages are refined."""
+    teacher_word_logprob_SK: torch.Tensor | None = None
+    """Of the same words, under the teacher."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Needs:
     critic: bool = False
     reward_model: bool = False
     teacher: bool = False
+    teacher_words: int = 0
+    """So many of the teacher's likeliest words at each token, and what the model itself gives them."""
     proximal: bool = False
     """Log-probabilities under the weights before the step's first update."""
     entropy_gradient: bool = False

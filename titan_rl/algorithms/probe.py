@@ -3,6 +3,7 @@
 Dimensions: S trained tokens of a row, N samples.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -24,6 +25,7 @@ _ROLE_COLUMNS = {
     "teacher": "teacher_logprob_S",
 }
 """What the algorithm is given of what it needs."""
+_WORD_COLUMNS = ("word_logprob_SK", "teacher_word_logprob_SK")
 _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "accuracy", "response_length", "truncated"}
 _TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment"}
 _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
@@ -79,7 +81,8 @@ def _row(algorithm: Algorithm) -> LossInputs:
     """Four samples: two of one token, one of a token that counts for nothing, and one of five, of which four count."""
     place_S = torch.arange(_NUM_TOKENS, dtype=torch.float32)
     logprob_S = -0.1 - 0.3 * place_S
-    names = _given(algorithm)
+    names, words = _given(algorithm), algorithm.needs.teacher_words
+    word_SK = -1.0 - 0.1 * torch.cos(place_S[:, None] * torch.arange(1.0, words + 1)) - math.log(max(words, 1))
     return LossInputs(
         logprob_S=torch.zeros(_NUM_TOKENS) if algorithm.head == "value" else logprob_S,
         sampling_logprob_S=logprob_S + 0.1 * torch.sin(3 * place_S),
@@ -88,12 +91,14 @@ def _row(algorithm: Algorithm) -> LossInputs:
         entropy_S=0.2 + 0.1 * place_S,
         offsets_N=torch.tensor([0, 1, 2, 3, _NUM_TOKENS]),
         **{name: logprob_S + 0.1 * torch.cos(place_S + number) for number, name in enumerate(names)},
+        **({"word_logprob_SK": word_SK, "teacher_word_logprob_SK": 1.1 * word_SK} if words else {}),
     )
 
 
 def _dummy_row(algorithm: Algorithm) -> LossInputs:
     """What fills up ranks and stages: one token of weight 0."""
-    found = dict.fromkeys(_given(algorithm), torch.zeros(1))
+    found, words = dict.fromkeys(_given(algorithm), torch.zeros(1)), algorithm.needs.teacher_words
+    found |= dict.fromkeys(_WORD_COLUMNS, torch.zeros(1, words)) if words else {}
     return LossInputs(*(torch.zeros(1),) * 5, offsets_N=torch.tensor([0, 1]), **found)
 
 
@@ -105,6 +110,8 @@ def _given(algorithm: Algorithm) -> list[str]:
 
 def _learned(algorithm: Algorithm) -> str:
     """The column that the gradient flows through."""
+    if algorithm.needs.teacher_words:
+        return "word_logprob_SK"
     return "value_S" if algorithm.head == "value" else "logprob_S"
 
 
@@ -117,7 +124,8 @@ def check_refine(algorithm: Algorithm, said: str) -> None:
 def _refined(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
     """What the loss gets. Errors: ConfigError."""
     nothing_S = torch.zeros_like(inputs.weight_S)
-    unknown = {"entropy_S": nothing_S, _learned(algorithm): nothing_S}
+    learned = _learned(algorithm)
+    unknown = {"entropy_S": nothing_S, "logprob_S": nothing_S, learned: torch.zeros_like(getattr(inputs, learned))}
     with torch.no_grad():
         found = _call(f"{said}: refine", algorithm.refine, replace(inputs, **unknown))
     if not isinstance(found, Refined):
@@ -201,11 +209,15 @@ def check_loss(algorithm: Algorithm, said: str) -> None:
 
 def check_token_sum(algorithm: Algorithm, said: str) -> None:
     """Errors: ConfigError if the parts of a row do not have, each by itself, the gradient of the whole."""
-    if algorithm.needs.entropy_gradient:
-        raise ConfigError(
-            f"{said}: is_token_sum is true, but the loss needs the gradient of entropies, which nobody knows when the "
-            f"head is told its gradient: leave is_token_sum out"
-        )
+    for is_needed, what in (
+        (algorithm.needs.entropy_gradient, "entropies"),
+        (algorithm.needs.teacher_words, "the teacher's words"),
+    ):
+        if is_needed:
+            raise ConfigError(
+                f"{said}: is_token_sum is true, but the loss needs the gradient of {what}, which nobody knows when the "
+                f"head is told its gradient: leave is_token_sum out"
+            )
     inputs, half = _refined(algorithm, said, _row(algorithm)), _NUM_TOKENS // 2
     _, _, whole_S = _loss_and_gradient(algorithm, said, inputs)
     parts = [_part(inputs, tokens) for tokens in (slice(0, half), slice(half, None))]

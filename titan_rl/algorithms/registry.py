@@ -12,6 +12,7 @@ from titan_rl.algorithms import probe
 from titan_rl.algorithms.base import Algorithm, Needs
 from titan_rl.algorithms.cispo import CISPO
 from titan_rl.algorithms.dapo import DAPO
+from titan_rl.algorithms.distillation import Distillation
 from titan_rl.algorithms.grpo import GRPO, DrGRPO
 from titan_rl.algorithms.gspo import GSPO
 from titan_rl.algorithms.maxrl import MaxRL
@@ -26,6 +27,7 @@ from titan_rl.config.schema import AlgorithmConfig
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "cispo": CISPO,
     "dapo": DAPO,
+    "distillation": Distillation,
     "dr_grpo": DrGRPO,
     "grpo": GRPO,
     "gspo": GSPO,
@@ -111,6 +113,8 @@ def _check_needs(said: str, needs: Any) -> None:
     """Errors: ConfigError for what this release does not serve."""
     if not isinstance(needs, Needs):
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
+    if needs.teacher_words and not needs.teacher:
+        raise ConfigError(f"{said}: its needs name teacher_words and no teacher: set teacher = True, too")
     missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
     missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
     if missing:

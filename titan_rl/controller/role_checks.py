@@ -11,7 +11,7 @@ from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.lone_role import role_titan
-from titan_rl.trainer.roles import FROZEN
+from titan_rl.trainer.roles import FROZEN, num_words
 from titan_rl.trainer.titan_config import build_titan, critic_titan
 
 
@@ -31,7 +31,7 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
                 f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
                 f"trainer's layout: set placement = 'own', or leave it out"
             )
-        _check_model(config, role, family)
+        _check_model(config, role, family, num_words(role, algorithm.needs))
     if algorithm.needs.critic:
         _check_critic(config, family)
     elif asdict(config.critic) != asdict(CriticConfig()):
@@ -53,7 +53,8 @@ def _check_critic(config: Config, family: Family | None) -> None:
         _check_model(config, "critic", family)
 
 
-def _check_model(config: Config, role: str, family: Family | None) -> None:
+def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
+    """``words``: how many of the likeliest the role is to give."""
     path, own = config.model.path, getattr(config, role).path
     policy = tiny_config() if path == "tiny" else read_hf_config(path, family)
     model = read_hf_config(own, family) if own else policy
@@ -61,6 +62,10 @@ def _check_model(config: Config, role: str, family: Family | None) -> None:
         raise ConfigError(
             f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
+        )
+    if words > policy.vocab_size:
+        raise ConfigError(
+            f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
         )
     if getattr(getattr(config, role), "placement", "with_trainer") == "with_trainer":
         check_layout(model, build_titan(config).parallelism)

@@ -154,7 +154,8 @@ class Row:
     owners: list[tuple[str, int, int]] = field(default_factory=list)
     """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
-    """Float32 [S] each: what model roles found of each trained token, by the names of algorithms.base.LossInputs."""
+    """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
+    algorithms.base.LossInputs; and int64 [S, K], which words it is that a teacher spoke of."""
 
     @property
     def offsets_N(self) -> np.ndarray:

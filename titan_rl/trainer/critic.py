@@ -33,6 +33,10 @@ FOUND = ("value_S", "return_S")
 """Columns of its rows: what it said of them, and what it is to say."""
 
 
+def _nothing_found(num_tokens: int) -> dict[str, np.ndarray]:
+    return {name: np.zeros(num_tokens, np.float32) for name in FOUND}
+
+
 class Critic:
     gives = "value"
 
@@ -118,7 +122,7 @@ class Critic:
                 totals[name] += value
             return found
 
-        self.model.forward_backward(completed(self.model.fit(rows), FOUND), loss)
+        self.model.forward_backward(completed(self.model.fit(rows), _nothing_found), loss)
         return totals
 
     def _loss(self, value_S: torch.Tensor, columns: Columns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

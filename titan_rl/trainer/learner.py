@@ -49,7 +49,7 @@ from titan_rl.trainer.objective import (
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
 from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
 from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, sum_over_ranks
-from titan_rl.trainer.roles import BASE, FROZEN, FrozenRole, needed_roles, role_path, roles_with_trainer
+from titan_rl.trainer.roles import BASE, WORDS, FrozenRole, found_columns, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -122,8 +122,7 @@ class Learner:
         is_refined = type(algorithm).refine is not Algorithm.refine
         if not (finders or is_refined or algorithm.normalizes_batch):
             return batches
-        names = self._found_names()
-        batches = [completed(with_found(self.policy.fit(rows), finders), names) for rows in batches]
+        batches = [completed(with_found(self.policy.fit(rows), finders), self._nothing_found) for rows in batches]
         sees = self.pipeline is None or self.pipeline.has_last
         if is_refined and sees:
             batches = [[refined(algorithm, row, self.policy.columns(row)) for row in rows] for rows in batches]
@@ -161,7 +160,8 @@ class Learner:
         """What the head is told besides its targets."""
         if self.algorithm.head == "value":
             return {}
-        return {
+        words = {"words_SK": columns[WORDS]} if WORDS in columns else {}
+        return words | {
             "expected_grad": expected_gradient(self.algorithm, columns),
             "entropy_gradient": self.algorithm.needs.entropy_gradient,
         }
@@ -171,17 +171,17 @@ class Learner:
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        names = self._found_names()
-        rows = completed(self.policy.fit(rows), names)
-        totals = zero_totals(self.algorithm, names, self.device)
+        rows = completed(self.policy.fit(rows), self._nothing_found)
+        totals = zero_totals(self.algorithm, self._nothing_found(1), self.device)
         self.statistics.clear()
         self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
         return totals
 
-    def _found_names(self) -> list[str]:
-        proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
-        critic = [*FOUND] if self.algorithm.needs.critic else []
-        return [FROZEN[role] for role in needed_roles(self.algorithm.needs)] + proximal + critic
+    def _nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all that is found out of so many tokens."""
+        needs = self.algorithm.needs
+        others = (["proximal_logprob_S"] if needs.proximal else []) + ([*FOUND] if needs.critic else [])
+        return found_columns(needs, num_tokens) | {name: np.zeros(num_tokens, np.float32) for name in others}
 
     def optimizer_step(self, has_signal: bool) -> float:
         """Step and clear; the learning rate used.

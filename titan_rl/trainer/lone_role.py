@@ -13,13 +13,14 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import Row
 from titan_rl.models.families import make_family
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.preparation import Found
-from titan_rl.trainer.roles import FROZEN, FrozenRole, role_path
+from titan_rl.trainer.roles import FROZEN, FrozenRole, num_words, role_path
 from titan_rl.trainer.sharded_model import ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
@@ -51,7 +52,8 @@ class LoneRole:
             temperature=config.rollout.temperature,
             implementation=kernel,
         )
-        self.role = FrozenRole(FROZEN[role], self.model)
+        needs = make_algorithm(config.algorithm, config.run.plugin_path).needs
+        self.role = FrozenRole(FROZEN[role], self.model, num_words(role, needs))
         tp_mesh = dims.get_optional_mesh("tp")
         self._speaks = not (tp_mesh and tp_mesh.get_local_rank())
         self._speaks &= self.model.pipeline is None or self.model.pipeline.has_last

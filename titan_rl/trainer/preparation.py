@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.data.types import Row
-from titan_rl.trainer.objective import loss_inputs
+from titan_rl.trainer.objective import loss_inputs, no_statistics
 from titan_rl.trainer.sharded_model import Columns
 
 _EPSILON = 1e-8
@@ -43,17 +43,17 @@ def with_places(batches: list[list[Row]], found: Iterable[Found]) -> list[list[R
     return batches
 
 
-def completed(rows: list[Row], names: Iterable[str]) -> list[Row]:
-    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it."""
-    missing = [{name: np.zeros_like(row.weight_S) for name in names if name not in row.found} for row in rows]
-    return [replace(row, found=row.found | zeros) for row, zeros in zip(rows, missing, strict=True)]
+def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) -> list[Row]:
+    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it.
+
+    ``zeros(num_tokens)``: all columns."""
+    return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
 
 
 @torch.no_grad()
 def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
     """The row with the advantages that the loss gets, and what a critic is to foretell of it."""
-    nothing_2S = torch.zeros(2, len(row.target_S), device=columns["weight_S"].device)
-    statistics = nothing_2S[0] if algorithm.head == "value" else nothing_2S
+    statistics = no_statistics(algorithm, len(row.target_S), columns["weight_S"].device)
     result = algorithm.refine(loss_inputs(algorithm, statistics, columns, columns["offsets_N"]))
     found = row.found if result.return_S is None else row.found | {"return_S": as_array(result.return_S)}
     return replace(row, advantage_S=as_array(result.advantage_S), found=found)

@@ -114,8 +114,10 @@ class ShardedModel:
                 )
 
     @torch.no_grad()
-    def measure(self, rows: list[Row]) -> list[torch.Tensor | None]:
+    def measure(self, rows: list[Row], **asked) -> list[torch.Tensor | None]:
         """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
+
+        ``asked``: what the head is told besides.
 
         None on the stages of a pipeline that are not the last.
         """
@@ -123,7 +125,7 @@ class ShardedModel:
         with self._spmd_context():
             for row in rows:
                 columns = self.columns(row)
-                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns)
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked
                 if self.pipeline is None:
                     found.append(self.parts[0](tokens, **keywords))
                 else:
