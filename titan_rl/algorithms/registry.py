@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {"critic": "a critic", "reward_model": "a reward model"}
+_ROLES = {"critic": "a critic"}
 """Of those that an algorithm may need, what nobody serves yet."""
 
 

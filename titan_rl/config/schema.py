@@ -99,6 +99,18 @@ class TeacherConfig:
 
 
 @dataclass(kw_only=True)
+class RewardModelConfig:
+    """A model whose score of a rollout is its reward, in place of the task's own. The task's is what held-out accuracy
+    is told by, and is recorded beside it."""
+
+    path: str = ""
+    """A Hugging Face directory of a model for sequence classification with one label, and with the policy's tokens;
+    empty: there is none."""
+    reads_end: bool = False
+    """Whether it reads the token that ends an answer; those that are trained here (``reward_model``) do not."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     prompts_per_step: Count = 16
     """Groups that make up a batch."""
@@ -217,6 +229,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)

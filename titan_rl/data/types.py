@@ -80,10 +80,17 @@ class Rollout:
     status: Status
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)
+    task_reward: float | None = None
+    """What the task itself gives, where ``reward`` is a reward model's."""
     text: str = ""
     """What the model wrote, for people."""
     failure: str = ""
     """What went wrong, where the status says that something did; not recorded."""
+
+    @property
+    def true_reward(self) -> float:
+        """By which it is told whether the answer is right."""
+        return self.reward if self.task_reward is None else self.task_reward
 
     @property
     def num_model_tokens(self) -> int:

@@ -17,9 +17,12 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
     lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
-    return {
+    judged = (
+        {"task_reward": float(np.mean([r.true_reward for r in scored]))} if scored[0].task_reward is not None else {}
+    )
+    return judged | {
         "reward": float(np.mean([r.reward for r in scored])),
-        "accuracy": float(np.mean([correct(r.reward) for r in scored])),
+        "accuracy": float(np.mean([correct(r.true_reward) for r in scored])),
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),

@@ -26,6 +26,7 @@ _SCHEMA = pa.schema(
         "status": pa.string(),
         "reward": pa.float64(),
         "reward_parts": pa.map_(pa.string(), pa.float64()),
+        "task_reward": pa.float64(),
         "text": pa.string(),
     }
 )
@@ -39,7 +40,7 @@ def _path(folder: Path, step: int) -> Path:
 
 def _row(rollout: Rollout) -> dict:
     plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text")
-    return {name: getattr(rollout, name) for name in plain} | dict(
+    return {name: getattr(rollout, name) for name in (*plain, "task_reward")} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],
         stop_reason=[turn.stop_reason for turn in rollout.turns],
