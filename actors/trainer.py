@@ -80,8 +80,11 @@ class Trainer(Actor):
     @endpoint
     def restore(self, step: int, replica: RegionHandle | None) -> None:
         """The state after a step: from the replica in another process, or from this one's snapshots before ``join``."""
+        from titan_rl.trainer.process_group import peers_are_told
+
         slot = fetch_step(replica, step) if replica is not None else self.snapshots.slot_of(step)
-        Snapshots(self.rank, self.learner).load(slot)
+        with peers_are_told():
+            Snapshots(self.rank, self.learner).load(slot)
 
     @endpoint
     def place(self) -> Place:
@@ -169,9 +172,9 @@ class Trainer(Actor):
     @endpoint
     def digests(self) -> dict[str, str]:
         """Of this rank's weights of each role that never learns."""
-        return {name: role.model.digest() for name, role in self.learner.roles.items()}
+        return self.learner.digests()
 
     @endpoint
-    def save_hf(self, folder: str) -> None:
-        """Write the model as a Hugging Face directory."""
-        self.learner.save_hf(folder)
+    def save_hf(self, folder: str, adapter: str = "") -> None:
+        """Write the model as a Hugging Face directory, and its adapters, if it has any, to ``adapter`` besides."""
+        self.learner.save_hf(folder, adapter)

@@ -9,8 +9,8 @@ from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.base import make_task
 from titan_rl.environments.episode import Judge, demonstrate, run_group
+from titan_rl.environments.grading import GradedScorer
 from titan_rl.environments.reward_model import RewardModelScorer
-from titan_rl.environments.scorer import Scorer
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
@@ -41,10 +41,9 @@ class Verifier(Actor):
         task, folders = self.config.task, self.config.run.plugin_path
         self.task = make_task(task, folders)
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
-        self.scorer = Scorer(task, folders, self.config.verifier.score_timeout)
-        await self.scorer.start()
-        self.judge = await self._start_judge()
-        return self.scorer.process.pid
+        self.scorer = GradedScorer(task, self.config.eval.grader, folders, self.config.verifier.score_timeout)
+        self.judge, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
+        return pid
 
     async def _start_judge(self) -> Judge | None:
         """The reward model, if there is one, in a process of its own."""

@@ -68,6 +68,7 @@ CASES = {
         }.items()
         for decoupled in (False, True)
     },
+    "reject the worse": (GRPO, {"reject": "geometric", "reject_low": 0.9, "reject_only_negative": True}),
 }
 """An algorithm and its settings; bounds are such that some tokens lie within and some outside."""
 ALL = pytest.mark.parametrize("case", CASES)
@@ -157,7 +158,11 @@ def published_terms(cls, s, columns, logprob, held, entropy, lengths=LENGTHS) ->
     """Of all tokens that count; the loss is their sum."""
     all_terms = []
     for sample in samples_of(columns | {"logprob": logprob, "held": held, "entropy": entropy}, lengths):
-        if not len(sample["weight"]) or published_is_rejected(s, sample, sample["held"]):
+        if len(sample["weight"]) and published_is_rejected(s, sample, sample["held"]):
+            kept = sample["advantage"] >= 0 if s.reject_only_negative else np.zeros(len(sample["weight"]), bool)
+            assert cls is GRPO  # whose other tokens do not know of those that are left out
+            sample = {name: x[kept] for name, x in sample.items()}
+        if not len(sample["weight"]):
             continue
         old = sample["proximal"] if s.decoupled else sample["sampling"]
         importance = published_importance(s, sample)
@@ -246,7 +251,7 @@ def test_every_case_tells_its_tokens_apart(case):
     algorithm, columns = cls(cls.Settings(**options)), made_up()
     *_, metrics = evaluate(algorithm, inputs_of(columns))
     count = (columns["weight"] > 0).sum()
-    for name in {"clip_fraction", "importance_bounded", "rejected_fraction"} & metrics.keys():
+    for name in {"importance_bounded", "rejected_fraction"} & metrics.keys() or {"clip_fraction"}:
         assert 0 < metrics[name] < count, (case, name)
 
 

@@ -15,6 +15,8 @@ from titan_rl.algorithms.dapo import DAPO
 from titan_rl.algorithms.distillation import Distillation
 from titan_rl.algorithms.grpo import GRPO, DrGRPO
 from titan_rl.algorithms.gspo import GSPO
+from titan_rl.algorithms.maxrl import MaxRL
+from titan_rl.algorithms.ppo import PPO
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.rloo import RLOO
 from titan_rl.algorithms.sft import SFT
@@ -29,14 +31,14 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "dr_grpo": DrGRPO,
     "grpo": GRPO,
     "gspo": GSPO,
+    "maxrl": MaxRL,
+    "ppo": PPO,
     "reinforce_pp": ReinforcePP,
     "rloo": RLOO,
 }
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {"critic": "a critic"}
-"""Of those that an algorithm may need, what nobody serves yet."""
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm:
@@ -111,7 +113,5 @@ def _check_needs(said: str, needs: Any) -> None:
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
     if needs.teacher_words and not needs.teacher:
         raise ConfigError(f"{said}: its needs name teacher_words and no teacher: set teacher = True, too")
-    missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
-    missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
-    if missing:
-        raise ConfigError(f"{said} needs {' and '.join(missing)}, which this release cannot serve yet")
+    if needs.rewards != "sample":
+        raise ConfigError(f"{said} needs a reward for each {needs.rewards}, which this release cannot serve yet")

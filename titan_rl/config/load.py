@@ -15,7 +15,7 @@ from typing import Any
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
-from titan_rl.config.model_directory.checks import check_reward_model, find_model
+from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config, RewardModelConfig
 from titan_rl.config.shipped import find_config, shipped
 
@@ -201,6 +201,7 @@ def _check_combinations(config: Config) -> None:
             f"algorithm.updates_per_batch = {algorithm.updates_per_batch} is more than "
             f"rollout.prompts_per_step = {rollout.prompts_per_step}: an optimizer step needs a group of its own"
         )
+    _check_lengths_and_filters(config)
     if config.generator.update == "drain" and config.generator.kv == "recompute":
         raise ConfigError(
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
@@ -208,10 +209,26 @@ def _check_combinations(config: Config) -> None:
         )
     if config.mesh.launcher != "local" and not config.mesh.worker_loops:
         raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
+    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
+        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
+
+
+def _check_lengths_and_filters(config: Config) -> None:
+    buffer, longest, wanted = config.algorithm.overlong_buffer, config.rollout.max_new_tokens, config.filter
+    if buffer > longest:
+        raise ConfigError(
+            f"algorithm.overlong_buffer = {buffer} is more than rollout.max_new_tokens = {longest}, of which it is the "
+            f"last part: lower it"
+        )
+    if wanted.min_pass_rate > wanted.max_pass_rate:
+        raise ConfigError(
+            f"filter.min_pass_rate = {wanted.min_pass_rate} is more than filter.max_pass_rate = "
+            f"{wanted.max_pass_rate}: no group would be left"
+        )
 
 
 def _with_directories(config: Config) -> Config:
@@ -221,7 +238,7 @@ def _with_directories(config: Config) -> Config:
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:
         config = replace(config, reward_model=_reward_model(config.reward_model))
-    roles = [role for role in ("reference", "teacher") if getattr(config, role).path]
+    roles = [role for role in ("reference", "teacher", "critic") if getattr(config, role).path]
     return replace(config, **{role: _found(config, role) for role in roles})
 
 
@@ -235,9 +252,9 @@ def _reward_model(settings: RewardModelConfig) -> RewardModelConfig:
 
 
 def _found(config: Config, section: str, **wanted: bool):
-    settings = getattr(config, section)
+    settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
     try:
-        return replace(settings, path=find_model(settings.path, own_family=bool(config.model.family), **wanted))
+        return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **wanted))
     except ValueError as error:
         raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.mesh.meshes import Meshes
-from titan_rl.trainer.roles import needed_roles
+from titan_rl.trainer.roles import BASE, needed_roles
 
 Digests = dict[str, list[str]]
 """Role to the digests of its ranks' weights."""
@@ -13,8 +13,9 @@ Digests = dict[str, list[str]]
 class FrozenWeights:
     """Owns what the digests were."""
 
-    def __init__(self, needs: Needs, meshes: Meshes, note: Callable[..., None]):
-        self.roles, self.meshes, self.note = needed_roles(needs), meshes, note
+    def __init__(self, needs: Needs, meshes: Meshes, note: Callable[..., None], *, has_adapters: bool = False):
+        """``has_adapters``: the policy's own weights stay as they are, too."""
+        self.roles, self.meshes, self.note = needed_roles(needs) + [BASE] * has_adapters, meshes, note
         self._digests: Digests = {}
 
     async def begin(self) -> None:

@@ -14,7 +14,8 @@ from titan_rl.records.rundir import RunDir
 
 def keeps_policy(config: Config, algorithm: Algorithm) -> bool:
     """Whether the reference is no directory that was there before."""
-    return algorithm.needs.reference and not config.reference.path and config.sft.steps > 0
+    begins_elsewhere = config.sft.steps > 0 or bool(config.lora.adapter)
+    return algorithm.needs.reference and not config.reference.path and begins_elsewhere
 
 
 def kept_policy(config: Config, algorithm: Algorithm, run_dir: RunDir) -> str:

@@ -17,6 +17,7 @@ from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
 from titan_rl.environments.episode import encode_prompt
+from titan_rl.environments.grading import check_grader
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
@@ -27,6 +28,7 @@ from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -77,6 +79,8 @@ def check(config: Config) -> Checked:
     check_reward_model(config, checked.algorithm, checked.family)
     check_transport(config)
     check_prompts(checked)
+    if config.eval.grader:
+        check_grader(config.task, config.eval.grader, config.run.plugin_path)
     return checked
 
 
@@ -152,7 +156,10 @@ def check_model(config: Config, family: Family | None = None) -> None:
     if config.model.kernel == "triton" and DEVICE_TYPE == "cpu":
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
-    check_layout(hf, build_titan(config).parallelism)
+    titan = build_titan(config)
+    check_layout(hf, titan.parallelism)
+    if config.lora.rank:
+        check_lora(hf, config, titan, family)
     _check_generator_layout(hf, config.generator.tensor_parallel)
 
 

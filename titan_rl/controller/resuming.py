@@ -31,6 +31,7 @@ _RULES = {
     "model": _ALWAYS,
     "model.path": _BY_CHECKSUM,
     "model.kernel": _NUMERIC,
+    "lora": _ALWAYS,
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,

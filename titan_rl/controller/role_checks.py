@@ -5,15 +5,17 @@ from dataclasses import asdict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from titan_rl.algorithms.base import Algorithm, Needs
+from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import Config, CriticConfig
 from titan_rl.models.families import Family
-from titan_rl.models.spec import read_hf_config
+from titan_rl.models.heads import check_value_weights, value_spec
+from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.lone_role import role_titan
 from titan_rl.trainer.roles import FROZEN, num_words
+from titan_rl.trainer.titan_config import build_titan, critic_titan
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -32,7 +34,11 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
                 f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
                 f"trainer's layout: set placement = 'own', or leave it out"
             )
-        _check_model(config, role, family, algorithm.needs)
+        _check_model(config, role, family, num_words(role, algorithm.needs))
+    if algorithm.needs.critic:
+        _check_critic(config, family)
+    elif asdict(config.critic) != asdict(CriticConfig()):
+        raise ConfigError(f"[critic] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out")
 
 
 def check_reward_model(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -63,7 +69,23 @@ def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
     return tiny_config() if config.model.path == "tiny" else read_hf_config(config.model.path, family)
 
 
-def _check_model(config: Config, role: str, family: Family | None, needs: Needs) -> None:
+def _check_critic(config: Config, family: Family | None) -> None:
+    path, steps = config.critic.path, critic_titan(config, build_titan(config)).training.steps
+    if config.critic.warmup_steps >= steps:
+        raise ConfigError(
+            f"critic.warmup_steps = {config.critic.warmup_steps} leaves the policy none of training.steps = {steps}: "
+            f"lower it, or raise training.steps"
+        )
+    if path:
+        try:
+            check_value_weights(value_spec(model_spec(path, family)), path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
+            raise ConfigError(f"critic.path = {path!r}: {' '.join(str(error).split())}") from None
+        _check_model(config, "critic", family)
+
+
+def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
+    """``words``: how many of the likeliest the role is to give."""
     own, policy = getattr(config, role).path, _policy_config(config, family)
     model = read_hf_config(own, family) if own else policy
     if model.vocab_size != policy.vocab_size:
@@ -71,11 +93,13 @@ def _check_model(config: Config, role: str, family: Family | None, needs: Needs)
             f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
-    if num_words(role, needs) > policy.vocab_size:
+    if words > policy.vocab_size:
         raise ConfigError(
-            f"algorithm.top_k: {needs.teacher_words} words are wanted of a vocabulary of {policy.vocab_size}: "
-            f"give no more than that"
+            f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
         )
+    if getattr(getattr(config, role), "placement", "with_trainer") == "with_trainer":
+        check_layout(model, build_titan(config).parallelism)
+        return
     try:
         check_layout(model, role_titan(config, role).parallelism)
     except ConfigError as error:

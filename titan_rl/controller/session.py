@@ -10,11 +10,13 @@ is below never reaches back.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from titan_rl.config.command_line import check_started_once
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadBatches
@@ -34,8 +36,11 @@ from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
+from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
+from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.supervision.processes import watch
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
 from titan_rl.records.ledger import Ledger
@@ -55,11 +60,13 @@ class Session:
     """A training run. Errors of ``start``, ``step``, ``run`` and ``evaluate``: Stopped, or a fault by name; ``close``
     must follow, and saves what can be saved."""
 
-    def __init__(self, checked: Checked, run_dir: RunDir, resume: bool = False):
-        self.checked, self.run_dir, self.is_resumed = checked, run_dir, resume
+    def __init__(self, checked: Checked, run_dir: RunDir, resume: bool = False, ranks: OtherRanks | None = None):
+        self.checked, self.run_dir, self.is_resumed, self._ranks = checked, run_dir, resume, ranks
         self.config, self.titan = checked.config, checked.titan
         self.progress = Progress(steps_asked=self.titan.training.steps)
         self.stop_request = StopRequest()
+        self.why_ended = ""
+        """In words, once it has."""
         self.meshes: Meshes | None = None
         self.controller: Controller | None = None
         self._granting: asyncio.Task[None] | None = None
@@ -67,11 +74,20 @@ class Session:
         self._open_records()
 
     @classmethod
-    def open(cls, config: Config, config_file: str | None = None, *, resume: bool = False) -> "Session":
+    def open(
+        cls,
+        config: Config,
+        config_file: str | None = None,
+        *,
+        resume: bool = False,
+        ranks: OtherRanks | None = None,
+    ) -> "Session":
         """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
 
-        ``config_file`` names the run directory if ``run.dir`` does not. Await it to start it.
+        ``config_file`` names the run directory if ``run.dir`` does not. ``ranks``: torchrun's other processes, which
+        become its hosts. Await it to start it.
         """
+        check_started_once(os.environ)
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         checked = check(config)
         sources, earlier = find_sources(config), 0
@@ -82,7 +98,7 @@ class Session:
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        return cls(checked, run_dir, resume)
+        return cls(checked, run_dir, resume, ranks)
 
     def _open_records(self) -> None:
         config, run_dir = self.config, self.run_dir
@@ -91,8 +107,14 @@ class Session:
         self.say: Callable[[str], None] = self.display.say
         self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
         self.metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
-        self.stream = PromptStream(self.checked.task, config.run.seed)
+        self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
         self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+
+    def _curriculum(self) -> Curriculum | None:
+        config, task = self.config, self.checked.task
+        if not config.curriculum.is_on:
+            return None
+        return Curriculum(config.curriculum, task, config.run.seed, config.rollout.group_size, self.run_dir.pass_rates)
 
     # a run
 
@@ -115,6 +137,8 @@ class Session:
     async def start(self) -> "Session":
         """All actors up, and the run at its first step, or at the one that it was left at."""
         self.say(f"run directory {self.run_dir.root}")
+        if self._ranks is not None:
+            watch(self._ranks.starter, lambda: self.stop_request.ask("torchrun died"))
         with unless_full():
             self.run_dir.phase.write_text("0 starting")
         path = await asyncio.to_thread(base_model, self.config, self.run_dir)
@@ -163,6 +187,7 @@ class Session:
         ``error``: what ended the run, if it is no end as planned. ``why``: that, in words.
         """
         why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
+        self.why_ended = why
         try:
             if self.controller is not None and not self._is_finished:
                 await self.controller.rescue(error or Stopped())
@@ -185,6 +210,7 @@ class Session:
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
         self.ledger.close()
+        self.stream.close()
         self.events.close()
         with unless_full():
             plot_curves(self.run_dir.root, self.run_dir.curves)
@@ -222,6 +248,8 @@ class Session:
             tell=self._note,
             reissued=self.ledger.count_retry,
             catch_up=recovery.catch_up,
+            ranks=self._ranks,
+            lost=self.stop_request.force,
         )
 
     def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
@@ -242,7 +270,7 @@ class Session:
             self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
         )
         bad_batches = BadBatches(config.recovery, self.run_dir, say=say, record=record)
-        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note)
+        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=bool(config.lora.rank))
         parts = Components(
             *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
         )

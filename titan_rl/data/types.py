@@ -16,6 +16,11 @@ Status = Literal["ok", "truncated", "timeout", "infra_error"]
 """How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
 
 
+def correct(reward: float) -> bool:
+    """Whether a reward counts as a right answer in accuracies and pass rates."""
+    return reward >= 1.0 - 1e-9
+
+
 class Provenance(IntEnum):
     """Who wrote a token."""
 
@@ -85,7 +90,9 @@ class Rollout:
     text: str = ""
     """What the model wrote, for people."""
     failure: str = ""
-    """What went wrong, where the status says that something did; not recorded."""
+    """What went wrong, where something did; not recorded."""
+    grade: float | None = None
+    """By ``eval.grader``, or by the task where a reward model rewards: what nothing is trained on."""
 
     @property
     def true_reward(self) -> float:
@@ -215,7 +222,8 @@ class Culprit:
     prompt_id: str
     sample: int
     what: str
-    """``sampling logprob``, ``logprob``, ``loss`` or ``gradient``: the first of them that is not finite."""
+    """``sampling logprob``, ``logprob`` or a critic's ``value``, ``loss`` or ``gradient``: the first that is not
+    finite."""
 
 
 @dataclass(frozen=True)

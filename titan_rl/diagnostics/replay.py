@@ -152,7 +152,7 @@ def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
     found = read_metadata(checkpoint).state_dict_metadata
     return {
         name: entry
-        for kind in ("model.", "optimizer.")
+        for kind in ("model.", "optimizer.", "critic.model.", "critic.optimizer.")
         for name, entry in found.items()
         if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
     }

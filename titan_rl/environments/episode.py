@@ -83,7 +83,8 @@ class Episode:
             reward_parts=score.parts,
             task_reward=task_score.reward if is_judged else None,
             text="\n".join(self.answers),
-            failure=score.message,
+            failure=score.message or task_score.message,
+            grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
         )
 
 

@@ -34,6 +34,7 @@ from titan_rl.mesh.launch.placement import (
 )
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
+from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.roles import RoleProcesses, Roles
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.stragglers import Stragglers
@@ -86,6 +87,8 @@ class Meshes:
         reissued: Callable[[str], None] = lambda prompt_id: None,
         catch_up: CatchUp | None = None,
         launcher: Launcher | None = None,
+        ranks: OtherRanks | None = None,
+        lost: Callable[[str], None] = lambda why: None,
     ):
         """Nothing is started yet.
 
@@ -95,7 +98,8 @@ class Meshes:
         for people; ``tell(kind, **fields)`` of starts,
         deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt that is sampled again since somebody
         died or failed. ``catch_up``: without it a dead trainer ends the run. ``launcher``: how hosts are started
-        (``mesh.worker_loops``), by default on this machine.
+        (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's other processes, as hosts instead;
+        ``lost(why)`` hears of the death of one, which cannot be repaired.
         """
         self.config, self.max_tokens, self.parts = config, max_tokens, parts
         self.stragglers = Stragglers()
@@ -115,6 +119,8 @@ class Meshes:
             config.mesh.worker_loops,
             launcher=launcher or LocalLauncher(),
             tell=tell,
+            ranks=ranks,
+            lost=lost,
         )
         common, paths = (self.processes, config, model_path), (model_path, kept_policy)
         environment = trainer_environment(threads)

