@@ -85,6 +85,8 @@ class Rollout:
     status: Status
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of each answer, where the task gives such; part of ``reward``, whose rest is the last answer's."""
     task_reward: float | None = None
     """What the task itself gives, where ``reward`` is a reward model's."""
     text: str = ""

@@ -81,6 +81,7 @@ class Episode:
             status="truncated" if truncated else score.status,
             reward=score.reward,
             reward_parts=score.parts,
+            turn_rewards=[] if is_judged else score.turn_rewards,
             task_reward=task_score.reward if is_judged else None,
             text="\n".join(self.answers),
             failure=score.message or task_score.message,

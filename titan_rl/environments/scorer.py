@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt, Status
 from titan_rl.environments.base import make_task
+from titan_rl.environments.rewards import in_turns
 from titan_rl.environments.task import Task, UserCodeError
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.supervision.processes import MARK, is_stopped
@@ -43,6 +44,8 @@ class Score:
     message: str = ""
     grade: float | None = None
     """By ``eval.grader`` (grading.py), if there is one and it could."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of each answer, if the task gives such; they are in ``parts`` by their sum."""
 
     @property
     def reward(self) -> float:
@@ -171,7 +174,9 @@ async def _line_of(process: asyncio.subprocess.Process) -> bytes:
 def _read_score(line: bytes) -> Score:
     """Errors: ValueError, KeyError, TypeError or AttributeError for anything but a score."""
     result = json.loads(line)
-    score = Score(result["status"], {name: float(part) for name, part in result["parts"].items()}, result["message"])
+    parts = {name: float(part) for name, part in result["parts"].items()}
+    turns = [float(reward) for reward in result.get("turn_rewards", [])]
+    score = Score(result["status"], parts, result["message"], turn_rewards=turns)
     if not math.isfinite(score.reward):
         return Score("infra_error", {}, f"the scorer gave {score.reward}")
     return score
@@ -198,8 +203,10 @@ def _serve(task_config: TaskConfig, folders: Sequence[str], timeout: float) -> N
 
 def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        parts = task.score(Prompt(**request["prompt"]), request["answers"])
-        return dict(status="ok", parts=parts, message="")
+        parts, turn_rewards = in_turns(task.score(Prompt(**request["prompt"]), request["answers"]))
+        if turn_rewards and len(turn_rewards) != len(request["answers"]):
+            raise ValueError(f"{len(turn_rewards)} rewards for {len(request['answers'])} answers: give one for each")
+        return dict(status="ok", parts=parts, turn_rewards=turn_rewards, message="")
     except UserCodeError as error:
         message = str(error)
     except Exception as error:  # whatever a scorer trips over is reported by name, never a reward
