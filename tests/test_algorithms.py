@@ -126,11 +126,11 @@ def test_an_algorithm_may_tell_its_needs_by_its_settings(make):
         + """
     def __init__(self, settings):
         super().__init__(settings)
-        self.needs = Needs(reward_model=settings.scale < 0)
+        self.needs = Needs(rewards="token" if settings.scale < 0 else "sample")
 """
     )
     assert make(text).needs == Needs()
-    assert "needs a reward model, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
+    assert "needs a reward for each token, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
 
 
 METHODS = {
@@ -165,12 +165,8 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
         (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
-        (
-            mine("needs = Needs(critic=True, reward_model=True)"),
-            "needs a reward model, which",
-        ),
-        (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
-        (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
+        (mine("needs = Needs(teacher_words=4)"), "its needs name teacher_words and no teacher: set teacher = True"),
+        (mine("needs = Needs(rewards='token')"), "needs a reward for each token, which this release cannot serve yet"),
     ],
 )
 def test_wrong_classes(make, text, said):
