@@ -12,7 +12,7 @@ import xxhash
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.files import replace_text
-from titan_rl.environments.row_files import find_file
+from titan_rl.data.row_files import data_files, find_file
 from titan_rl.records.rundir import RunDir
 
 Sources = dict[str, dict[str, str]]
