@@ -7,7 +7,6 @@ from pathlib import Path
 from monarch.actor import Actor, endpoint
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import StepMetrics
 from titan_rl.mesh.channel.batches import RowsHandle, pull_rows
 from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
 from titan_rl.mesh.channel.region import RegionHandle
@@ -122,20 +121,21 @@ class Trainer(Actor):
             return self.learner.sft(self._pull(batches), self.config.sft.lr)
 
     @endpoint
-    def train(self, batch: list[RowsHandle], has_signal: bool, snapshot: int | None):
-        """One optimizer step on the rows of this rank's group: StepMetrics of all ranks together, or BadNumbers.
+    def train(self, batches: list[RowsHandle], has_signal: list[bool], snapshot: int | None):
+        """A step of the run; ``batches[group]`` holds that group's rows of every update, ``has_signal`` whether an
+        update has an advantage. Of each update StepMetrics of all ranks together, or BadNumbers; and the seconds for
+        which this rank worked (mesh/stragglers.py).
 
-        ``snapshot``: the step of the run that this ends, if a snapshot of it is to be taken.
+        ``snapshot``: the step that this is, if a snapshot of it is to be taken.
         """
         with self._peers_are_told():
             fail_if_told()
             start = seconds_wanted()
-            answer = self.learner.train(self._pull(batch), has_signal)
-            if isinstance(answer, StepMetrics):
-                answer.seconds_wanted = seconds_wanted() - start
+            answers = self.learner.train_step(self._pull(batches), has_signal)
+            seconds = seconds_wanted() - start
             if snapshot is not None:
                 self.snapshots.take(snapshot)
-            return answer
+            return answers, seconds
 
     @contextmanager
     def _peers_are_told(self):

@@ -126,11 +126,11 @@ def test_an_algorithm_may_tell_its_needs_by_its_settings(make):
         + """
     def __init__(self, settings):
         super().__init__(settings)
-        self.needs = Needs(reference=settings.scale < 0)
+        self.needs = Needs(critic=settings.scale < 0)
 """
     )
     assert make(text).needs == Needs()
-    assert "needs a reference model, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
+    assert "needs a critic, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
 
 
 METHODS = {
@@ -165,7 +165,7 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
         (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
-        (mine("needs = Needs(critic=True, teacher=True)"), "needs a critic and a teacher, which this release cannot"),
+        (mine("needs = Needs(critic=True, reward_model=True)"), "needs a critic and a reward model, which this release cannot"),
         (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
         (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
     ],

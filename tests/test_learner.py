@@ -95,9 +95,9 @@ def headed_model(request, tmp_path_factory):
 def logits_in_full(learner: Learner) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Of this rank's words; and the row's columns."""
     [row] = fit_rows(batch_of(0, row_tokens=1000).rows[0], token_multiple=2, row_multiple=1, same_length=False)
-    columns = learner._columns(row)
-    keywords = learner._keywords(row, columns)
-    for name in ("target_S", "temperature", "implementation", "expected_grad"):
+    columns = learner.policy.columns(row)
+    keywords = learner.policy.keywords(row, columns)
+    for name in ("target_S", "temperature", "implementation"):
         keywords.pop(name)
     return learner.model_parts[0](columns["tokens_T"][None], **keywords), columns
 
@@ -108,7 +108,7 @@ def with_logits_in_full(learner: Learner):
     assert logits_SV.shape == (len(columns["target_S"]), learner.spec.model.vocab_size)
     words = torch.distributions.Categorical(logits=logits_SV / TEMPERATURE)
     logprob_S, entropy_S = words.log_prob(columns["target_S"]), words.entropy().detach()
-    loss, totals = loss_and_sums(learner.algorithm, logprob_S, entropy_S, columns)
+    loss, totals = loss_and_sums(learner.algorithm, torch.stack((logprob_S, entropy_S)), columns)
     loss.backward()
     return logprob_S.detach(), {name: float(value) for name, value in totals.items()}, take_gradients(learner)
 

@@ -20,12 +20,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO}
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {
-    "reference": "a reference model",
-    "critic": "a critic",
-    "reward_model": "a reward model",
-    "teacher": "a teacher",
-}
+_ROLES = {"critic": "a critic", "reward_model": "a reward model"}
+"""Of those that an algorithm may need, what nobody serves yet."""
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm:
@@ -93,7 +89,7 @@ def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) ->
 
 
 def _check_needs(said: str, needs: Any) -> None:
-    """Nothing but the policy and a reward for each sample is served in this release."""
+    """Errors: ConfigError for what this release does not serve."""
     if not isinstance(needs, Needs):
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
     missing = [role for name, role in _ROLES.items() if getattr(needs, name)]

@@ -74,6 +74,22 @@ class AlgorithmConfig:
 
 
 @dataclass(kw_only=True)
+class ReferenceConfig:
+    """The model that the policy is kept near to, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+
+
+@dataclass(kw_only=True)
+class TeacherConfig:
+    """The model that a student learns from, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory with the policy's tokens."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     prompts_per_step: Count = 16
     """Groups that make up a batch."""
@@ -215,6 +231,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)

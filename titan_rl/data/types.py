@@ -146,6 +146,14 @@ class Row:
     """Weight of each trained token in the loss; the loss is a plain sum over all rows of all ranks."""
     owners: list[tuple[str, int, int]] = field(default_factory=list)
     """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
+    found: dict[str, np.ndarray] = field(default_factory=dict)
+    """Float32 [S] each: what model roles found of each trained token, by the names of algorithms.base.LossInputs."""
+
+    @property
+    def offsets_N(self) -> np.ndarray:
+        """int64 [N + 1]: sample n has the trained tokens [offsets_N[n], offsets_N[n + 1])."""
+        counts = [count for _, _, count in self.owners] or [len(self.target_S)]
+        return np.cumsum([0, *counts], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -190,8 +198,6 @@ class StepMetrics:
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0
     seconds_optimizer: float = 0.0
-    seconds_wanted: float = 0.0
-    """For which this rank worked or waited for a core (stragglers.py); what it waited for its peers is not in it."""
 
 
 @dataclass(frozen=True)

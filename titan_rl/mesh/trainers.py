@@ -86,24 +86,23 @@ class Trainers:
 
         With the last one a snapshot is taken, if the config wants one of this step.
         """
-        metrics, every = [], self.config.recovery.snapshot_every
-        for batch in batches:
-            snapshot = step if every and step % every == 0 and batch is batches[-1] else None
-            with self._staged(batch.rows) as handles:
-                arguments = handles, batch.has_signal, snapshot
-                answers = await self.call("train", *arguments, what=f"training step {step}")
-            metrics.append(answers[0])
-            pairs = zip(self.ranks, answers, strict=True)
-            self._stragglers.note("trainer", {rank.name: getattr(a, "seconds_wanted", 0.0) for rank, a in pairs})
-        return metrics
+        every = self.config.recovery.snapshot_every
+        snapshot = step if every and step % every == 0 else None
+        with self._staged_by_group([batch.rows for batch in batches]) as handles:
+            arguments = handles, [batch.has_signal for batch in batches], snapshot
+            answers = await self.call("train", *arguments, what=f"training step {step}")
+        pairs = zip(self.ranks, answers, strict=True)
+        self._stragglers.note("trainer", {rank.name: seconds for rank, (_, seconds) in pairs})
+        return answers[0][0]
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
         """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
-        rows = [list(steps) for steps in zip(*batches, strict=True)]
-        with self._staged(rows) as handles:
+        with self._staged_by_group(batches) as handles:
             return (await self.call("sft", handles, what="training on demonstrations"))[0]
 
-    def _staged(self, rows: list[list]) -> StagedRows:
+    def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
+        """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""
+        rows = [list(steps) for steps in zip(*batches, strict=True)]
         return StagedRows(rows, over_rdma=self.config.mesh.transport in RDMA)
 
     def stop(self) -> None:

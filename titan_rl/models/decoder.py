@@ -37,6 +37,7 @@ class Float32Head(Linear):
         temperature: float = 1.0,
         implementation: str = "reference",
         expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
+        entropy_gradient: bool = False,
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
@@ -53,8 +54,8 @@ class Float32Head(Linear):
             expected_grad=expected_grad,
             **spread,
         )
-        # no loss uses the entropy's gradient, which would cost the backward two more passes
-        return torch.stack((logprob_S, entropy_S.detach()))
+        # the entropy's gradient costs the backward two more passes
+        return torch.stack((logprob_S, entropy_S if entropy_gradient else entropy_S.detach()))
 
 
 class PackedDecoder:

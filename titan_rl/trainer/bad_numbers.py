@@ -33,7 +33,8 @@ def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:
 def only(row: Row, part: slice) -> Row:
     """The row with nothing but these trained tokens."""
     columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
-    return replace(row, **{name: getattr(row, name)[part] for name in columns})
+    found = {name: values[part] for name, values in row.found.items()}
+    return replace(row, **{name: getattr(row, name)[part] for name in columns}, found=found, owners=[])
 
 
 def _is_finite(values) -> bool:
@@ -44,15 +45,15 @@ def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     """What is not finite of this rank's samples, as far as the pass that went wrong tells; the first cause of each."""
     found = {}
     for index, row in enumerate(rows):
-        statistics_2S = learner.statistics.get(index)
+        statistics = learner.statistics.get(index)
         for name, part in parts(row):
             if not _is_finite(row.logprob_S[part]):
                 found[name] = "sampling logprob"
-            elif statistics_2S is None:  # another stage of the pipeline has it
+            elif statistics is None:  # another stage of the pipeline has it
                 continue
-            elif not _is_finite(statistics_2S[0, part].float().cpu().numpy()):
+            elif not _is_finite(statistics[0, part].float().cpu().numpy()):
                 found[name] = "logprob"
-            elif not _is_finite(learner.loss_of(only(row, part), statistics_2S[:, part])):
+            elif not _is_finite(learner.loss_of(only(row, part), statistics[:, part])):
                 found[name] = "loss"
     return found
 

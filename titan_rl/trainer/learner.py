@@ -1,10 +1,12 @@
-"""What a trainer rank does to its model: TorchTitan builds and shards it; this drives its steps.
+"""What a trainer rank does to its model (sharded_model.py): this drives its steps.
+
+    train_step: prepare (roles, advantages) ─▶ for each update: forward_backward ─▶ optimizer_step
 
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
-meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py; nothing here knows of
-actors.
+meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, what is found out before
+in preparation.py; nothing here knows of actors.
 
-Dimensions: T tokens of a row, S trained tokens of a row.
+Dimensions: S trained tokens of a row.
 """
 
 import math
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,100 +29,123 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.algorithms.sft import SFT
 from titan_rl.config.schema import Config
-from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
-from titan_rl.models.attention import plan_attention
 from titan_rl.models.families import make_family
-from titan_rl.models.hf_weights import load_hf, save_hf
-from titan_rl.models.shards import Shard, local_shards
+from titan_rl.models.shards import Shard
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.objective import add_sums, expected_gradient, loss_and_sums, row_loss, step_metrics, zero_totals
+from titan_rl.trainer.objective import (
+    add_sums,
+    expected_gradient,
+    loss_and_sums,
+    loss_inputs,
+    step_metrics,
+    zero_totals,
+)
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
-from titan_rl.trainer.parallel import parallel_model
+from titan_rl.trainer.preparation import as_array, completed, refined, whitened, with_found
+from titan_rl.trainer.roles import FrozenRole, frozen_roles
+from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
-
-_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
 
 
 class Learner:
-    """One rank's part of the model, its algorithm, optimizer and schedule. The process group must be up."""
+    """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
+    must be up."""
 
     def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path):
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.device = device.local_device(dist.get_rank())
         dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
         self.parallel_dims = ParallelDims.from_config(titan.parallelism, dist.get_world_size())
-        self.spec = model_spec(model_path, make_family(config.model.family, config.run.plugin_path))
-        self.model_parts, self.pipeline = parallel_model(self.spec, titan, self.parallel_dims, self.device)
-        self.dtypes = load_hf(self.shards(), model_path)
+        self.implementation = config.model.kernel
+        if self.implementation == "auto":
+            self.implementation = "triton" if self.device.type == "cuda" else "reference"
+        self.policy = self._sharded(model_path)
+        self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
+        self.roles: dict[str, FrozenRole] = frozen_roles(config, self.algorithm.needs, self.model_path, self._sharded)
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
         """Called before parameters change: somebody may still be copying them."""
         self.statistics: dict[int, torch.Tensor] = {}
-        """Log-probabilities and entropies [2, S] of each row of the last pass, where this rank saw them."""
-        self.implementation = config.model.kernel
-        if self.implementation == "auto":
-            self.implementation = "triton" if self.device.type == "cuda" else "reference"
-        self._spmd_context = dist_utils.get_spmd_context(parallel_dims=self.parallel_dims, spmd_typechecking=False)
+        """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
+        where this rank saw them."""
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
-    def _columns(self, row: Row) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(getattr(row, name)).to(self.device) for name in _COLUMNS}
+    def _sharded(self, path: str | Path) -> ShardedModel:
+        """A model over the same ranks and in the same layout as the policy."""
+        spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path))
+        return ShardedModel(
+            *(spec, self.titan, path, self.parallel_dims, self.device),
+            temperature=self.config.rollout.temperature,
+            implementation=self.implementation,
+        )
 
-    def _keywords(self, row: Row, columns: dict[str, torch.Tensor]) -> dict:
-        """What the model's forward takes besides the tokens."""
-        return {
-            "positions": columns["positions_T"][None],
-            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device),
-            "logit_index_S": columns["source_S"],
-            "target_S": columns["target_S"],
-            "temperature": self.config.rollout.temperature,
-            "implementation": self.implementation,
-            "expected_grad": expected_gradient(self.algorithm, columns),
-        }
+    # before the updates of a step
 
-    def _loss(self, statistics_2S: torch.Tensor, index: int, columns: dict[str, torch.Tensor], totals) -> torch.Tensor:
-        """A row's loss, of its log-probabilities and entropies; its sums are added to ``totals``."""
-        logprob_S, entropy_S = statistics_2S
-        self.statistics[index] = statistics_2S.detach()
-        loss, sums = loss_and_sums(self.algorithm, logprob_S, entropy_S.detach(), columns)
+    def prepare(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """The rows of each update of a step, with what roles found of them, and the advantages that the loss gets."""
+        algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
+        if algorithm.needs.proximal:
+            finders.append(self._find_proximal)
+        is_refined = type(algorithm).refine is not Algorithm.refine
+        if not (finders or is_refined or algorithm.normalizes_batch):
+            return batches
+        batches = [with_found(self.policy.fit(rows), finders) for rows in batches]
+        sees = self.pipeline is None or self.pipeline.has_last
+        if is_refined and sees:
+            batches = [[refined(algorithm, row, self.policy.columns(row)) for row in rows] for rows in batches]
+        return self._whitened(batches, sees) if algorithm.normalizes_batch else batches
+
+    def _whitened(self, batches: list[list[Row]], sees: bool) -> list[list[Row]]:
+        rows = whitened([row for rows in batches for row in rows], self.device, is_counted=sees and not self._tp_rank)
+        rest = iter(rows)
+        return [[next(rest) for _ in rows] for rows in batches]
+
+    def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
+
+    def train_step(self, batches: list[list[Row]], has_signal: list[bool]) -> list[StepMetrics | BadNumbers]:
+        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it."""
+        prepared, moves = self.prepare(batches), not self.algorithm.is_still_without_advantage
+        return [self.train(rows, signal or moves) for rows, signal in zip(prepared, has_signal, strict=True)]
+
+    # an update
+
+    def _loss(self, statistics: torch.Tensor, index: int, columns: Columns, totals: dict) -> torch.Tensor:
+        """A row's loss, of what the head gave; its sums are added to ``totals``."""
+        self.statistics[index] = statistics.detach().reshape(-1, statistics.shape[-1])
+        loss, sums = loss_and_sums(self.algorithm, statistics, columns)
         add_sums(totals, sums)
         return loss
+
+    def _asked(self, columns: Columns) -> dict:
+        """What the head is told besides its targets."""
+        if self.algorithm.head == "value":
+            return {}
+        return {
+            "expected_grad": expected_gradient(self.algorithm, columns),
+            "entropy_gradient": self.algorithm.needs.entropy_gradient,
+        }
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
         """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum).
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        parallelism = self.titan.parallelism
-        rows = fit_rows(
-            rows,
-            token_multiple=parallelism.tensor_parallel_degree,
-            row_multiple=self.titan.row_multiple,
-            same_length=self.pipeline is not None,
-        )
-        totals = zero_totals(self.algorithm, self.device)
+        names = self._found_names()
+        rows = completed(self.policy.fit(rows), names)
+        totals = zero_totals(self.algorithm, names, self.device)
         self.statistics.clear()
-        columns = [self._columns(row) for row in rows]
-        keywords = (self._keywords(row, c) for row, c in zip(rows, columns, strict=True))
-        with self._spmd_context():
-            if self.pipeline is None:
-                for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
-                    statistics_2S = self.model_parts[0](c["tokens_T"][None], **keyword)
-                    self._loss(statistics_2S, index, c, totals).backward()
-            else:
-                split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
-                self.pipeline.forward_backward(
-                    [c["tokens_T"][None] for c in columns],
-                    list(keywords),
-                    (1, len(rows[0].tokens_T) // split, self.spec.model.dim),
-                    lambda statistics_2S, index: self._loss(statistics_2S, index, columns[index], totals),
-                )
+        self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
         return totals
+
+    def _found_names(self) -> list[str]:
+        proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
+        return [role.gives for role in self.roles.values()] + proximal
 
     def optimizer_step(self, has_signal: bool) -> tuple[float, float]:
         """Clip, step, clear; the gradient norm before clipping and the learning rate used.
@@ -156,9 +182,11 @@ class Learner:
             dist.all_reduce(bad)
         return not bad.item()
 
-    def loss_of(self, row: Row, statistics_2S: torch.Tensor) -> float:
-        """The loss that a row has at these log-probabilities and entropies."""
-        loss, _ = row_loss(self.algorithm, *statistics_2S, self._columns(row))
+    def loss_of(self, row: Row, statistics: torch.Tensor) -> float:
+        """The loss that a row has at these log-probabilities and entropies [2, S], or values [1, S]."""
+        columns = self.policy.columns(row)
+        statistics = statistics[0] if self.algorithm.head == "value" else statistics
+        loss, _ = self.algorithm.loss(loss_inputs(self.algorithm, statistics, columns, columns["offsets_N"]))
         return float(loss)
 
     def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | BadNumbers:
@@ -221,7 +249,7 @@ class Learner:
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
-        return local_shards(self.spec, self.model_parts)
+        return self.policy.shards()
 
     def save_hf(self, out: str | Path) -> None:
-        save_hf(self.shards(), self.model_path, Path(out), self.dtypes, self.device)
+        self.policy.save(out)

@@ -6,7 +6,7 @@ row's tensors, by the names of ``data.types.Row``.
 Dimensions: S trained tokens of a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -17,6 +17,8 @@ from titan_rl.kernels.policy_loss import bounded_log_ratio
 OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k3")
 """Besides the algorithm's own."""
 _LOSS_COLUMNS = ("logprob_S", "advantage_S", "weight_S")
+_ROLE_COLUMNS = ("reference_logprob_S", "proximal_logprob_S", "value_S", "teacher_logprob_S")
+"""What model roles may have found of a row."""
 
 
 def agreement_sums(
@@ -35,23 +37,32 @@ def agreement_sums(
     }
 
 
-def row_loss(
-    algorithm: Algorithm, logprob_S: torch.Tensor, entropy_S: torch.Tensor, columns: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A row's loss, and the algorithm's own sums."""
+def loss_inputs(
+    algorithm: Algorithm, statistics: torch.Tensor, columns: dict[str, torch.Tensor], offsets_N: torch.Tensor | None
+) -> LossInputs:
+    """``statistics``: what the model's head gave for the trained tokens: [2, S] log-probabilities and entropies, or
+    [S] values. Of the log-probabilities' row, ``offsets_N`` gives the samples."""
     sampling_logprob_S, advantage_S, weight_S = (columns[name] for name in _LOSS_COLUMNS)
-    return algorithm.loss(LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S))
+    found = {name: columns[name] for name in _ROLE_COLUMNS if name in columns}
+    if algorithm.head == "value":
+        nothing_S = torch.zeros_like(sampling_logprob_S)
+        logprob_S, entropy_S, found = nothing_S, nothing_S, found | {"value_S": statistics}
+    else:
+        logprob_S, entropy_S = statistics
+        entropy_S = entropy_S if algorithm.needs.entropy_gradient else entropy_S.detach()
+    return LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S, offsets_N, **found)
 
 
 def loss_and_sums(
-    algorithm: Algorithm, logprob_S: torch.Tensor, entropy_S: torch.Tensor, columns: dict[str, torch.Tensor]
+    algorithm: Algorithm, statistics: torch.Tensor, columns: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A row's loss, and what adds up over rows and ranks."""
-    loss, metrics = row_loss(algorithm, logprob_S, entropy_S, columns)
-    counted_S = columns["weight_S"] > 0
+    inputs = loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
+    loss, metrics = algorithm.loss(inputs)
+    counted_S = inputs.weight_S > 0
     sums = {name: value.detach() for name, value in metrics.items()}
-    sums |= agreement_sums(logprob_S, columns["logprob_S"], counted_S)
-    sums |= {"loss": loss.detach(), "entropy": (entropy_S * counted_S).sum(), "count": counted_S.sum()}
+    sums |= agreement_sums(inputs.logprob_S, inputs.sampling_logprob_S, counted_S)
+    sums |= {"loss": loss.detach(), "entropy": (inputs.entropy_S.detach() * counted_S).sum(), "count": counted_S.sum()}
     return loss, sums
 
 
@@ -65,20 +76,26 @@ def expected_gradient(
     if not algorithm.is_token_sum:
         return None
 
+    names = [name for name in (*_LOSS_COLUMNS, *_ROLE_COLUMNS) if name in columns]
+
     def gradient(logprob_S: torch.Tensor, tokens: slice) -> torch.Tensor:
-        part = {name: columns[name][tokens] for name in _LOSS_COLUMNS}
+        part = {name: columns[name][tokens] for name in names}
         with torch.enable_grad():
             leaf_S = logprob_S.detach().requires_grad_()
-            loss, _ = row_loss(algorithm, leaf_S, torch.zeros_like(leaf_S), part)
+            inputs = loss_inputs(algorithm, torch.stack((leaf_S, torch.zeros_like(leaf_S))), part, None)
+            loss, _ = algorithm.loss(inputs)
         return torch.autograd.grad(loss, leaf_S)[0]
 
     return gradient
 
 
-def zero_totals(algorithm: Algorithm, device: torch.device) -> dict[str, torch.Tensor]:
-    """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order."""
+def zero_totals(algorithm: Algorithm, found: Iterable[str], device: torch.device) -> dict[str, torch.Tensor]:
+    """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order. ``found``:
+    the columns that roles give."""
     zero_S = torch.zeros(1, device=device)
-    _, sums = loss_and_sums(algorithm, zero_S, zero_S, dict.fromkeys(_LOSS_COLUMNS, zero_S))
+    columns = dict.fromkeys((*_LOSS_COLUMNS, *found), zero_S) | {"offsets_N": torch.tensor([0, 1], device=device)}
+    statistics = zero_S if algorithm.head == "value" else torch.zeros(2, 1, device=device)
+    _, sums = loss_and_sums(algorithm, statistics, columns)
     return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}
 
 

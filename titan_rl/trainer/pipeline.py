@@ -65,6 +65,22 @@ class Pipeline:
     def _compute_loss(self, output: torch.Tensor, microbatch: torch.Tensor) -> torch.Tensor:
         return self._loss(output, int(microbatch))
 
+    @torch.no_grad()
+    def forward(
+        self, tokens_BL: torch.Tensor, keywords: dict, hidden_shape: tuple[int, int, int]
+    ) -> torch.Tensor | None:
+        """One row through all stages, without a gradient: what the last of them gives, None on ranks without it."""
+        degree, rank, output = self.group.size(), self.group.rank(), None
+        for index in sorted(self.modules):  # stage s is on rank s modulo their number
+            inputs = tokens_BL if index == 0 else output
+            if index and degree > 1:
+                inputs = torch.empty(hidden_shape, dtype=self.hidden_dtype, device=self.device)
+                dist.recv(inputs, group=self.group, group_src=(rank - 1) % degree)
+            output = self.modules[index](inputs, **keywords)
+            if index < self.num_stages - 1 and degree > 1:
+                dist.send(output.contiguous(), group=self.group, group_dst=(rank + 1) % degree)
+        return output if self.has_last else None
+
     def forward_backward(
         self,
         tokens: list[torch.Tensor],

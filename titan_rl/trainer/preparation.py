@@ -1,0 +1,73 @@
+"""What is found out about a step's rows before its first update, whatever the algorithm: what the model roles say of
+each token, and advantages refined by it, then brought to mean 0 and deviation 1 if the algorithm wants that.
+
+Rows in, rows out: the same rows always get the same numbers, so a step that is begun anew comes out as it did.
+
+Dimensions: S trained tokens of a row.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.data.types import Row
+from titan_rl.trainer.objective import loss_inputs
+from titan_rl.trainer.sharded_model import Columns
+
+_EPSILON = 1e-8
+Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
+"""What a role says of each of these rows: float32 [S] by name, or nothing on ranks that do not see it."""
+
+
+def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
+    """The rows, and what all roles found of them."""
+    for find in finders:
+        rows = [replace(row, found=row.found | found) for row, found in zip(rows, find(rows), strict=True)]
+    return rows
+
+
+def completed(rows: list[Row], names: Iterable[str]) -> list[Row]:
+    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it."""
+    missing = [{name: np.zeros_like(row.weight_S) for name in names if name not in row.found} for row in rows]
+    return [replace(row, found=row.found | zeros) for row, zeros in zip(rows, missing, strict=True)]
+
+
+@torch.no_grad()
+def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
+    """The row with the advantages that the loss gets, and what a critic is to foretell of it."""
+    nothing_2S = torch.zeros(2, len(row.target_S), device=columns["weight_S"].device)
+    statistics = nothing_2S[0] if algorithm.head == "value" else nothing_2S
+    result = algorithm.refine(loss_inputs(algorithm, statistics, columns, columns["offsets_N"]))
+    found = row.found if result.return_S is None else row.found | {"return_S": as_array(result.return_S)}
+    return replace(row, advantage_S=as_array(result.advantage_S), found=found)
+
+
+def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
+    """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows.
+
+    ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
+
+    Source: REINFORCE++, arXiv 2501.03262, section 3 (global advantage normalization).
+    """
+    advantage_S = np.concatenate([row.advantage_S[row.weight_S > 0] for row in rows]).astype(np.float64)
+    sums = torch.tensor([len(advantage_S), advantage_S.sum()], dtype=torch.float64, device=device) * is_counted
+    count, total = _over_ranks(sums)
+    mean = total / max(count, 1)
+    squares = torch.tensor([np.square(advantage_S - mean).sum()], dtype=torch.float64, device=device) * is_counted
+    deviation = np.sqrt(_over_ranks(squares)[0] / max(count - 1, 1) + _EPSILON)
+    return [replace(row, advantage_S=((row.advantage_S - mean) / deviation).astype(np.float32)) for row in rows]
+
+
+def _over_ranks(sums: torch.Tensor) -> list[float]:
+    if dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def as_array(values_S: torch.Tensor) -> np.ndarray:
+    """Float32 [S]."""
+    return values_S.detach().float().cpu().numpy()

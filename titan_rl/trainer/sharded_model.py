@@ -1,0 +1,154 @@
+"""One rank's part of the model of one role: built and sharded by TorchTitan, filled from a Hugging Face directory, and
+asked what it finds of packed rows, with gradients or without.
+
+Policy, reference, teacher and critic are such models; what they are for is not known here.
+
+Dimensions: K statistics of a token (2: its log-probability, and the entropy of its distribution; a head for values has
+its own), S trained tokens of a row.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import xxhash
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.protocols.model_spec import ModelSpec
+
+from titan_rl.data.packing import fit_rows
+from titan_rl.data.types import Row
+from titan_rl.models.attention import plan_attention
+from titan_rl.models.hf_weights import load_hf, save_hf
+from titan_rl.models.shards import Shard, local_shards
+from titan_rl.trainer.parallel import parallel_model
+from titan_rl.trainer.titan_config import TitanConfig
+
+Columns = dict[str, torch.Tensor]
+"""Of one row, on the device that computes: those of ``data.types.Row``, and what it says that roles found."""
+_ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
+
+
+class ShardedModel:
+    """The process group must be up; all its ranks make one together, and call each method together."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        titan: TitanConfig,
+        path: str | Path,
+        parallel_dims: ParallelDims,
+        device: torch.device,
+        *,
+        temperature: float,
+        implementation: str,
+    ):
+        """``path``: the directory that it starts from. ``temperature``: of the distribution whose log-probabilities
+        are wanted."""
+        self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
+        self.temperature, self.implementation = temperature, implementation
+        self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
+        self.dtypes = load_hf(self.shards(), path)
+        self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
+
+    # rows
+
+    def fit(self, rows: list[Row]) -> list[Row]:
+        """As the layout needs them; rows that were fitted before stay as they are."""
+        return fit_rows(
+            rows,
+            token_multiple=self.titan.parallelism.tensor_parallel_degree,
+            row_multiple=self.titan.row_multiple,
+            same_length=self.pipeline is not None,
+        )
+
+    def columns(self, row: Row) -> Columns:
+        """The row's numbers on the device."""
+        arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.found
+        return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
+
+    def keywords(self, row: Row, columns: Columns) -> dict:
+        """What the model's forward takes besides the tokens."""
+        return {
+            "positions": columns["positions_T"][None],
+            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device),
+            "logit_index_S": columns["source_S"],
+            "target_S": columns["target_S"],
+            "temperature": self.temperature,
+            "implementation": self.implementation,
+        }
+
+    def forward_backward(
+        self,
+        rows: list[Row],
+        loss: Callable[[torch.Tensor, int, Columns], torch.Tensor],
+        asked: Callable[[Columns], dict] = lambda columns: {},
+    ) -> None:
+        """Add the gradients of all rows' losses up. Rows are fitted.
+
+        ``loss(statistics_KS, index, columns)``: of a row, by its number. ``asked(columns)``: what the head is told
+        besides. With a pipeline, losses are computed on its last stage alone.
+        """
+        columns = [self.columns(row) for row in rows]
+        keywords = (self.keywords(row, c) | asked(c) for row, c in zip(rows, columns, strict=True))
+        with self._spmd_context():
+            if self.pipeline is None:
+                for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
+                    loss(self.parts[0](c["tokens_T"][None], **keyword), index, c).backward()
+            else:
+                self.pipeline.forward_backward(
+                    [c["tokens_T"][None] for c in columns],
+                    list(keywords),
+                    self._hidden_shape(rows[0]),
+                    lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
+                )
+
+    @torch.no_grad()
+    def measure(self, rows: list[Row]) -> list[torch.Tensor | None]:
+        """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
+
+        None on the stages of a pipeline that are not the last.
+        """
+        found = []
+        with self._spmd_context():
+            for row in rows:
+                columns = self.columns(row)
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns)
+                if self.pipeline is None:
+                    found.append(self.parts[0](tokens, **keywords))
+                else:
+                    found.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
+        return found
+
+    def _hidden_shape(self, row: Row) -> tuple[int, int, int]:
+        """Of what a stage passes on."""
+        parallelism = self.titan.parallelism
+        split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
+        return 1, len(row.tokens_T) // split, self.spec.model.dim
+
+    # weights
+
+    def freeze(self) -> "ShardedModel":
+        """Nothing can train it from now on: no optimizer takes it, and no backward reaches it."""
+        for part in self.parts:
+            part.requires_grad_(False)
+        return self
+
+    def load(self, path: str | Path) -> None:
+        """Other weights, from a directory of the same model."""
+        load_hf(self.shards(), path)
+
+    def shards(self) -> list[Shard]:
+        """The boxes of Hugging Face tensors that this rank holds; they stay current."""
+        return local_shards(self.spec, self.parts)
+
+    def digest(self) -> str:
+        """Of the bytes of this rank's weights: equal as long as nothing has changed them."""
+        hasher = xxhash.xxh3_128()
+        for shard in self.shards():
+            hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+        return hasher.hexdigest()
+
+    def save(self, out: str | Path) -> None:
+        """Write it as a Hugging Face directory."""
+        save_hf(self.shards(), self.path, Path(out), self.dtypes, self.device)
