@@ -1,8 +1,8 @@
 """The policy-gradient losses of the field as settings of one: a pass forward, a pass backward, every metric on the way.
 
 Weights carry all normalization, so the loss is a plain sum over tokens; a token of weight zero is not trained, and
-whatever else it holds, even NaN, touches nothing. Left out: advantages, and an entropy bonus (entropies are only
-summed here).
+whatever else it holds, even NaN, touches nothing. Left out: advantages, how far a token's sampling policy is from the
+old one (``importance_S`` says it), and an entropy bonus.
 
 Dimensions: S tokens of packed rows, N sequences, which are runs of tokens between two offsets.
 """
@@ -19,14 +19,13 @@ try:
 except ImportError:  # the reference does without
     triton = None
 
-SUMS = (
-    *("loss", "count", "clipped", "ratio", "capped"),
-    *("kl_k3", "agreement_mean", "agreement_max", "reference_kl", "entropy"),
-)
-"""Over trained tokens; ``agreement_max`` alone is a maximum. ``count``, ``clipped`` and ``capped`` count tokens."""
+SUMS = ("loss", "clipped", "ratio", "reference_kl")
+"""Over trained tokens. ``clipped`` counts those whose ratio was bounded to effect."""
 
 LARGEST_LOG_RATIO = 20.0
 """Differences of log-probabilities are cut here, so that no ratio is infinite."""
+
+Estimator = Literal["k1", "k2", "k3", "k3_unbiased"]
 
 
 def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
@@ -39,23 +38,54 @@ def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
     return log_ratio_S.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO) + 0 * log_ratio_S
 
 
+def divergence(logprob_S: torch.Tensor, reference_logprob_S: torch.Tensor, estimator: Estimator) -> torch.Tensor:
+    """What each token adds to an estimate of KL(policy || reference), for tokens that the policy sampled.
+
+    With x = log reference - log policy: k1 = -x, unbiased, of either sign; k2 = x**2 / 2, biased, and its gradient is
+    the unbiased one of KL; k3 = exp(x) - 1 - x, unbiased, never negative, x cut as ``bounded_log_ratio`` cuts it.
+    ``k3_unbiased`` has k3's value; what makes its gradient unbiased is the ratio that ``policy_loss`` multiplies it by.
+
+    Source: joschu.net/blog/kl-approx.html; for the gradients arXiv 2506.09477.
+    """
+    x_S = reference_logprob_S - logprob_S
+    if estimator == "k1":
+        return -x_S
+    if estimator == "k2":
+        return x_S.square() / 2
+    cut_S = bounded_log_ratio(x_S)
+    return cut_S.exp() - 1 - cut_S
+
+
+def sum_of_sequence(values_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
+    """Each token is given the sum [S] of its sequence's values. ``offsets_N`` [N + 1], from 0 to S."""
+    sequence_S = torch.repeat_interleave(offsets_N.diff(), output_size=len(values_S))
+    return values_S.new_zeros(len(offsets_N) - 1).index_add(0, sequence_S, values_S)[sequence_S]
+
+
 @dataclass(frozen=True)
 class Objective:
-    """Which loss. Sources: PPO 1707.06347, DAPO 2503.14476, dual clip 1912.09729, GSPO 2507.18071, CISPO 2506.13585."""
+    """Which loss. With r the ratio, A the advantage, c(r) = clamp(r, 1 - clip_low, 1 + clip_high), p the probability:
+
+    * ``clip``: -min(r A, c(r) A); PPO, arXiv 1707.06347, equation 7; bounds apart: DAPO, 2503.14476, equation 10;
+    * with ``dual_clip`` d, where A < 0: -max(min(r A, c(r) A), d A); 1912.09729, section on dual-clip PPO;
+    * ``cispo``: -stop_gradient(c(r)) A log p; 2506.13585, equation 4.
+    """
 
     kind: Literal["clip", "cispo"] = "clip"
     """``cispo``: the clipped ratio is a constant factor of the log-probability, so that no token loses its gradient."""
-    level: Literal["token", "sequence"] = "token"
-    """``sequence``: the ratio is the geometric mean of a sequence's (GSPO)."""
+    level: Literal["token", "sequence", "sequence_token"] = "token"
+    """Of the ratio. ``sequence``: s, the geometric mean of the sequence's trained tokens' (GSPO, 2507.18071, equation
+    7); ``sequence_token``: stop_gradient(s) p / stop_gradient(p), a ratio of the value s at each token, whose gradient
+    is that token's alone (GSPO-token, equation 14)."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
     """At negative advantages the gain is no less than this (> 1) times the advantage; with ``clip`` only."""
-    importance_cap: float | None = None
-    """Tokens are weighed by min(exp(old - sampling), cap) (truncated importance sampling)."""
     kl_coefficient: float = 0.0
-    """Of the divergence from the reference policy."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of the divergence from the reference policy, which is added at each token."""
+    kl_estimator: Estimator = "k3"
+    """``k3_unbiased``: k3 times the token's own ratio p / p_old and its importance, gradient through both factors
+    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
 
     def __post_init__(self):
         if self.dual_clip is not None and (self.dual_clip <= 1 or self.kind != "clip"):
@@ -69,27 +99,25 @@ def policy_loss(
     weight_S: torch.Tensor,
     objective: Objective,
     *,
-    sampling_logprob_S: torch.Tensor | None = None,
+    importance_S: torch.Tensor | None = None,
     reference_logprob_S: torch.Tensor | None = None,
-    entropy_S: torch.Tensor | None = None,
     offsets_N: torch.Tensor | None = None,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss, to be minimized, and SUMS (those without a meaning for what was given are zero).
+    """The loss, to be minimized: sum of weight * (importance * surrogate + kl_coefficient * divergence); and SUMS.
 
-    ``old_logprob_S`` is what ratios are taken to; ``sampling_logprob_S``, if they differ, what the generator reported.
-    ``offsets_N`` [N + 1], from 0 to S, is needed for ratios of sequences alone. The gradient flows to ``logprob_S``.
+    ``old_logprob_S`` is what ratios are taken to; ``importance_S`` a constant factor of each token's surrogate, 1 if it
+    is left out. ``offsets_N`` [N + 1], from 0 to S, is needed for ratios of sequences alone. The gradient flows to
+    ``logprob_S``.
 
     Numerics: fp32 (the reference: the inputs' dtype); sums are added up by blocks as a tree, error about 2**-22 of the
     sum of the magnitudes. Bounds are inclusive: at a bound the gradient flows.
     """
-    if (objective.importance_cap is not None) and sampling_logprob_S is None:
-        raise ValueError("importance_cap needs sampling_logprob_S")
     if objective.kl_coefficient and reference_logprob_S is None:
         raise ValueError("kl_coefficient needs reference_logprob_S")
-    if objective.level == "sequence" and offsets_N is None:
+    if objective.level != "token" and offsets_N is None:
         raise ValueError("ratios of sequences need offsets_N")
-    constants = [old_logprob_S, advantage_S, weight_S, sampling_logprob_S, reference_logprob_S, entropy_S]
+    constants = [old_logprob_S, advantage_S, weight_S, importance_S, reference_logprob_S]
     constants = [None if constant is None else constant.detach() for constant in constants]
     if implementation == "reference":
         return _reference(logprob_S, *constants, offsets_N, objective)
@@ -100,35 +128,23 @@ def policy_loss(
 # The reference
 
 
-def _reference(logprob_S, old_S, advantage_S, weight_S, sampling_S, reference_S, entropy_S, offsets_N, objective):
+def _reference(logprob_S, old_S, advantage_S, weight_S, importance_S, reference_S, offsets_N, objective):
     counted_S = weight_S > 0
     logprob_S, old_S, advantage_S, weight_S = (
         _trained(x, counted_S) for x in (logprob_S, old_S, advantage_S, weight_S)
     )
-    log_ratio_S = logprob_S - old_S
-    if objective.level == "sequence":
-        log_ratio_S = _mean_of_sequence(log_ratio_S, counted_S, offsets_N)
-    ratio_S = bounded_log_ratio(log_ratio_S).exp()
+    importance_S = torch.ones_like(old_S) if importance_S is None else _trained(importance_S, counted_S)
+    ratio_S = bounded_log_ratio(_log_ratio(logprob_S, old_S, counted_S, offsets_N, objective.level)).exp()
     loss_S, clipped_S = _surrogate(ratio_S, logprob_S, advantage_S, objective)
-    sampling_S = old_S if sampling_S is None else _trained(sampling_S, counted_S)
-    capped_S = torch.zeros_like(counted_S)
-    if objective.importance_cap is not None:
-        importance_S = bounded_log_ratio(old_S - sampling_S).exp()
-        capped_S = importance_S > objective.importance_cap
-        loss_S = loss_S * importance_S.clamp(max=objective.importance_cap)
+    loss_S = loss_S * importance_S
     kl_S = torch.zeros_like(loss_S)
     if reference_S is not None:
-        kl_S = _divergence(_trained(reference_S, counted_S) - logprob_S, objective.kl_estimator)
+        kl_S = divergence(logprob_S, _trained(reference_S, counted_S), objective.kl_estimator)
+        if objective.kl_estimator == "k3_unbiased":
+            kl_S = kl_S * bounded_log_ratio(logprob_S - old_S).exp() * importance_S
         loss_S = loss_S + objective.kl_coefficient * kl_S
     loss = (loss_S * weight_S).sum()
-    drift_S = bounded_log_ratio(logprob_S - sampling_S).detach()
-    agreement_S = drift_S.abs().exp() * counted_S
-    entropy_S = torch.zeros_like(loss_S) if entropy_S is None else _trained(entropy_S, counted_S)
-    sums = (
-        *(loss, counted_S.sum(), (clipped_S & counted_S).sum(), (ratio_S * counted_S).sum(), capped_S.sum()),
-        *((drift_S.exp() - 1 - drift_S).sum(), agreement_S.sum(), agreement_S.amax() if len(agreement_S) else loss),
-        *(kl_S.sum(), entropy_S.sum()),
-    )
+    sums = (loss, (clipped_S & counted_S).sum(), (ratio_S * counted_S).sum(), kl_S.sum())
     return loss, {name: value.detach().to(loss.dtype) for name, value in zip(SUMS, sums, strict=True)}
 
 
@@ -136,13 +152,14 @@ def _trained(values_S: torch.Tensor, counted_S: torch.Tensor) -> torch.Tensor:
     return torch.where(counted_S, values_S, 0)
 
 
-def _mean_of_sequence(values_S: torch.Tensor, counted_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
-    """Each token's share is its sequence's mean over trained tokens."""
-    num_sequences = len(offsets_N) - 1
-    sequence_S = torch.repeat_interleave(offsets_N.diff(), output_size=len(values_S))
-    sums_N = values_S.new_zeros(num_sequences).index_add(0, sequence_S, values_S)
-    counts_N = values_S.new_zeros(num_sequences).index_add(0, sequence_S, counted_S.to(values_S.dtype))
-    return (sums_N / counts_N.clamp(min=1))[sequence_S]
+def _log_ratio(logprob_S, old_S, counted_S, offsets_N, level: str) -> torch.Tensor:
+    if level == "token":
+        return logprob_S - old_S
+    count_S = sum_of_sequence(counted_S.to(old_S.dtype), offsets_N).clamp(min=1)
+    mean_S = sum_of_sequence(logprob_S - old_S, offsets_N) / count_S
+    if level == "sequence":
+        return mean_S
+    return mean_S.detach() + logprob_S - logprob_S.detach()
 
 
 def _surrogate(ratio_S, logprob_S, advantage_S, objective: Objective) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,79 +175,54 @@ def _surrogate(ratio_S, logprob_S, advantage_S, objective: Objective) -> tuple[t
     return -torch.where(clipped_S, bounded_S * advantage_S, gain_S), clipped_S
 
 
-def _divergence(log_ratio_S: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Of the policy from the reference, ``log_ratio_S`` being the reference's less the policy's.
-
-    Source: joschu.net/blog/kl-approx.html
-    """
-    if estimator == "k1":
-        return -log_ratio_S
-    if estimator == "k2":
-        return log_ratio_S.square() / 2
-    cut_S = bounded_log_ratio(log_ratio_S)
-    return cut_S.exp() - 1 - cut_S
-
-
 # Triton
 
 
 class _TritonPolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
-        logprob_S,
-        old_S,
-        advantage_S,
-        weight_S,
-        sampling_S,
-        reference_S,
-        entropy_S,
-        offsets_N,
-        objective: Objective,
+        ctx, logprob_S, old_S, advantage_S, weight_S, importance_S, reference_S, offsets_N, objective: Objective
     ):
         """The gradient is known in the forward's pass; the backward scales it."""
         num_tokens = len(logprob_S)
-        inputs = (logprob_S, old_S, advantage_S, weight_S, sampling_S, reference_S, entropy_S)
+        inputs = (logprob_S, old_S, advantage_S, weight_S, importance_S, reference_S)
         inputs = tuple(None if tensor is None else tensor.contiguous() for tensor in inputs)
         grad_S = torch.empty_like(logprob_S)
-        by_sequence = objective.level == "sequence"
+        by_sequence = objective.level != "token"
         num_programs = len(offsets_N) - 1 if by_sequence else triton.cdiv(num_tokens, _BLOCK)
         parts_PM = torch.zeros((num_programs, len(SUMS)), dtype=torch.float32, device=logprob_S.device)
         settings = dict(
             CISPO=objective.kind == "cispo",
             HAS_DUAL=objective.dual_clip is not None,
-            HAS_CAP=objective.importance_cap is not None,
             ESTIMATOR=objective.kl_estimator,
             BLOCK=_BLOCK,
             num_warps=4,
         )
         bounds = (
             *(1 - objective.clip_low, 1 + objective.clip_high, objective.dual_clip or 0.0),
-            *(objective.importance_cap or 0.0, objective.kl_coefficient),
+            objective.kl_coefficient,
         )
         if num_programs and by_sequence:
-            _sequence_kernel[(num_programs,)](*inputs, offsets_N, grad_S, parts_PM, *bounds, **settings)
+            shared = objective.level == "sequence"
+            _sequence_kernel[(num_programs,)](*inputs, offsets_N, grad_S, parts_PM, *bounds, SHARED=shared, **settings)
         elif num_programs:
             _token_kernel[(num_programs,)](*inputs, grad_S, parts_PM, num_tokens, *bounds, **settings)
         ctx.save_for_backward(grad_S)
         sums_M = parts_PM.sum(0)
-        if num_programs:
-            sums_M[_MAXIMUM] = parts_PM[:, _MAXIMUM].amax()
         ctx.mark_non_differentiable(sums_M)
         return sums_M[0].clone(), sums_M
 
     @staticmethod
     def backward(ctx, grad_loss, _):
         (grad_S,) = ctx.saved_tensors
-        return grad_S * grad_loss, *[None] * 8
+        return grad_S * grad_loss, *[None] * 7
 
 
-_MAXIMUM = SUMS.index("agreement_max")
 _BLOCK = 64 if os.environ.get("TRITON_INTERPRET") == "1" else 1024
 
 if triton is not None:
     _CUT = tl.constexpr(LARGEST_LOG_RATIO)
-    _NUM_SUMS, _MAXIMUM_LANE = tl.constexpr(len(SUMS)), tl.constexpr(_MAXIMUM)
+    _NUM_SUMS = tl.constexpr(len(SUMS))
 
     @triton.jit
     def _load(at, is_token_S):
@@ -251,7 +243,7 @@ if triton is not None:
         return tl.clamp(value_S, lower, upper, propagate_nan=tl.PropagateNan.ALL)
 
     @triton.jit
-    def _log_ratio(logprob, old, weight, tokens_S, is_token_S):
+    def _log_ratio_of(logprob, old, weight, tokens_S, is_token_S):
         """And whether the token is trained."""
         counted_S = _load(weight + tokens_S, is_token_S) > 0
         logprob_S = _load_trained(logprob + tokens_S, is_token_S, counted_S)
@@ -263,9 +255,8 @@ if triton is not None:
         old,
         advantage,
         weight,
-        sampling,
+        importance,
         reference,
-        entropy,
         tokens_S,
         is_token_S,
         counted_S,
@@ -273,11 +264,9 @@ if triton is not None:
         lower,
         upper,
         dual,
-        cap,
         kl_coefficient,
         CISPO: tl.constexpr,
         HAS_DUAL: tl.constexpr,
-        HAS_CAP: tl.constexpr,
         ESTIMATOR: tl.constexpr,
     ):
         """d loss / d log ratio, what else of d loss / d logprob, and each token's part of SUMS."""
@@ -300,14 +289,9 @@ if triton is not None:
             loss_S = -tl.where(clipped_S, bounded_S, ratio_S) * advantage_S
             by_ratio_S = tl.where(clipped_S | (tl.abs(log_ratio_S) > _CUT), 0.0, loss_S)
             by_logprob_S = zero_S
-        sampling_S = old_S
-        if sampling is not None:
-            sampling_S = _load_trained(sampling + tokens_S, is_token_S, counted_S)
-        capped_S = zero_S
-        if HAS_CAP:
-            importance_S = tl.exp(_cut(old_S - sampling_S))
-            capped_S = (importance_S > cap).to(tl.float32)
-            importance_S = _clamp(importance_S, 0.0, cap)
+        importance_S = zero_S + 1.0
+        if importance is not None:
+            importance_S = _load_trained(importance + tokens_S, is_token_S, counted_S)
             loss_S *= importance_S
             by_ratio_S *= importance_S
             by_logprob_S *= importance_S
@@ -322,25 +306,19 @@ if triton is not None:
                 cut_S = _cut(toward_S)
                 kl_S = tl.exp(cut_S) - 1 - cut_S
                 slope_S = tl.where(cut_S == toward_S, 1 - tl.exp(cut_S), 0.0)
+            if ESTIMATOR == "k3_unbiased":
+                own_log_ratio_S = logprob_S - old_S
+                own_S = tl.exp(_cut(own_log_ratio_S)) * importance_S
+                slope_S = own_S * (slope_S + tl.where(tl.abs(own_log_ratio_S) > _CUT, 0.0, kl_S))
+                kl_S *= own_S
             loss_S += kl_coefficient * kl_S
             by_logprob_S += kl_coefficient * slope_S
-        drift_S = _cut(logprob_S - sampling_S)
-        entropy_S = zero_S
-        if entropy is not None:
-            entropy_S = _load_trained(entropy + tokens_S, is_token_S, counted_S)
         one_S = counted_S.to(tl.float32)
-        agreement_S = tl.exp(tl.abs(drift_S)) * one_S
-        lanes_M = tl.arange(0, 16)
+        lanes_M = tl.arange(0, _NUM_SUMS)
         sums_M = tl.where(lanes_M == 0, tl.sum(loss_S * weight_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 1, tl.sum(one_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 2, tl.sum(tl.where(clipped_S, one_S, 0.0), 0), 0.0)
-        sums_M += tl.where(lanes_M == 3, tl.sum(ratio_S * one_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 4, tl.sum(capped_S * one_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 5, tl.sum(tl.exp(drift_S) - 1 - drift_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 6, tl.sum(agreement_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 7, tl.max(agreement_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 8, tl.sum(kl_S * one_S, 0), 0.0)
-        sums_M += tl.where(lanes_M == 9, tl.sum(entropy_S, 0), 0.0)
+        sums_M += tl.where(lanes_M == 1, tl.sum(tl.where(clipped_S, one_S, 0.0), 0), 0.0)
+        sums_M += tl.where(lanes_M == 2, tl.sum(ratio_S * one_S, 0), 0.0)
+        sums_M += tl.where(lanes_M == 3, tl.sum(kl_S * one_S, 0), 0.0)
         return by_ratio_S * weight_S, by_logprob_S * weight_S, sums_M
 
     @triton.jit
@@ -349,20 +327,17 @@ if triton is not None:
         old,
         advantage,
         weight,
-        sampling,
+        importance,
         reference,
-        entropy,
         grad,
         parts,
         S,
         lower,
         upper,
         dual,
-        cap,
         kl_coefficient,
         CISPO: tl.constexpr,
         HAS_DUAL: tl.constexpr,
-        HAS_CAP: tl.constexpr,
         ESTIMATOR: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
@@ -370,15 +345,14 @@ if triton is not None:
         program = tl.program_id(0)
         tokens_S = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         is_token_S = tokens_S < S
-        log_ratio_S, counted_S = _log_ratio(logprob, old, weight, tokens_S, is_token_S)
+        log_ratio_S, counted_S = _log_ratio_of(logprob, old, weight, tokens_S, is_token_S)
         by_ratio_S, by_logprob_S, sums_M = _terms(
             logprob,
             old,
             advantage,
             weight,
-            sampling,
+            importance,
             reference,
-            entropy,
             tokens_S,
             is_token_S,
             counted_S,
@@ -386,16 +360,14 @@ if triton is not None:
             lower,
             upper,
             dual,
-            cap,
             kl_coefficient,
             CISPO,
             HAS_DUAL,
-            HAS_CAP,
             ESTIMATOR,
         )
         tl.store(grad + tokens_S, by_ratio_S + by_logprob_S, mask=is_token_S)
-        lanes_M = tl.arange(0, 16)
-        tl.store(parts + program * _NUM_SUMS + lanes_M, sums_M, mask=lanes_M < _NUM_SUMS)
+        lanes_M = tl.arange(0, _NUM_SUMS)
+        tl.store(parts + program * _NUM_SUMS + lanes_M, sums_M)
 
     @triton.jit
     def _sequence_kernel(
@@ -403,52 +375,49 @@ if triton is not None:
         old,
         advantage,
         weight,
-        sampling,
+        importance,
         reference,
-        entropy,
         offsets,
         grad,
         parts,
         lower,
         upper,
         dual,
-        cap,
         kl_coefficient,
         CISPO: tl.constexpr,
         HAS_DUAL: tl.constexpr,
-        HAS_CAP: tl.constexpr,
         ESTIMATOR: tl.constexpr,
+        SHARED: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """A sequence: its ratio first; then losses; then each trained token's equal share of the ratio's gradient.
+        """A sequence: its ratio; then losses; then, if ``SHARED``, each token's equal share of the ratio's gradient.
 
         What is read again comes from the cache: a sequence is small.
         """
         sequence = tl.program_id(0)
         first, last = tl.load(offsets + sequence), tl.load(offsets + sequence + 1)
-        lanes_S, lanes_M = tl.arange(0, BLOCK), tl.arange(0, 16)
+        lanes_S, lanes_M = tl.arange(0, BLOCK), tl.arange(0, _NUM_SUMS)
         log_ratios_S = tl.zeros((BLOCK,), tl.float32)
         counts_S = tl.zeros((BLOCK,), tl.float32)
         for start in range(first, last, BLOCK):
             tokens_S = start + lanes_S
-            log_ratio_S, counted_S = _log_ratio(logprob, old, weight, tokens_S, tokens_S < last)
+            log_ratio_S, counted_S = _log_ratio_of(logprob, old, weight, tokens_S, tokens_S < last)
             log_ratios_S += log_ratio_S
             counts_S += counted_S.to(tl.float32)
         count = tl.maximum(tl.sum(counts_S, 0), 1.0)
         mean = tl.sum(log_ratios_S, 0) / count
         by_ratios_S = tl.zeros((BLOCK,), tl.float32)
-        sums_M = tl.zeros((16,), tl.float32)
+        sums_M = tl.zeros((_NUM_SUMS,), tl.float32)
         for start in range(first, last, BLOCK):
             tokens_S = start + lanes_S
-            _, counted_S = _log_ratio(logprob, old, weight, tokens_S, tokens_S < last)
+            _, counted_S = _log_ratio_of(logprob, old, weight, tokens_S, tokens_S < last)
             by_ratio_S, by_logprob_S, more_M = _terms(
                 logprob,
                 old,
                 advantage,
                 weight,
-                sampling,
+                importance,
                 reference,
-                entropy,
                 tokens_S,
                 tokens_S < last,
                 counted_S,
@@ -456,21 +425,21 @@ if triton is not None:
                 lower,
                 upper,
                 dual,
-                cap,
                 kl_coefficient,
                 CISPO,
                 HAS_DUAL,
-                HAS_CAP,
                 ESTIMATOR,
             )
             by_ratios_S += by_ratio_S
-            sums_M = tl.where(lanes_M == _MAXIMUM_LANE, tl.maximum(sums_M, more_M), sums_M + more_M)
-            tl.store(grad + tokens_S, by_logprob_S, mask=tokens_S < last)
-        share = tl.sum(by_ratios_S, 0) / count
-        tl.debug_barrier()  # the stores above are read again
-        for start in range(first, last, BLOCK):
-            tokens_S = start + lanes_S
-            _, counted_S = _log_ratio(logprob, old, weight, tokens_S, tokens_S < last)
-            by_logprob_S = tl.load(grad + tokens_S, mask=tokens_S < last, other=0.0)
-            tl.store(grad + tokens_S, by_logprob_S + tl.where(counted_S, share, 0.0), mask=tokens_S < last)
-        tl.store(parts + sequence * _NUM_SUMS + lanes_M, sums_M, mask=lanes_M < _NUM_SUMS)
+            sums_M += more_M
+            at_once_S = by_logprob_S if SHARED else by_logprob_S + by_ratio_S
+            tl.store(grad + tokens_S, at_once_S, mask=tokens_S < last)
+        if SHARED:
+            share = tl.sum(by_ratios_S, 0) / count
+            tl.debug_barrier()  # the stores above are read again
+            for start in range(first, last, BLOCK):
+                tokens_S = start + lanes_S
+                _, counted_S = _log_ratio_of(logprob, old, weight, tokens_S, tokens_S < last)
+                by_logprob_S = tl.load(grad + tokens_S, mask=tokens_S < last, other=0.0)
+                tl.store(grad + tokens_S, by_logprob_S + tl.where(counted_S, share, 0.0), mask=tokens_S < last)
+        tl.store(parts + sequence * _NUM_SUMS + lanes_M, sums_M)

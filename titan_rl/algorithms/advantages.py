@@ -15,6 +15,16 @@ def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
     return np.array([rollout.reward for rollout in rollouts], np.float64)
 
 
+def centred(rewards_G: np.ndarray) -> np.ndarray:
+    """Each reward less the group's mean; exactly zero if all are equal.
+
+    Source: Dr.GRPO, arXiv 2503.20783, section 3.2.
+    """
+    if (rewards_G == rewards_G[0]).all():  # the mean of equal numbers may be off by a rounding error
+        return np.zeros_like(rewards_G)
+    return rewards_G - rewards_G.mean()
+
+
 def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
     """Each reward less the group's mean, over its standard deviation if ``normalize_std``; zeros if all are equal.
 
@@ -23,7 +33,24 @@ def group_relative(rewards_G: np.ndarray, normalize_std: bool) -> np.ndarray:
 
     Source: GRPO, arXiv 2402.03300, section 4.1.2; without the division Dr.GRPO, arXiv 2503.20783, section 3.2.
     """
-    if (rewards_G == rewards_G[0]).all():  # the mean of equal numbers may be off by a rounding error
-        return np.zeros_like(rewards_G)
-    centred_G = rewards_G - rewards_G.mean()
-    return centred_G / (rewards_G.std(ddof=1) + _EPSILON) if normalize_std else centred_G
+    centred_G = centred(rewards_G)
+    if not normalize_std or not centred_G.any():
+        return centred_G
+    return centred_G / (rewards_G.std(ddof=1) + _EPSILON)
+
+
+def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
+    """Each reward less the mean of the others': G / (G - 1) (r_i - mean); zero for a sample alone.
+
+    Source: RLOO, arXiv 2402.14740.
+    """
+    num_samples = len(rewards_G)
+    return centred(rewards_G) * (num_samples / max(num_samples - 1, 1))
+
+
+def at_last_token(rewards_G: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
+    """Each sample's reward as one of its last token, of all that the model wrote [num_model_tokens]; zeros before."""
+    rewards = [np.zeros(rollout.num_model_tokens) for rollout in rollouts]
+    for of_tokens, reward in zip(rewards, rewards_G, strict=True):
+        of_tokens[-1:] = reward
+    return rewards

@@ -92,6 +92,9 @@ class Algorithm(ABC):
     is_still_without_advantage: bool = True
     """Where every advantage of a batch is 0, so is the loss's gradient: the optimizer is then left alone."""
 
+    implementation: Literal["reference", "triton"] = "reference"
+    """Of the kernels that the loss calls: the learner sets what ``model.kernel`` means on its device."""
+
     def __init__(self, settings: Any = None):
         """``settings``: a ``Settings``; None: its defaults."""
         self.settings = self.Settings() if settings is None else settings

@@ -10,13 +10,26 @@ from typing import Any
 
 from titan_rl.algorithms import probe
 from titan_rl.algorithms.base import Algorithm, Needs
-from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.cispo import CISPO
+from titan_rl.algorithms.dapo import DAPO
+from titan_rl.algorithms.grpo import GRPO, DrGRPO
+from titan_rl.algorithms.gspo import GSPO
+from titan_rl.algorithms.reinforce_pp import ReinforcePP
+from titan_rl.algorithms.rloo import RLOO
 from titan_rl.algorithms.sft import SFT
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
 from titan_rl.config.schema import AlgorithmConfig
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "cispo": CISPO,
+    "dapo": DAPO,
+    "dr_grpo": DrGRPO,
+    "grpo": GRPO,
+    "gspo": GSPO,
+    "reinforce_pp": ReinforcePP,
+    "rloo": RLOO,
+}
 
 _SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}

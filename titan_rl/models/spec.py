@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.config.model_directory.config_checks import check_plain_weights
 from titan_rl.models.families import Family, find_family
+from titan_rl.models.heads import ValueHead
 from titan_rl.models.rope import num_positions
 
 
@@ -69,6 +70,8 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
             debug=SimpleNamespace(moe_force_load_balance=False),
         )
     )
-    # statistics are complete on every rank, and logits carry their own placement
     head = spec.model.lm_head
-    head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)
+    if isinstance(head, ValueHead.Config):
+        head.shard()
+    else:  # statistics are complete on every rank, and logits carry their own placement
+        head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)

@@ -64,6 +64,7 @@ class Learner:
         self.policy = self._sharded(model_path)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
+        self.algorithm.implementation = self.implementation
         self.roles: dict[str, FrozenRole] = frozen_roles(config, self.algorithm.needs, self.model_path, self._sharded)
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)

@@ -14,6 +14,8 @@ _CHUNK_BYTES = 2**24
 _EXPONENTS = {"F32": (np.uint32, 0x7F800000), "BF16": (np.uint16, 0x7F80), "F16": (np.uint16, 0x7C00)}
 """The bits that are all set in NaN and infinities, and in nothing else."""
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+VALUE_HEAD = "score.weight"
+"""As transformers' models for sequence classification have it."""
 
 
 def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
@@ -45,6 +47,17 @@ def check_names(tensors: Mapping[str, StoredTensor], expected: Mapping[str, tupl
             f"{tensors[extra[0]].file.name} holds {len(extra)} tensors that config.json does not ask for, first "
             f"{extra[0]}: config.json and weights belong to different models"
         )
+
+
+def check_value_names(tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """``check_names`` for a model that is to have a value head: it may come with one, of one label, or with a head for
+    words, which is left aside. ``expected``: with or without a head."""
+    head = tensors.get(VALUE_HEAD)
+    if head is not None and (len(head.shape) != 2 or head.shape[0] != 1):
+        raise ValueError(f"{VALUE_HEAD} in {head.file.name} is {head.shape}: a value head has one label")
+    heads = (_HEAD, VALUE_HEAD)
+    bodies = [{name: what for name, what in named.items() if name not in heads} for named in (tensors, expected)]
+    check_names(*bodies, is_tied=False)
 
 
 def _check_tied(tensors: Mapping[str, StoredTensor]) -> None:
