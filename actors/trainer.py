@@ -137,6 +137,19 @@ class Trainer(Actor):
                 self.snapshots.take(snapshot)
             return answers, seconds
 
+    @endpoint
+    def evaluate(self, batch: list[RowsHandle], name: str):
+        """StepMetrics of all ranks together, of the loss on rows that nothing is learned from; ``batch[group]`` holds
+        that group's. ``name``: of the algorithm whose loss it is; empty: the run's."""
+        from titan_rl.algorithms.registry import make_algorithm
+        from titan_rl.config.schema import AlgorithmConfig
+        from titan_rl.trainer.evaluation import evaluate
+
+        with self._peers_are_told():
+            own = self.learner.algorithm
+            algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
+            return evaluate(self.learner, self._pull(batch), algorithm)
+
     @contextmanager
     def _peers_are_told(self):
         """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on."""

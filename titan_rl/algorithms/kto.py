@@ -49,7 +49,7 @@ class KTO(OfflineAlgorithm):
         gain_N = torch.where(desirable_N, ratio_N - zero_N, zero_N - ratio_N)
         losses_N = torch.sigmoid(-settings.beta * gain_N)
         scale_N = torch.where(desirable_N, settings.desirable_weight, settings.undesirable_weight)
-        metrics = _metrics(settings.beta * ratio_N.detach(), gain_N.detach(), desirable_N, weights_N > 0)
+        metrics = _metrics(ratio_N.detach(), settings.beta, gain_N.detach(), desirable_N, weights_N > 0)
         return weighted(scale_N * losses_N, weights_N), metrics
 
 
@@ -59,13 +59,14 @@ def _first(values_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor:
 
 
 def _metrics(
-    reward_N: torch.Tensor, gain_N: torch.Tensor, desirable_N: torch.Tensor, counted_N: torch.Tensor
+    ratio_N: torch.Tensor, beta: float, gain_N: torch.Tensor, desirable_N: torch.Tensor, counted_N: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """By the field's names; sums over samples. ``log_ratio`` is what the divergence is measured by, times beta."""
+    """By the field's names; sums over samples. z is measured by ``log_ratio``."""
+    reward_N = beta * ratio_N
     found = {
         "rewards/chosen": torch.where(desirable_N, reward_N, 0.0),
         "rewards/rejected": torch.where(desirable_N, 0.0, reward_N),
         "rewards/accuracies": (gain_N > 0).to(reward_N.dtype),
-        "rewards/all": reward_N,
+        "log_ratio": ratio_N,
     }
     return {name: torch.where(counted_N, values_N, 0.0).sum() for name, values_N in found.items()}

@@ -100,7 +100,7 @@ def ipo_loss(log_ratio_P: torch.Tensor, beta: float) -> torch.Tensor:
 
 
 def hinge_loss(logits_P: torch.Tensor) -> torch.Tensor:
-    """max(0, 1 - x). Source: SLiC-HF, arXiv 2305.10425, with the normalized margin of RSO, arXiv 2309.06657, table 1."""
+    """max(0, 1 - x). Source: SLiC-HF, arXiv 2305.10425, of log-ratios as in RSO, arXiv 2309.06657."""
     return F.relu(1 - logits_P)
 
 

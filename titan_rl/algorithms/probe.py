@@ -21,6 +21,7 @@ _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "ac
 _TAKEN |= {"groups_with_signal", "bad_batches_in_a_row"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_")
 """Of the names in a step's record (records/metrics.py, controller): a loss's metric would overwrite them."""
+_LOGPROB_ROLES = ("reference", "proximal", "teacher")
 
 
 class _AnyPart(dict):
@@ -81,10 +82,22 @@ def _dummy_row() -> tuple[torch.Tensor, ...]:
     return (torch.zeros(1),) * 5
 
 
+def _inputs(algorithm: Algorithm, leaf_S: torch.Tensor, columns: tuple[torch.Tensor, ...]) -> LossInputs:
+    """With what the algorithm needs of roles; samples are of two tokens. The model's own head gives ``leaf_S``."""
+    found = {f"{role}_logprob_S": columns[1] for role in _LOGPROB_ROLES if getattr(algorithm.needs, role)}
+    logprob_S = leaf_S
+    if algorithm.head == "value":
+        logprob_S, found = torch.zeros_like(leaf_S), found | {"value_S": leaf_S}
+    elif algorithm.needs.critic:
+        found["value_S"] = columns[4]
+    offsets_N = torch.tensor([*range(0, len(leaf_S), 2), len(leaf_S)])
+    return LossInputs(logprob_S, *columns[1:], offsets_N=offsets_N, **found)
+
+
 def _loss_and_gradient(algorithm: Algorithm, said: str, columns: tuple[torch.Tensor, ...]):
     """Loss, metrics, and the gradient of the loss for the log-probabilities."""
     leaf_S = columns[0].clone().requires_grad_()
-    answer = _call(f"{said}: loss", algorithm.loss, LossInputs(leaf_S, *columns[1:]))
+    answer = _call(f"{said}: loss", algorithm.loss, _inputs(algorithm, leaf_S, columns))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise ConfigError(f"{said}: loss must return (loss, metrics), not a {type(answer).__name__}")
     loss, metrics = answer

@@ -72,6 +72,8 @@ def _sample(asked: Asked, number: int, tokens: Tokens) -> Sample:
     if not learned_T.any() or learned_T[0]:
         raise ConfigError("there is no token before the answer, or none in it: give both a prompt and an answer")
     value = asked.value if number == 0 else 0.0
+    stop = len(tokens_T) - int(learned_T[::-1].argmax())  # nothing is learned from what the template writes at the end
+    tokens_T, provenance_T = tokens_T[:stop], provenance_T[:stop]
     return Sample(tokens_T, provenance_T, np.zeros(len(tokens_T), np.float32), value, asked.place, number)
 
 

@@ -31,6 +31,7 @@ from titan_rl.algorithms.sft import SFT
 from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.families import make_family
+from titan_rl.models.heads import value_spec
 from titan_rl.models.shards import Shard
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
@@ -61,9 +62,10 @@ class Learner:
         self.implementation = config.model.kernel
         if self.implementation == "auto":
             self.implementation = "triton" if self.device.type == "cuda" else "reference"
-        self.policy = self._sharded(model_path)
+        on_data = bool(config.data.file)
+        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
+        self.policy = self._sharded(model_path, head=self.algorithm.head)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
-        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
         self.algorithm.implementation = self.implementation
         self.roles: dict[str, FrozenRole] = frozen_roles(config, self.algorithm.needs, self.model_path, self._sharded)
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
@@ -76,9 +78,10 @@ class Learner:
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
-    def _sharded(self, path: str | Path) -> ShardedModel:
+    def _sharded(self, path: str | Path, head: str = "vocabulary") -> ShardedModel:
         """A model over the same ranks and in the same layout as the policy."""
         spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path))
+        spec = value_spec(spec) if head == "value" else spec
         return ShardedModel(
             *(spec, self.titan, path, self.parallel_dims, self.device),
             temperature=self.config.rollout.temperature,
@@ -137,14 +140,14 @@ class Learner:
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        names = self._found_names()
+        names = self.found_names()
         rows = completed(self.policy.fit(rows), names)
         totals = zero_totals(self.algorithm, names, self.device)
         self.statistics.clear()
         self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
         return totals
 
-    def _found_names(self) -> list[str]:
+    def found_names(self) -> list[str]:
         proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
         return [role.gives for role in self.roles.values()] + proximal
 
@@ -196,7 +199,7 @@ class Learner:
         If the loss or the gradient is not finite, weights, moments and schedule stay as they were, on all ranks.
         """
         start = time.perf_counter()
-        totals = self._reduce(self.forward_backward(rows))
+        totals = self.reduce(self.forward_backward(rows))
         middle = time.perf_counter()
         try:
             if not math.isfinite(totals["loss"]):
@@ -213,7 +216,7 @@ class Learner:
             seconds_optimizer=time.perf_counter() - middle,
         )
 
-    def _reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
+    def reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
         """Over all ranks, each row once; the maximum travels apart from the sums."""
         names = [name for name in totals if name != "agreement_max"]
         sums, largest = torch.stack([totals[name] for name in names]), totals["agreement_max"].reshape(1)

@@ -19,6 +19,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.attention import plan_attention
+from titan_rl.models.heads import ValueHead, load_value_model, save_value_model
 from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.shards import Shard, local_shards
 from titan_rl.trainer.parallel import parallel_model
@@ -48,7 +49,8 @@ class ShardedModel:
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature, self.implementation = temperature, implementation
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
-        self.dtypes = load_hf(self.shards(), path)
+        self.is_valued = isinstance(spec.model.lm_head, ValueHead.Config)
+        self.dtypes = self._load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
 
     # rows
@@ -136,7 +138,10 @@ class ShardedModel:
 
     def load(self, path: str | Path) -> None:
         """Other weights, from a directory of the same model."""
-        load_hf(self.shards(), path)
+        self._load(path)
+
+    def _load(self, path: str | Path) -> dict[str, torch.dtype]:
+        return (load_value_model if self.is_valued else load_hf)(self.shards(), path)
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
@@ -151,4 +156,5 @@ class ShardedModel:
 
     def save(self, out: str | Path) -> None:
         """Write it as a Hugging Face directory."""
-        save_hf(self.shards(), self.path, Path(out), self.dtypes, self.device)
+        save = save_value_model if self.is_valued else save_hf
+        save(self.shards(), self.path, Path(out), self.dtypes, self.device)
