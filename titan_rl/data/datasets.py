@@ -26,9 +26,10 @@ class Dataset:
     num_too_long: int = 0
     """Rows of either kind that were left out."""
 
-    def draw(self, first: int, count: int, seed: int) -> list[Example]:
-        """Examples number ``first`` to ``first + count`` of the run: every row once an epoch, in a new order each."""
-        return [self.train[place] for place in places_of(first, count, len(self.train), _SECTION, seed)]
+    def draw(self, first: int, count: int, seed: int, stream: str = _SECTION) -> list[Example]:
+        """Examples number ``first`` to ``first + count`` of the run: every row once an epoch, in a new order each.
+        ``stream``: the name of the order."""
+        return [self.train[place] for place in places_of(first, count, len(self.train), stream, seed)]
 
 
 def read_files(settings: DataConfig, kind: Kind, folders: Sequence[str]) -> tuple[list[Asked], list[Asked]]:
@@ -67,13 +68,21 @@ def read_rows(path: Path, rows: Iterable[RawRow], settings: DataConfig, kind: Ki
 
 
 def make_dataset(
-    train: list[Asked], held_out: list[Asked], settings: DataConfig, tokenizer, *, row_tokens: int, max_held_out: int
+    train: list[Asked],
+    held_out: list[Asked],
+    settings: DataConfig,
+    tokenizer,
+    *,
+    row_tokens: int,
+    sample_tokens: int,
+    max_held_out: int,
 ) -> Dataset:
-    """``row_tokens``: the longest that an example may be, both answers of a pair together. Errors: ConfigError that
-    names a row that is longer, unless such rows are skipped; or if none is left."""
+    """``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one answer
+    with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if none is
+    left."""
     count_train, count_held_out = len(train), min(len(held_out), max_held_out)
     examples = [make_example(asked, tokenizer, as_chat=settings.chat) for asked in (*train, *held_out[:max_held_out])]
-    fitting = [_fits(example, settings, row_tokens) for example in examples]
+    fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]
     kept = [
         [example for example, fits in zip(examples[part], fitting[part], strict=True) if fits]
         for part in (slice(0, count_train), slice(count_train, None))
@@ -84,12 +93,18 @@ def make_dataset(
     return Dataset(*kept, num_too_long=fitting.count(False))
 
 
-def _fits(example: Example, settings: DataConfig, row_tokens: int) -> bool:
-    if example.num_tokens <= row_tokens:
+def _fits(example: Example, settings: DataConfig, row_tokens: int, sample_tokens: int) -> bool:
+    longest = max(len(sample.tokens) for sample in example.samples)
+    if example.num_tokens <= row_tokens and longest <= sample_tokens:
         return True
     if settings.too_long == "skip":
         return False
     both = " (both answers of a pair stand in one)" if len(example.samples) > 1 else ""
+    if longest > sample_tokens and longest <= row_tokens:
+        raise ConfigError(
+            f"{example.place}: {longest} tokens are more than the model's {sample_tokens} positions: leave the row out, "
+            f"or set data.too_long = 'skip' to leave out all such rows"
+        )
     raise ConfigError(
         f"{example.place}: {example.num_tokens} tokens do not fit into a row of training.seq_len = {row_tokens}{both}: "
         f"raise it, leave the row out, or set data.too_long = 'skip' to leave out all such rows"

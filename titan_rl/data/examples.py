@@ -104,3 +104,19 @@ def _with_answer(sample: Sample, other: Sample) -> Sample:
     tokens = np.concatenate([sample.tokens[:begin], other.tokens[start:]])
     provenance = np.concatenate([sample.provenance[:begin], other.provenance[start:]])
     return Sample(tokens, provenance, np.zeros(len(tokens), np.float32), 0.0, sample.prompt_id, sample.sample)
+
+
+def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
+    """Of labelled examples: the first desirable and the first undesirable answer to each question that has both."""
+    found: dict[str, dict[bool, Example]] = {}
+    for example in examples:
+        found.setdefault(example.text, {}).setdefault(example.samples[0].advantage > 0, example)
+    both = (each for each in found.values() if len(each) == 2)
+    pairs = [Example(each[True].place, each[True].text, each[True].samples + each[False].samples) for each in both]
+    return [pair for pair in pairs if _has_one_prompt(pair) and pair.num_tokens <= row_tokens]
+
+
+def _has_one_prompt(pair: Example) -> bool:
+    begin = pair.shared
+    first, second = (sample.tokens[:begin] for sample in pair.samples)
+    return np.array_equal(first, second) and pair.samples[1].provenance[begin] == Provenance.MODEL

@@ -34,6 +34,11 @@ def find_sources(config: Config) -> Sources:
         if config.task.name == "jsonl" and (name := config.task.options.get(option)):
             setting = f"task.options.{option}"
             found[setting] = {"rows": _checksum(find_file(setting, name, config.run.plugin_path))}
+    for option in _DATA_OPTIONS:
+        if (name := getattr(config.data, option)) not in ("", "task"):
+            setting = f"data.{option}"
+            path = find_file(setting, name, config.run.plugin_path, directories=True)
+            found[setting] = {file.name if path.is_dir() else "rows": _checksum(file) for file in data_files(path)}
     return found
 
 
