@@ -86,8 +86,8 @@ def _find(said: str, name: str, folders: Sequence[str]) -> Any:
 def _supervised(said: str) -> ConfigError:
     """On sampled answers it would make every one more likely, whatever it earned: 26.6 % of right ones became 0."""
     return ConfigError(
-        f"{said} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps before it, "
-        f"or set data.file to train 'sft' on demonstrations alone"
+        f"{said} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps "
+        f"before it, or set data.file to train 'sft' on demonstrations alone"
     )
 
 

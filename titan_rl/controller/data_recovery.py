@@ -1,5 +1,5 @@
-"""Ways to a step of a run without a generator: its newest complete checkpoint, or the base model and its SFT steps; then
-the same data once more."""
+"""Ways to a step of a run without a generator: its newest complete checkpoint, or the base model and its SFT steps;
+then the same data once more."""
 
 import asyncio
 import time

@@ -92,7 +92,7 @@ class DataSteps:
     # numbers
 
     def means(self, metrics: StepMetrics, examples: Sequence[Example]) -> dict[str, float]:
-        """Of what a loss counts, by example, and not by token: what counts chosen or rejected answers by those alone."""
+        """Of what a loss counts, by example and not by token; of chosen or rejected answers, by those alone."""
         if self.algorithm.trains_on == "demonstrations":
             return metrics.loss_metrics
         counts = {"": len(examples)}

@@ -141,8 +141,8 @@ def _tokenizer(config: Config):
         raise ConfigError(f"model.path = {path!r}: its tokenizer cannot be used: {_in_one_line(error)}") from None
     if (config.sft.steps or config.data.file) and tokenizer.eos_token_id is None:
         raise ConfigError(
-            f"model.path = {path!r}: training on worked examples needs a tokenizer that has an eos_token, to end them with: "
-            f"add it to tokenizer_config.json"
+            f"model.path = {path!r}: training on worked examples needs a tokenizer that has an eos_token, to "
+            f"end them with: add it to tokenizer_config.json"
         )
     return tokenizer
 

@@ -77,9 +77,9 @@ def make_dataset(
     sample_tokens: int,
     max_held_out: int,
 ) -> Dataset:
-    """``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one answer
-    with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if none is
-    left."""
+    """``row_tokens``: the longest that an example may be, both answers of a pair together; ``sample_tokens``: one
+    answer with its question. Errors: ConfigError that names a row that is longer, unless such rows are skipped; or if
+    none is left."""
     count_train, count_held_out = len(train), min(len(held_out), max_held_out)
     examples = [make_example(asked, tokenizer, as_chat=settings.chat) for asked in (*train, *held_out[:max_held_out])]
     fitting = [_fits(example, settings, row_tokens, sample_tokens) for example in examples]
@@ -102,8 +102,8 @@ def _fits(example: Example, settings: DataConfig, row_tokens: int, sample_tokens
     both = " (both answers of a pair stand in one)" if len(example.samples) > 1 else ""
     if longest > sample_tokens and longest <= row_tokens:
         raise ConfigError(
-            f"{example.place}: {longest} tokens are more than the model's {sample_tokens} positions: leave the row out, "
-            f"or set data.too_long = 'skip' to leave out all such rows"
+            f"{example.place}: {longest} tokens are more than the model's {sample_tokens} positions: leave the row "
+            f"out, or set data.too_long = 'skip' to leave out all such rows"
         )
     raise ConfigError(
         f"{example.place}: {example.num_tokens} tokens do not fit into a row of training.seq_len = {row_tokens}{both}: "
