@@ -154,8 +154,8 @@ class Answers:
 def answers(inputs: LossInputs, *, mean: bool = False) -> Answers:
     """``mean``: of each answer's tokens, not their sum."""
     member_NS = members(inputs.weight_S, inputs.offsets_N)
-    scale_N = 1 / member_NS.sum(-1).clamp(min=1) if mean else 1.0
-    logprob_N = sums(inputs.logprob_S, member_NS) * scale_N
+    count_N = member_NS.sum(-1).clamp(min=1) if mean else 1
+    logprob_N = sums(inputs.logprob_S, member_NS) / count_N
     reference_S = inputs.reference_logprob_S
-    reference_N = torch.zeros_like(logprob_N) if reference_S is None else sums(reference_S, member_NS) * scale_N
+    reference_N = torch.zeros_like(logprob_N) if reference_S is None else sums(reference_S, member_NS) / count_N
     return Answers(logprob_N, reference_N, pair_weights(inputs.weight_S, member_NS))

@@ -54,7 +54,7 @@ def plot_curves(root: Path, out: Path) -> None:
         axis.grid(alpha=0.3)
         if _LOGARITHMIC in names:
             axis.set_yscale("log")
-        if len(names) > 1:
+        if len(names) > 1 and axis.lines:
             axis.legend(fontsize=8)
     figure.savefig(out, dpi=90)
     plt.close(figure)
