@@ -1,4 +1,4 @@
-"""A trainer of one rank in this process, asked as the mesh is: for what needs no actors. Start the process group first."""
+"""A trainer of one rank in this process, asked as the mesh is: for what needs no actors."""
 
 import torch.distributed as dist
 

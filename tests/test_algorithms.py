@@ -165,7 +165,10 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
         (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
-        (mine("needs = Needs(critic=True, reward_model=True)"), "needs a critic and a reward model, which this release"),
+        (
+            mine("needs = Needs(critic=True, reward_model=True)"),
+            "needs a critic and a reward model, which this release",
+        ),
         (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
         (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
     ],

@@ -115,10 +115,13 @@ MARGINS = (0.5, 0.0, 2.0)
 
 def reward_model_by_hand(found: dict) -> float:
     last = [values[-1] for values in by_sample(found, "logprob")]
-    return sum(
-        -log_sigmoid(last[2 * p] - last[2 * p + 1] - MARGINS[p]) + 0.01 * (last[2 * p] + last[2 * p + 1]) ** 2
-        for p in range(3)
-    ) / 3
+    return (
+        sum(
+            -log_sigmoid(last[2 * p] - last[2 * p + 1] - MARGINS[p]) + 0.01 * (last[2 * p] + last[2 * p + 1]) ** 2
+            for p in range(3)
+        )
+        / 3
+    )
 
 
 def labels_S(found: dict) -> np.ndarray:

@@ -8,9 +8,9 @@ Each is text or a list of {role, content}, one kind in all columns of a row. Wha
 line with the row's place.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError
@@ -173,7 +173,8 @@ def _margin(place: str, value: Any) -> float:
 
 def _common(place: str, answers: list[Written]) -> tuple[Written, list[Written]]:
     """What both begin with is the prompt. Errors: ConfigError if that is nothing, or if nothing is left of one."""
-    count = len(os.path.commonprefix(answers))
+    alike = takewhile(lambda each: each[0] == each[1], zip(*answers, strict=False))
+    count = sum(1 for _ in alike)
     count = _whole_words(answers, count) if isinstance(answers[0], str) else _whole_question(answers[0], count)
     prompt, rest = answers[0][:count], [answer[count:] for answer in answers]
     if not prompt or not all(rest):
