@@ -1,7 +1,5 @@
 """The trainer actor: one rank of the TorchTitan model. Its arithmetic is in trainer/learner.py."""
 
-from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 
 from monarch.actor import Actor, endpoint
@@ -22,8 +20,9 @@ from titan_rl.trainer.state import BackgroundSave
 class Trainer(Actor):
     """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
 
-    def __init__(self, config: Config, model_path: str):
-        self.config, self.model_path = config, model_path
+    def __init__(self, config: Config, model_path: str, kept: str = ""):
+        """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
+        self.config, self.model_path, self.kept = config, model_path, kept
         self.snapshots: Snapshots | None = None
         self.writer: WeightWriter | None = None
 
@@ -39,27 +38,14 @@ class Trainer(Actor):
         At the start, and again when a rank was replaced: the process and its snapshots stay. ``rendezvous_file``: where
         the ranks find each other; it must not exist yet.
         """
-        import torch
-        import torch.distributed as dist
-
-        from titan_rl.models.device import DEVICE_TYPE, local_device
         from titan_rl.trainer.learner import Learner
+        from titan_rl.trainer.process_group import join_group
         from titan_rl.trainer.titan_config import build_titan
 
         self.rank, self.titan = rank, build_titan(self.config)
         self._withdraw()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        if DEVICE_TYPE != "cpu":
-            torch.accelerator.set_device_index(local_device(rank).index)
-        dist.init_process_group(
-            "gloo" if DEVICE_TYPE == "cpu" else "nccl",
-            store=dist.FileStore(rendezvous_file, world_size),  # a file opens no port
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=self.titan.comm.init_timeout_seconds),
-        )
-        self.learner = Learner(self.config, self.titan, self.model_path)
+        join_group(rank, world_size, rendezvous_file, self.titan.comm.init_timeout_seconds)
+        self.learner = Learner(self.config, self.titan, self.model_path, self.kept)
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 
@@ -94,8 +80,11 @@ class Trainer(Actor):
     @endpoint
     def restore(self, step: int, replica: RegionHandle | None) -> None:
         """The state after a step: from the replica in another process, or from this one's snapshots before ``join``."""
+        from titan_rl.trainer.process_group import peers_are_told
+
         slot = fetch_step(replica, step) if replica is not None else self.snapshots.slot_of(step)
-        Snapshots(self.rank, self.learner).load(slot)
+        with peers_are_told():
+            Snapshots(self.rank, self.learner).load(slot)
 
     @endpoint
     def place(self) -> Place:
@@ -117,50 +106,52 @@ class Trainer(Actor):
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
         """Supervised steps; ``batches[group]`` holds that group's rows of every step. The losses."""
-        with self._peers_are_told():
+        from titan_rl.trainer.process_group import peers_are_told
+
+        with peers_are_told():
             return self.learner.sft(self._pull(batches), self.config.sft.lr)
 
     @endpoint
-    def train(self, batches: list[RowsHandle], has_signal: list[bool], snapshot: int | None):
-        """A step of the run; ``batches[group]`` holds that group's rows of every update, ``has_signal`` whether an
-        update has an advantage. Of each update StepMetrics of all ranks together, or BadNumbers; and the seconds for
-        which this rank worked (mesh/stragglers.py).
+    def train(
+        self,
+        batches: list[RowsHandle],
+        found: list[list[RowsHandle]],
+        has_signal: list[bool],
+        snapshot: int | None,
+    ):
+        """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; and the seconds for which
+        this rank worked (mesh/stragglers.py).
 
+        ``batches[group]`` holds that group's rows of every update, ``found[i][group]`` what roles in other processes
+        found of them, ``has_signal`` whether an update has an advantage.
         ``snapshot``: the step that this is, if a snapshot of it is to be taken.
         """
-        with self._peers_are_told():
+        from titan_rl.trainer.process_group import peers_are_told
+
+        with peers_are_told():
             fail_if_told()
             start = seconds_wanted()
-            answers = self.learner.train_step(self._pull(batches), has_signal)
+            pulled = [entry for handles in found for entry in self._pull(handles)]
+            answers = self.learner.train_step(self._pull(batches), has_signal, pulled)
             seconds = seconds_wanted() - start
             if snapshot is not None:
                 self.snapshots.take(snapshot)
             return answers, seconds
 
     @endpoint
-    def evaluate(self, batch: list[RowsHandle], name: str):
-        """StepMetrics of all ranks together, of the loss on rows that nothing is learned from; ``batch[group]`` holds
-        that group's. ``name``: of the algorithm whose loss it is; empty: the run's."""
+    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str):
+        """StepMetrics of all ranks together, of the loss on rows that nothing is learned from, given
+        as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
         from titan_rl.algorithms.registry import make_algorithm
         from titan_rl.config.schema import AlgorithmConfig
         from titan_rl.trainer.evaluation import evaluate
+        from titan_rl.trainer.process_group import peers_are_told
 
-        with self._peers_are_told():
+        with peers_are_told():
             own = self.learner.algorithm
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
-            return evaluate(self.learner, self._pull(batch), algorithm)
-
-    @contextmanager
-    def _peers_are_told(self):
-        """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on."""
-        import torch.distributed as dist
-
-        try:
-            yield
-        except BaseException:  # any error is raised again once the peers can know
-            with suppress(Exception):
-                dist.destroy_process_group()
-            raise
+            [rows], pulled = self._pull(batches), [entry for handles in found for entry in self._pull(handles)]
+            return evaluate(self.learner, rows, algorithm, pulled)
 
     def _pull(self, batch: list[RowsHandle]):
         return pull_rows(batch[self.titan.batch_rank(self.rank)], self.config.mesh.step_timeout)
@@ -188,6 +179,17 @@ class Trainer(Actor):
         load_learner(self.learner, Path(folder))
 
     @endpoint
-    def save_hf(self, folder: str) -> None:
-        """Write the model as a Hugging Face directory."""
-        self.learner.save_hf(folder)
+    def load_role(self, role: str, path: str) -> None:
+        """A role that shares these processes takes other weights."""
+        if role in self.learner.roles:
+            self.learner.roles[role].model.load(path)
+
+    @endpoint
+    def digests(self) -> dict[str, str]:
+        """Of this rank's weights of each role that never learns."""
+        return self.learner.digests()
+
+    @endpoint
+    def save_hf(self, folder: str, adapter: str = "") -> None:
+        """Write the model as a Hugging Face directory, and its adapters, if it has any, to ``adapter`` besides."""
+        self.learner.save_hf(folder, adapter)

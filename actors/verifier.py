@@ -9,7 +9,7 @@ from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.base import make_task
 from titan_rl.environments.episode import demonstrate, run_group
-from titan_rl.environments.scorer import Scorer
+from titan_rl.environments.grading import GradedScorer
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
@@ -40,9 +40,8 @@ class Verifier(Actor):
         task, folders = self.config.task, self.config.run.plugin_path
         self.task = make_task(task, folders)
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
-        self.scorer = Scorer(task, folders, self.config.verifier.score_timeout)
-        await self.scorer.start()
-        return self.scorer.process.pid
+        self.scorer = GradedScorer(task, self.config.eval.grader, folders, self.config.verifier.score_timeout)
+        return await self.scorer.start()
 
     def _load_tokenizer(self):
         return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)

@@ -101,8 +101,8 @@ def main(arguments: list[str]) -> list[float]:
                 roll_out(learner.model_parts[0], task, tokenizer, prompt, config, step - 1)
                 for prompt in islice(prompts, config.rollout.prompts_per_step)
             ]
-            for batch in step_batches(groups, checked.algorithm, config, layout):
-                metrics = learner.train(batch.rows[0], batch.has_signal)
+            batches = step_batches(groups, checked.algorithm, config, layout)
+            metrics = learner.train_step([b.rows[0] for b in batches], [b.has_signal for b in batches])[-1]
             rewards.append(float(np.mean([rollout.reward for group in groups for rollout in group.rollouts])))
             print(f"step {step:>4}  reward {rewards[-1]:.3f}  agreement {metrics.agreement_mean:.6f}")
         dist.destroy_process_group()

@@ -42,12 +42,14 @@ def divergence(logprob_S: torch.Tensor, reference_logprob_S: torch.Tensor, estim
     """What each token adds to an estimate of KL(policy || reference), for tokens that the policy sampled.
 
     With x = log reference - log policy: k1 = -x, unbiased, of either sign; k2 = x**2 / 2, biased, and its gradient is
-    the unbiased one of KL; k3 = exp(x) - 1 - x, unbiased, never negative, x cut as ``bounded_log_ratio`` cuts it.
+    the unbiased one of KL; k3 = exp(x) - 1 - x, unbiased, never negative, x cut as ``bounded_log_ratio`` cuts it. An
+    infinite x is a fault: NaN.
     ``k3_unbiased`` has k3's value; what makes its gradient unbiased is the ratio that ``policy_loss`` multiplies it by.
 
     Source: joschu.net/blog/kl-approx.html; for the gradients arXiv 2506.09477.
     """
     x_S = reference_logprob_S - logprob_S
+    x_S = x_S + 0 * x_S  # NaN if it is infinite
     if estimator == "k1":
         return -x_S
     if estimator == "k2":
@@ -298,6 +300,7 @@ if triton is not None:
         kl_S = zero_S
         if reference is not None:
             toward_S = _load_trained(reference + tokens_S, is_token_S, counted_S) - logprob_S
+            toward_S += toward_S * 0.0
             if ESTIMATOR == "k1":
                 kl_S, slope_S = -toward_S, zero_S + 1.0
             elif ESTIMATOR == "k2":

@@ -29,6 +29,7 @@ class Layout:
     """The layout whose checkpoint is loaded first."""
     faults: tuple[str, ...] = ()
     """Faults that one sample of a further batch has, one after the other."""
+    lora: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -46,9 +47,9 @@ class Study:
 
 
 def whole_tensors(shards) -> dict[str, torch.Tensor]:
-    """NaN where no rank has a value."""
+    """Adapters merged; NaN where no rank has a value."""
     everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [(s.name, s.shape, s.start, s.tensor.detach().clone()) for s in shards])
+    dist.all_gather_object(everyone, [(s.name, s.shape, s.start, s.merged().detach().clone()) for s in shards])
     whole = {}
     for name, shape, start, tensor in (box for boxes in everyone for box in boxes):
         place = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
@@ -83,6 +84,7 @@ def _learner(layout: Layout, models: Path):
             "training": {"steps": 10},
             "parallelism": dict(layout.parallelism),
             "activation_checkpoint": {"mode": layout.checkpointing},
+            "lora": layout.lora,
         },
     )
     titan = build_titan(config)
@@ -104,7 +106,7 @@ def _study(layout: Layout, models: Path, out: Path) -> Study:
     trained = whole_tensors(shards)  # those of before: they must have stayed current
     saver = BackgroundSave(learner)
     saver.begin(out / "checkpoint")
-    learner.save_hf(out / "saved")
+    learner.save_hf(out / "saved", out / "adapter")
     more = range(first + NUM_STEPS, first + NUM_STEPS + NUM_MORE)
     metrics += [_train(learner, titan, step) for step in more]  # while the checkpoint is being written
     saver.wait()

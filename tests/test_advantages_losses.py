@@ -78,7 +78,7 @@ def test_supervised_loss_by_hand():
     assert loss.item() == pytest.approx(1 - 0.25 * np.log(2) - 0.25 * np.log(4), rel=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [SFT, *(cls for cls in ALGORITHMS.values() if cls.is_token_sum)])
+@pytest.mark.parametrize("algorithm", [cls for cls in (SFT, *ALGORITHMS.values()) if cls().is_token_sum])
 def test_loss_of_the_whole_is_the_sum_over_any_parts(algorithm):
     rng = np.random.default_rng(0)
     columns = [torch.tensor(rng.normal(size=20)) for _ in range(3)] + [torch.tensor(rng.random(20))] * 2

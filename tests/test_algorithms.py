@@ -126,11 +126,11 @@ def test_an_algorithm_may_tell_its_needs_by_its_settings(make):
         + """
     def __init__(self, settings):
         super().__init__(settings)
-        self.needs = Needs(critic=settings.scale < 0)
+        self.needs = Needs(reward_model=settings.scale < 0)
 """
     )
     assert make(text).needs == Needs()
-    assert "needs a critic, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
+    assert "needs a reward model, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
 
 
 METHODS = {
@@ -167,7 +167,7 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
         (
             mine("needs = Needs(critic=True, reward_model=True)"),
-            "needs a critic and a reward model, which this release",
+            "needs a reward model, which",
         ),
         (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
         (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
@@ -257,6 +257,105 @@ def test_a_claim_to_be_a_token_sum_is_tried(make, body):
     assert "is_token_sum is true, but the gradient of two halves" in mistake(
         make, mine("is_token_sum = True", loss=body)
     )
+
+
+REFINED = "return Refined(inputs.advantage_S)"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return inputs.advantage_S", "refine must return a Refined, not a Tensor"),
+        (
+            "return Refined(inputs.advantage_S.sum())",
+            "refine's advantage_S must be a tensor with a number for each of 8",
+        ),
+        ("return Refined(inputs.advantage_S, 3.0)", "refine's return_S must be a tensor"),
+        ("return Refined(inputs.advantage_S / 0)", "refine's advantage_S must be finite, and is [inf, -inf"),
+        ("return Refined(inputs.reference_logprob_S + 1)", "refine: TypeError"),
+        ("return Refined(inputs.advantage_S / inputs.weight_S.sum())", "refine's advantage_S must be finite"),
+    ],
+)
+def test_wrong_refinements(make, body, said):
+    refine = "    def refine(self, inputs): "
+    head = HEAD_OF_REFINED + mine()
+    make(head + refine + REFINED + "\n")
+    assert said in mistake(make, head + refine + body + "\n")
+    assert "refine must take (inputs), but it takes ()" in mistake(make, head + "    def refine(self): pass\n")
+
+
+HEAD_OF_REFINED = "from titan_rl.algorithms.base import Refined\n"
+
+
+def test_what_is_needed_is_given(make):
+    """Also samples; a loss by what it was not promised is a mistake."""
+    body = (
+        "return (inputs.logprob_S * (inputs.reference_logprob_S - inputs.proximal_logprob_S + inputs.teacher_logprob_S)"
+        " * inputs.weight_S * (len(inputs.offsets_N) > 1)).sum(), {}"
+    )
+    make(mine("needs = Needs(reference=True, proximal=True, teacher=True)", loss=body))
+    assert "loss: TypeError" in mistake(make, mine("needs = Needs(reference=True, proximal=True)", loss=body))
+
+
+def test_gradients_of_entropies(make):
+    body = f"return {SUM} - (inputs.entropy_S * inputs.weight_S).sum(), {{}}"
+    make(mine("needs = Needs(entropy_gradient=True)", loss=body))
+    said = mistake(make, mine("needs = Needs(entropy_gradient=True); is_token_sum = True", loss=body))
+    assert "is_token_sum is true, but the loss needs the gradient of entropies" in said
+
+
+def test_what_gives_values_learns_by_values(make):
+    body = "return ((inputs.value_S - inputs.advantage_S).square() * inputs.weight_S).sum(), {}"
+    make(mine("head = 'value'", loss=body))
+    said = mistake(make, mine("head = 'value'", loss=f"return {SUM}, {{}}"))
+    assert "loss has no gradient for value_S: compute it from inputs.value_S" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "needs", "is_token_sum"),
+    [
+        ({}, Needs(), True),
+        ({"kl_coefficient": 0.1}, Needs(reference=True), True),
+        ({"kl_coefficient": 0.1, "kl_in": "reward"}, Needs(reference=True), True),
+        ({"entropy_coefficient": 0.1}, Needs(entropy_gradient=True), False),
+        ({"decoupled": True, "importance": "token"}, Needs(proximal=True), True),
+        ({"decoupled": True, "importance": "sequence"}, Needs(proximal=True), False),
+        ({"reject": "worst_token", "reject_low": 0.1}, Needs(), False),
+    ],
+)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
+    algorithm = make_algorithm(AlgorithmConfig(name=name, options=options), [])
+    check_algorithm(algorithm, name)
+    assert algorithm.needs == needs
+    assert algorithm.is_token_sum == (is_token_sum and name != "gspo")
+    assert algorithm.is_still_without_advantage == (not needs.reference and not needs.entropy_gradient)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"kl_in": "reward"}, "set kl_coefficient"),
+        ({"kl_in": "reward", "kl_coefficient": 0.1, "kl_estimator": "k3_unbiased"}, "rewards have none of: take k1"),
+        ({"importance": "token"}, "set decoupled = true"),
+        ({"importance": "token", "decoupled": True, "importance_low": 0.5}, "importance_bound = 'mask'"),
+        (
+            {"importance": "token", "decoupled": True, "importance_low": 3, "importance_bound": "mask"},
+            "importance_low is above importance_high",
+        ),
+        ({"reject": "sequence"}, "set reject_low, reject_high or both"),
+        ({"reject": "sequence", "reject_low": 2, "reject_high": 1}, "reject_low is above reject_high"),
+        ({"reject_low": 0.1}, "of what reject names: set reject"),
+        ({"dual_clip": 1.0}, "algorithm.dual_clip = 1.0"),
+        ({"name": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip = 3.0"),
+        ({"name": "reinforce_pp", "discount": 0.0}, "algorithm.discount = 0.0"),
+        ({"name": "rloo", "normalize_std": True}, "unknown key algorithm.normalize_std"),
+        ({"importance": "tokens"}, "algorithm.importance = 'tokens'"),
+        ({"kl_coefficient": -0.1}, "algorithm.kl_coefficient = -0.1"),
+    ],
+)
+def test_settings_that_do_not_go_together(keys, said):
+    assert said in mistake(make_algorithm, load_config(None, {"algorithm": keys}).algorithm, [])
 
 
 def test_names_that_a_record_has_are_taken():

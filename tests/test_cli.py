@@ -156,12 +156,13 @@ def test_one_controller_is_welcome(environment):
     command_line.check_started_once(environment)
 
 
-def test_torchrun_with_two_processes_starts_nothing(tmp_path):
-    """Rank 0 has spoken before torchrun, which ends all when one has ended, could end it."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    command = [*torchrun, "--nproc_per_node=2", "-m", "titan_rl.train", "quickstart"]
+@pytest.mark.parametrize("asked", [["titan_rl.train", "--training.stepz", "3"], ["titan_rl.cli", "tasks"]])
+def test_a_mistake_under_torchrun_is_one_line_and_starts_nothing(asked, tmp_path):
+    """Rank 0 has spoken before torchrun, which ends all when one has ended, could end it; torchrun says why, too."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", *asked]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode and len([line for line in done.stderr.splitlines() if line.startswith("titan-rl: ")]) == 1
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("titan-rl: ")]
+    assert done.returncode == 1 and f"traceback : {line}" in done.stderr and "exitcode  : 2" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -90,6 +90,9 @@ def test_sampling_metrics_leave_failures_out_of_reward_and_lag():
     assert metrics == pytest.approx(
         {
             "reward": 3.5 / 4,
+            "reward_min": 0.5,
+            "reward_max": 1.0,
+            "effective_answers": 1.0,
             "accuracy": 3 / 4,
             "response_length": 16 / 6,
             "truncated": 1 / 6,

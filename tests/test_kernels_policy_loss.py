@@ -3,24 +3,22 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 from kernel_checks import poison, run_interpreted
 
-from titan_rl.algorithms.losses import clipped_policy_loss
-from titan_rl.kernels.policy_loss import SUMS, Objective, policy_loss
+from titan_rl.kernels.policy_loss import SUMS, Estimator, Objective, policy_loss
 
 NAN = float("nan")
 OBJECTIVES = [
     Objective(),
     Objective(clip_low=0.1, clip_high=0.3, dual_clip=1.5),
     Objective(kind="cispo", clip_high=0.1),
-    Objective(importance_cap=1.1, kl_coefficient=0.3, kl_estimator="k3"),
-    Objective(kl_coefficient=0.3, kl_estimator="k1"),
-    Objective(kl_coefficient=0.3, kl_estimator="k2"),
+    *(Objective(kl_coefficient=0.3, kl_estimator=estimator) for estimator in get_args(Estimator)),
 ]
-OBJECTIVES += [replace(objective, level="sequence") for objective in OBJECTIVES]
+OBJECTIVES += [replace(objective, level=level) for level in ("sequence", "sequence_token") for objective in OBJECTIVES]
 LENGTHS = [(1,), (3, 1, 70, 0, 26), (64, 64), (129,)]
 """Tokens of each sequence: one token; ragged, with an empty one; blocks filled exactly; a block and one more."""
 
@@ -44,9 +42,8 @@ def tokens(lengths, objective: Objective, dtype=torch.float64) -> dict:
         "logprob_S": logprob_S,
         "old_logprob_S": logprob_S + normal(0.4),
         "advantage_S": normal(),
-        "sampling_logprob_S": logprob_S + normal(0.4),
+        "importance_S": normal(0.4).exp(),
         "reference_logprob_S": logprob_S + normal(0.4) if objective.kl_coefficient else None,
-        "entropy_S": normal().abs(),
     }
     columns = {name: x if x is None else torch.where(trained_S, x, NAN).to(dtype) for name, x in columns.items()}
     weight_S = torch.where(trained_S, torch.rand(sum(lengths), generator=generator, dtype=torch.float64) + 0.1, 0)
@@ -63,7 +60,7 @@ def evaluate(columns: dict, objective: Objective, implementation: str = "referen
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_gradient_is_that_of_the_loss(objective):
-    """But CISPO's, whose factor is a constant."""
+    """But CISPO's and GSPO-token's, which have constant factors."""
     columns = tokens((5, 1, 9), objective)
     trained_S = columns["weight_S"] > 0
 
@@ -71,21 +68,10 @@ def test_gradient_is_that_of_the_loss(objective):
         logprob_S = torch.full_like(columns["logprob_S"], NAN).masked_scatter(trained_S, trained_logprob_S)
         return policy_loss(objective=objective, **columns | {"logprob_S": logprob_S})[0]
 
-    if objective.kind == "clip":
+    if objective.kind == "clip" and objective.level != "sequence_token":
         assert torch.autograd.gradcheck(loss, columns["logprob_S"][trained_S].requires_grad_())
     _, grad_S, _ = evaluate(columns, objective)
     assert torch.isfinite(grad_S).all() and (grad_S[~trained_S] == 0).all()
-
-
-def test_the_learners_loss_is_a_setting():
-    columns = tokens((30,), Objective())
-    columns = {name: x if name == "weight_S" else torch.nan_to_num(x) for name, x in columns.items() if x is not None}
-    columns["sampling_logprob_S"] = columns["old_logprob_S"]
-    loss, _, sums = evaluate(columns, Objective(clip_low=0.1, clip_high=0.3))
-    names = ("logprob_S", "sampling_logprob_S", "advantage_S", "weight_S")
-    expected, expected_sums = clipped_policy_loss(*(columns[name] for name in names), clip_low=0.1, clip_high=0.3)
-    torch.testing.assert_close(loss, expected)
-    assert sums["clipped"] == expected_sums["clip_fraction"]
 
 
 def one(objective: Objective, ratio: float, advantage: float):
@@ -128,17 +114,16 @@ def test_ratio_of_a_sequence_is_the_geometric_mean_of_its_trained_tokens():
     torch.testing.assert_close(sums["ratio"], expected)
 
 
-def test_importance_is_truncated():
-    columns = tokens((50,), Objective())
-    objective = Objective(clip_low=0.99, clip_high=100.0, importance_cap=1.2)
-    trained_S = columns["weight_S"] > 0
-    kept = {name: x[trained_S] for name, x in columns.items() if x is not None and len(x) == 50}
-    importance_S = (kept["old_logprob_S"] - kept["sampling_logprob_S"]).exp()
+def test_importance_is_a_factor_of_the_surrogate_alone():
+    columns = tokens((50,), Objective(kl_coefficient=0.3))
+    objective = Objective(clip_low=0.99, clip_high=100.0, kl_coefficient=0.3)
+    kept = {name: x[columns["weight_S"] > 0] for name, x in columns.items() if name != "offsets_N"}
     ratio_S = (kept["logprob_S"] - kept["old_logprob_S"]).exp()
+    toward_S = kept["reference_logprob_S"] - kept["logprob_S"]
+    terms_S = -kept["importance_S"] * ratio_S * kept["advantage_S"] + 0.3 * (toward_S.exp() - 1 - toward_S)
     loss, _, sums = evaluate(columns, objective)
-    expected = -(importance_S.clamp(max=1.2) * ratio_S * kept["advantage_S"] * kept["weight_S"]).sum()
-    torch.testing.assert_close(loss, expected)
-    assert 0 < sums["capped"] == (importance_S > 1.2).sum() < len(importance_S)
+    torch.testing.assert_close(loss, (terms_S * kept["weight_S"]).sum())
+    torch.testing.assert_close(sums["reference_kl"], (toward_S.exp() - 1 - toward_S).sum())
 
 
 @pytest.mark.parametrize(("advantage", "loss"), [(1.0, -1.2), (0.0, 0.0), (-1.0, torch.tensor(20.0).exp().item())])
@@ -149,9 +134,9 @@ def test_ratios_are_never_infinite(advantage, loss):
 def test_settings_that_need_something():
     columns = tokens((3,), Objective())
     for objective, missing in [
-        (Objective(importance_cap=2.0), "sampling_logprob_S"),
         (Objective(kl_coefficient=1.0), "reference_logprob_S"),
         (Objective(level="sequence"), "offsets_N"),
+        (Objective(level="sequence_token"), "offsets_N"),
     ]:
         with pytest.raises(ValueError, match=missing):
             policy_loss(objective=objective, **columns | {missing: None})
@@ -165,7 +150,7 @@ def check_triton(lengths, objective):
     """In fp32 against the reference in float64."""
     exact = evaluate(tokens(lengths, objective), objective)
     found = evaluate(tokens(lengths, objective, torch.float32), objective, "triton")
-    magnitude = float(exact[1].abs().sum() + exact[2]["count"])
+    magnitude = float(exact[1].abs().sum() + (tokens(lengths, objective)["weight_S"] > 0).sum())
     for mine, exactly in zip(found[:2], exact[:2], strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine.double(), exactly, atol=2**-20, rtol=2**-18)
@@ -180,7 +165,7 @@ def check_triton_at_the_edges(objective):
     columns = {n: x if x is None or n.endswith("_N") else x.nan_to_num(-1.0) for n, x in columns.items()}
     columns["weight_S"] = torch.ones(7)
     for difference in (30.0, -30.0):
-        columns["old_logprob_S"] = columns["sampling_logprob_S"] = columns["logprob_S"] - difference
+        columns["old_logprob_S"] = columns["logprob_S"] - difference
         for mine, exactly in zip(
             *(evaluate(columns, objective, by)[:2] for by in ("triton", "reference")), strict=True
         ):

@@ -68,7 +68,7 @@ TYPES = {
     **dict.fromkeys(("S", "V", "D", "T", "M", "N", "K", "num_blocks", "num_splits", "words_per_split"), "i32"),
     **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
     **dict.fromkeys(("inverse_temperature", "temperature", "soft_cap", "discount", "factor"), "fp32"),
-    **dict.fromkeys(("lower", "upper", "dual", "cap", "kl_coefficient"), "fp32"),
+    **dict.fromkeys(("lower", "upper", "dual", "kl_coefficient"), "fp32"),
 }
 """Of the kernels' arguments, by name; all others point to fp32."""
 TILE = {
@@ -81,7 +81,7 @@ TILE = {
     "bias": None,
 }
 FULL_TILE = {"BLOCK_S": 64, "BLOCK_V": 128, "BLOCK_D": 64, "EVEN_D": False, "HAS_BIAS": True, "HAS_CAP": True}
-CLIP = {"CISPO": False, "HAS_DUAL": True, "HAS_CAP": True, "ESTIMATOR": "k3", "BLOCK": 1024}
+CLIP = {"CISPO": False, "HAS_DUAL": True, "ESTIMATOR": "k3_unbiased", "BLOCK": 1024}
 PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "EVEN_K": True}
 
 
@@ -93,8 +93,13 @@ PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "EVEN_K": True}
         (linear_logprob._gradient_kernel, TILE | {"HAS_ENTROPY": False, "grad": "*bf16"}, 4),
         (linear_logprob._gradient_kernel, FULL_TILE | {"HAS_ENTROPY": True, "grad": "*bf16"}, 3),
         (policy_loss._token_kernel, CLIP, 3),
-        (policy_loss._token_kernel, CLIP | {"CISPO": True, "HAS_DUAL": False, "ESTIMATOR": "k2", "sampling": None}, 3),
-        (policy_loss._sequence_kernel, CLIP | {"ESTIMATOR": "k1"}, 3),
+        (
+            policy_loss._token_kernel,
+            CLIP | {"CISPO": True, "HAS_DUAL": False, "ESTIMATOR": "k2", "importance": None},
+            3,
+        ),
+        (policy_loss._sequence_kernel, CLIP | {"ESTIMATOR": "k1", "SHARED": True}, 3),
+        (policy_loss._sequence_kernel, CLIP | {"ESTIMATOR": "k3", "SHARED": False}, 3),
         (discounted_scan._scan_kernel, {"BLOCK": 4096}, 3),
         (discounted_scan._scan_kernel, {"BLOCK": 4096, "values": None, "returns": None}, 3),
         (pack_cast._bfloat16_kernel, {"BLOCK": 4096, "PACKING": True, "ALIGNED": True}, 3),

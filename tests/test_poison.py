@@ -267,7 +267,7 @@ def test_a_batch_is_full_without_the_poison_and_the_ledger_names_it(monkeypatch,
         queue = RolloutQueue(
             *(mesh.config, stream, ledger, mesh.dispatcher, admission, publishing), max_tokens=64, failed=print
         )
-        groups = await queue.collect()
+        groups = (await queue.collect()).groups
         queue.settle(groups, [], 1)
         assert {event["prompt"] for event in mesh.events} == {"train/0000002", "train/0000005"}
         return groups

@@ -1,6 +1,7 @@
 """Advantages and the clipped loss against what others publish, written out in plain numpy; and at the edges of numbers.
 
-verl, TRL and OpenRLHF all divide by ``torch.std``, which is over G - 1; verl and OpenRLHF cut log-ratios at 20.
+verl, TRL and OpenRLHF all divide by ``torch.std``, which is over G - 1; verl and OpenRLHF cut log-ratios at 20. Other
+losses, and all that is added to them: test_policy_gradient_formulas.py.
 """
 
 import math
@@ -9,8 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from titan_rl.algorithms.advantages import group_relative
-from titan_rl.algorithms.losses import clipped_policy_loss
+from titan_rl.algorithms.advantages import at_last_token, centred, group_relative, leave_one_out, over_mean
+from titan_rl.algorithms.base import LossInputs
+from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.registry import ALGORITHMS
+from titan_rl.algorithms.reinforce_pp import ReinforcePP
+from titan_rl.algorithms.returns import rewards_to_go
+from titan_rl.data.types import Provenance, Rollout
 from titan_rl.kernels.policy_loss import LARGEST_LOG_RATIO, Objective, policy_loss
 from titan_rl.trainer.objective import agreement_sums
 
@@ -55,6 +61,109 @@ def test_a_sample_alone_has_no_advantage(normalize_std):
     assert group_relative(np.array([1.0]), normalize_std).tolist() == [0.0]
 
 
+@pytest.mark.parametrize("rewards", GROUPS)
+def test_the_baseline_of_a_sample_is_the_mean_of_the_others(rewards):
+    """RLOO; verl: G / (G - 1) (r - mean); TRL: r - (sum - r) / (G - 1)."""
+    expected_G = [rewards[i] - np.mean(rewards[:i] + rewards[i + 1 :]) for i in range(len(rewards))]
+    found_G = leave_one_out(np.array(rewards))
+    np.testing.assert_allclose(found_G, expected_G, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(found_G, len(rewards) / (len(rewards) - 1) * centred(np.array(rewards)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3, -2.5])
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("advantages_of", [centred, leave_one_out, over_mean])
+def test_a_group_without_variance_has_no_advantage(advantages_of, size, reward):
+    assert advantages_of(np.full(size, reward)).tolist() == [0.0] * size
+
+
+def test_a_group_that_solves_nothing_has_no_advantage_over_its_mean():
+    assert not over_mean(np.array([0.0, -1.0])).any() and not over_mean(np.array([1.0, -1.0])).any()
+
+
+def rollout_of(reward: float, num_tokens: int) -> Rollout:
+    """A prompt of one token, and what the model wrote."""
+    provenance = np.array([Provenance.TEMPLATE] + [Provenance.MODEL] * num_tokens, np.int8)
+    nothing = np.zeros(1 + num_tokens, np.float32)
+    return Rollout("p", 0, nothing.astype(np.int32), provenance, nothing, nothing, [], "ok", reward)
+
+
+@pytest.mark.parametrize(("name", "options", "expected"), [
+    ("grpo", {}, [1.5, -0.5, -0.5, -0.5]),
+    ("dapo", {}, [1.5, -0.5, -0.5, -0.5]),
+    ("cispo", {}, [1.5, -0.5, -0.5, -0.5]),
+    ("gspo", {}, [1.5, -0.5, -0.5, -0.5]),
+    ("grpo", {"normalize_std": False}, [0.75, -0.25, -0.25, -0.25]),
+    ("dr_grpo", {}, [0.75, -0.25, -0.25, -0.25]),
+    ("rloo", {}, [1.0, -1 / 3, -1 / 3, -1 / 3]),
+    ("maxrl", {}, [3.0, -1.0, -1.0, -1.0]),
+])  # fmt: skip
+def test_advantages_by_name(name, options, expected):
+    """One right of four."""
+    algorithm = ALGORITHMS[name](ALGORITHMS[name].Settings(**options))
+    found_G = algorithm.advantages([rollout_of(reward, 3) for reward in (1.0, 0.0, 0.0, 0.0)])
+    assert found_G == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("baseline", "rewards"), [(False, [1.0, 0.0, 0.5]), (True, [0.5, -0.5, 0.0])])
+def test_reinforce_pp_rewards_the_last_token(baseline, rewards):
+    algorithm = ReinforcePP(ReinforcePP.Settings(baseline=baseline))
+    found = algorithm.advantages([rollout_of(r, n) for r, n in ((1.0, 3), (0.0, 1), (0.5, 2))])
+    assert [of_tokens.tolist() for of_tokens in found] == [[0, 0, rewards[0]], [rewards[1]], [0, rewards[2]]]
+    assert [len(x) for x in at_last_token(np.ones(2), [rollout_of(1.0, 0), rollout_of(1.0, 1)])] == [0, 1]
+
+
+def numpy_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
+    """verl: running = r[t] + gamma * running, from the last token to the first."""
+    found, running = np.zeros_like(rewards), 0.0
+    for t in reversed(range(len(rewards))):
+        found[t] = running = rewards[t] + discount * running
+    return found
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+def test_rewards_to_go(discount):
+    """Ragged samples, one of them empty, one of one token, one in which nothing counts."""
+    lengths, rng = (4, 1, 0, 3, 6), np.random.default_rng(0)
+    rewards = [rng.normal(size=length) for length in lengths]
+    weight_S = torch.tensor([1.0] * 5 + [0.0] * 3 + [1.0] * 6)
+    masked = [*rewards[:3], np.full(3, NAN), rewards[4]]
+    found_S = rewards_to_go(torch.tensor(np.concatenate(masked)), weight_S, torch.tensor([0, 4, 5, 5, 8, 14]), discount)
+    expected = [numpy_to_go(r, discount) for r in [*rewards[:3], np.zeros(3), rewards[4]]]
+    np.testing.assert_allclose(found_S, np.concatenate(expected), rtol=1e-12)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_bad_reward_is_its_samples_alone(value):
+    rewards_S = torch.tensor([1.0, 2.0, value, 3.0, 4.0])
+    found_S = rewards_to_go(rewards_S, torch.ones(5), torch.tensor([0, 1, 3, 5]))
+    np.testing.assert_array_equal(found_S, [1.0, NAN, NAN, 7.0, 4.0])
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_divergence_in_the_reward(estimator, decoupled):
+    """OpenRLHF: reward[t] = -kl_coefficient kl[t], and the score at the last token; then the sums to go."""
+    rng, lengths = np.random.default_rng(1), (3, 1, 4)
+    sampling, proximal, reference, at_tokens = (rng.normal(size=8) for _ in range(4))
+    x = reference - (proximal if decoupled else sampling)
+    kl = {"k1": -x, "k2": x**2 / 2, "k3": np.exp(x) - 1 - x}[estimator]
+    zero_S, ends = torch.zeros(8, dtype=torch.float64), np.cumsum(lengths)
+    inputs = LossInputs(
+        *(zero_S, torch.tensor(sampling), torch.tensor(at_tokens), torch.ones(8), zero_S, torch.tensor([0, *ends])),
+        reference_logprob_S=torch.tensor(reference),
+        proximal_logprob_S=torch.tensor(proximal),
+    )
+    settings = {"kl_coefficient": 0.3, "kl_in": "reward", "kl_estimator": estimator, "decoupled": decoupled}
+    found_S = ReinforcePP(ReinforcePP.Settings(discount=0.9, **settings)).refine(inputs).advantage_S
+    parts = np.split(at_tokens - 0.3 * kl, ends[:-1])
+    np.testing.assert_allclose(found_S, np.concatenate([numpy_to_go(part, 0.9) for part in parts]), rtol=1e-12)
+    found_S = GRPO(GRPO.Settings(**settings)).refine(inputs).advantage_S
+    parts = np.split(0.3 * kl, ends[:-1])
+    expected_S = at_tokens - np.concatenate([numpy_to_go(part, 1.0) for part in parts])
+    np.testing.assert_allclose(found_S, expected_S, rtol=1e-12, atol=1e-14)
+
+
 def published_loss(logprob_S, old_S, advantage_S, weight_S) -> tuple[float, np.ndarray]:
     """sum of w max(-A r, -A clip(r, 1 - low, 1 + high)) with r = exp(clip(logprob - old, -20, 20)); its gradient.
 
@@ -68,7 +177,8 @@ def published_loss(logprob_S, old_S, advantage_S, weight_S) -> tuple[float, np.n
 
 
 def learners_loss(logprob_S, old_S, advantage_S, weight_S):
-    return clipped_policy_loss(logprob_S, old_S, advantage_S, weight_S, clip_low=LOW, clip_high=HIGH)[0]
+    algorithm = GRPO(GRPO.Settings(clip_low=LOW, clip_high=HIGH))
+    return algorithm.loss(LossInputs(logprob_S, old_S, advantage_S, weight_S, torch.zeros_like(old_S)))[0]
 
 
 def kernels_loss(logprob_S, old_S, advantage_S, weight_S):

@@ -8,7 +8,7 @@ from pathlib import Path
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
-from titan_rl.train import add_arguments, train_as_asked
+from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
 
 def _parser() -> Parser:
@@ -31,6 +31,12 @@ def _parser() -> Parser:
     ledger.add_argument("run", type=Path, help="run directory")
     ledger.add_argument("--steps", action="store_true", help="each step's batch too")
     ledger.add_argument("--json", action="store_true")
+
+    hack_check = commands.add_parser(
+        "hack-check", help="whether the reward of a run was gamed: alarms of its metrics, and when they stood"
+    )
+    hack_check.add_argument("run", type=Path, help="run directory")
+    hack_check.add_argument("--json", action="store_true")
 
     replay = commands.add_parser(
         "replay",
@@ -134,6 +140,12 @@ def _ledger(options: argparse.Namespace, overrides: dict) -> int:
     return show_ledger(options.run, steps=options.steps, as_json=options.json)
 
 
+def _hack_check(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.hack_check import hack_check
+
+    return hack_check(options.run, as_json=options.json)
+
+
 def _plugin_path(overrides: dict) -> list[str]:
     """Of a command that takes no other setting."""
     given = overrides.get("run", {}).get("plugin_path", [])
@@ -208,6 +220,7 @@ def _family_line(name: str, styles: list[str], scoring: str, constant_answer: di
 _COMMANDS = {
     "train": train_as_asked,
     "ledger": _ledger,
+    "hack-check": _hack_check,
     "replay": _replay,
     "eval": _evaluate,
     "model": _model,
@@ -216,11 +229,12 @@ _COMMANDS = {
     "bench": _bench,
     "tasks": _tasks,
 }
-_WITHOUT_OVERRIDES = ("ledger", "scale", "tasks")
+_WITHOUT_OVERRIDES = ("ledger", "hack-check", "scale", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return answer(_run, arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    return answer(_run, given, join_torchrun if given[:1] == ["train"] else None)
 
 
 def _run(arguments: list[str]) -> int:

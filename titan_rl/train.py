@@ -6,6 +6,8 @@ TorchTitan does: 0.3 by ``--module titan_rl --config FILE``, older releases by `
 
 import argparse
 import asyncio
+import itertools
+import os
 import signal
 import sys
 import traceback
@@ -15,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import TITAN_SECTIONS
+from titan_rl.config.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
+from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, tell_torchrun, world_of
 from titan_rl.data.files import is_full
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from titan_rl.controller.session import Session
+    from titan_rl.mesh.launch.torchrun import OtherRanks
     from titan_rl.records.statistics import Proportion
 
 T = TypeVar("T")
@@ -33,17 +37,53 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
     """Run to the end; the exit code. Errors: ConfigError before any process is started."""
-    config = load_config(config_file, overrides)
+    config, world = load_config(config_file, overrides), world_of(os.environ)
+    if world is None:
+        return drive(run_to_end(_open(config, config_file, resume)))
+    return _train_under_torchrun(world, config, config_file, resume)
 
+
+def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
     from titan_rl.controller.session import Session
 
     try:
-        session = Session.open(config, config_file, resume=resume)
+        return Session.open(config, config_file, resume=resume, ranks=ranks)
     except Exception as error:  # SQLite's and Arrow's, too, mean a full disk
         if not is_full(error):
             raise
         raise ConfigError(f"{error}; make room first") from None
-    return drive(run_to_end(session))
+
+
+def _train_under_torchrun(world: World, config: Config, config_file: str | None, resume: bool) -> int:
+    """Rank 0. A job that torchrun has started again goes on with the run that it had begun."""
+    from titan_rl.mesh.launch.torchrun import OtherRanks
+
+    ranks = OtherRanks(world)
+    adopt(config, world)
+    forget(os.environ)
+    if (begun := begun_run(world)) is not None:
+        config.run.dir, resume = begun, True
+    session = _open(config, config_file, resume, ranks)
+    note_run(world, session.run_dir.root)
+    code = drive(run_to_end(session))
+    if code != EXIT_OK:
+        tell_torchrun(world, f"titan-rl: {session.why_ended}")
+    return code
+
+
+def join_torchrun(world: World) -> None:
+    """One of several processes that torchrun has started: any rank but 0 becomes a host, and does not come back."""
+    from titan_rl.mesh.launch.torchrun import announce, serve
+
+    announce(world)
+    if world.rank:
+        serve(world, _listen)
+
+
+def _listen(address: str) -> None:
+    from titan_rl.mesh.supervision.worker_loop import listen  # Monarch begins as it is imported
+
+    listen(address)
 
 
 def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, Any]]) -> "Proportion":
@@ -72,7 +112,7 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
 async def run_to_end(session: "Session") -> int:
     """A session from its start to its end, whatever that is; the exit code."""
     from titan_rl.controller.session import one_line
-    from titan_rl.controller.stopping import Stopped
+    from titan_rl.controller.stopping import Lost, Stopped
 
     _stop_on_signals(session)
     error, why, code = None, None, EXIT_OK
@@ -80,7 +120,7 @@ async def run_to_end(session: "Session") -> int:
         await session.start()
         await session.run()
     except Stopped as stopped:
-        error, why, code = stopped, "stopped by the user", EXIT_STOPPED
+        error, why, code = stopped, stopped.why or "stopped by the user", EXIT_FAULT if stopped.why else EXIT_STOPPED
     except asyncio.CancelledError as cancelled:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
         if session.stop_request.is_asked:  # the second Ctrl-C
@@ -89,7 +129,10 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = fault, one_line(fault), EXIT_FAULT
         if is_full(fault):
             why = f"{one_line(fault).removeprefix('DiskFull: ')}; make room, then --resume goes on"
-    if code == EXIT_FAULT and not is_full(error):
+    session.stop_request.driver = None
+    if error is not None and session.stop_request.is_forced:  # whatever came of it first
+        error, why, code = Lost(session.stop_request.why), session.stop_request.why, EXIT_FAULT
+    if code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
         session.say("".join(traceback.format_exception(error)))
         session.say(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
@@ -99,10 +142,11 @@ async def run_to_end(session: "Session") -> int:
 def _stop_on_signals(session: "Session") -> None:
     """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
     SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
+    session.stop_request.driver = task
 
     def on_signal() -> None:
-        if session.stop_request.is_asked:
+        if next(came):
             task.cancel()
         session.stop()
 
@@ -157,7 +201,7 @@ def _file(options: argparse.Namespace, job: Any) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """``python -m titan_rl.train``."""
-    return answer(_run, arguments)
+    return answer(_run, arguments, join_torchrun)
 
 
 def _run(arguments: list[str]) -> int:

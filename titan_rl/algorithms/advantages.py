@@ -48,6 +48,18 @@ def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
     return centred(rewards_G) * (num_samples / max(num_samples - 1, 1))
 
 
+def over_mean(rewards_G: np.ndarray) -> np.ndarray:
+    """(r_i - mean) / (mean + 1e-6); zeros where the mean is not positive.
+
+    Of rewards 0 and 1 the gradient is then that of the mean over the right answers alone, an estimate of that of
+    log(share of right answers), less a baseline.
+
+    Source: MaxRL, arXiv 2602.02710.
+    """
+    mean = rewards_G.mean()
+    return centred(rewards_G) / (mean + _EPSILON) if mean > 0 else np.zeros_like(rewards_G)
+
+
 def at_last_token(rewards_G: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
     """Each sample's reward as one of its last token, of all that the model wrote [num_model_tokens]; zeros before."""
     rewards = [np.zeros(rollout.num_model_tokens) for rollout in rollouts]

@@ -19,7 +19,8 @@ from titan_rl.data.types import Rollout
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Columns of one row, float [S] each. A column that is None is not provided, since nobody needs it."""
+    """Columns of one row, float [S] each, or [S, K] of K words at each token. A column that is None is not provided,
+    since nobody needs it."""
 
     logprob_S: torch.Tensor
     """Under the model as it is; the gradient flows through it. Zeros where the model's head gives values."""
@@ -42,6 +43,11 @@ class LossInputs:
     that learns has itself a head for values: its own, and the gradient flows through them."""
     teacher_logprob_S: torch.Tensor | None = None
     """Under the teacher."""
+    word_logprob_SK: torch.Tensor | None = None
+    """Of the teacher's likeliest words, under the model as it is; the gradient flows through it. Without a value where
+    advantages are refined."""
+    teacher_word_logprob_SK: torch.Tensor | None = None
+    """Of the same words, under the teacher."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,17 @@ class Needs:
     critic: bool = False
     reward_model: bool = False
     teacher: bool = False
+    teacher_words: int = 0
+    """So many of the teacher's likeliest words at each token, and what the model itself gives them."""
     proximal: bool = False
     """Log-probabilities under the weights before the step's first update."""
     entropy_gradient: bool = False
     """The loss has a gradient for the entropies too, which costs the head's backward two more passes."""
     rewards: Literal["sample", "turn", "token"] = "sample"
     """What a reward is given for."""
+
+
+NO_NEEDS = Needs()
 
 
 @dataclass(kw_only=True)
@@ -83,7 +94,7 @@ class Algorithm(ABC):
     """What the model learns from: its own answers, or data that others wrote (algorithms/registry.py)."""
     head: ClassVar[Literal["vocabulary", "value"]] = "vocabulary"
     """Of the model that learns: what its last layer gives for each trained token."""
-    needs: Needs = Needs()
+    needs: Needs = NO_NEEDS
     is_token_sum: bool = False
     """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
     may then be told its gradient chunk by chunk, which saves the logits' second computation."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.sft import SFT
+from titan_rl.algorithms.shaping import shaped
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.schema import AlgorithmConfig, Config
 from titan_rl.data.examples import Example
@@ -72,6 +73,11 @@ def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> l
     ]
 
 
+def _trained_rollouts(group: Group, config: Config) -> list[Rollout]:
+    """With the rewards that advantages are made of."""
+    return shaped(usable_rollouts(group, config.algorithm), config)
+
+
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
     """The groups of each optimizer step that a batch is split into."""
     parts = np.array_split(np.arange(len(groups)), config.updates_per_batch)
@@ -86,7 +92,7 @@ def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layo
     aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
     return [
         pack(
-            [_samples(group.prompt_id, usable_rollouts(group, config.algorithm), algorithm) for group in part],
+            [_samples(group.prompt_id, _trained_rollouts(group, config), algorithm) for group in part],
             **asdict(layout),
             share_prefix=config.rollout.share_prefix,
             weigh=lambda samples: token_weights(samples, aggregation, max_new_tokens),

@@ -58,6 +58,9 @@ class PolicyGradientSettings:
     """Lowest ratio that is not rejected."""
     reject_high: Annotated[float, Field(gt=0)] | None = None
     """Highest ratio that is not rejected; None: no bound."""
+    reject_only_negative: bool = False
+    """Of rejected samples, leave only tokens with a negative advantage out (with ``geometric`` and reject_low = exp(-d)
+    the off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
 
     def __post_init__(self):
         """Errors: ValueError for settings that do not go together."""
@@ -96,8 +99,8 @@ _WRONG = [
         "reject_low is above reject_high: every sample would be left out",
     ),
     (
-        lambda s: s.reject == "none" and (s.reject_low > 0 or s.reject_high is not None),
-        "reject_low and reject_high bound what reject names: set reject, or leave them out",
+        lambda s: s.reject == "none" and (s.reject_low > 0 or s.reject_high is not None or s.reject_only_negative),
+        "reject_low, reject_high and reject_only_negative are of what reject names: set reject, or leave them out",
     ),
 ]
 """Settings that do not go together, and how to mend them."""
@@ -183,6 +186,8 @@ class PolicyGradient(Algorithm):
         ratio_S = ratio_of(logprob_S, inputs.sampling_logprob_S, inputs.weight_S, inputs.offsets_N, level)
         high = float("inf") if s.reject_high is None else s.reject_high
         rejected_S = rejected(ratio_S, inputs.weight_S, inputs.offsets_N, s.reject_low, high)
+        if s.reject_only_negative:
+            rejected_S = rejected_S & (inputs.advantage_S < 0)
         weight_S = torch.where(rejected_S, 0, inputs.weight_S)
         return weight_S, {"rejected_fraction": (rejected_S & (inputs.weight_S > 0)).sum()}
 

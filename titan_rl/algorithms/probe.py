@@ -1,27 +1,37 @@
 """An algorithm tried on small made-up data before anything starts: what a run would stumble over is told in one line.
 
-Dimensions: S trained tokens of a row.
+Dimensions: S trained tokens of a row, N samples.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from titan_rl.algorithms.base import Algorithm, LossInputs
+from titan_rl.algorithms.base import Algorithm, LossInputs, Refined
 from titan_rl.algorithms.batching import checked_advantages
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import what_happened
 from titan_rl.data.types import Provenance, Rollout, StepMetrics, Turn
 
 _NUM_TOKENS = 8
+_ROLE_COLUMNS = {
+    "reference": "reference_logprob_S",
+    "proximal": "proximal_logprob_S",
+    "critic": "value_S",
+    "teacher": "teacher_logprob_S",
+}
+"""What the algorithm is given of what it needs."""
+_WORD_COLUMNS = ("word_logprob_SK", "teacher_word_logprob_SK")
 _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "accuracy", "response_length", "truncated"}
-_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row"}
-_TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_")
+_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment"}
+_TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
+_TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")
+_TAKEN_BEGINNINGS += ("filtered_", "alarm_")
 """Of the names in a step's record (records/metrics.py, controller): a loss's metric would overwrite them."""
-_LOGPROB_ROLES = ("reference", "proximal", "teacher")
 
 
 class _AnyPart(dict):
@@ -67,53 +77,97 @@ def check_advantages(algorithm: Algorithm, said: str) -> None:
             raise ConfigError(f"{what} must be finite, and are {found!s:.200}")
 
 
-def _row() -> tuple[torch.Tensor, ...]:
-    """Columns of a row: log-probabilities, the sampler's, advantages, weights, entropies; two tokens count for
-    nothing."""
+def _row(algorithm: Algorithm) -> LossInputs:
+    """Four samples: two of one token, one of a token that counts for nothing, and one of five, of which four count."""
     place_S = torch.arange(_NUM_TOKENS, dtype=torch.float32)
     logprob_S = -0.1 - 0.3 * place_S
-    advantage_S = torch.tensor([1.0, -1.0, 0.5, -0.25] * 2)
-    weight_S = (place_S % 4 != 2) / 6
-    return logprob_S, logprob_S + 0.1 * torch.sin(3 * place_S), advantage_S, weight_S, 0.2 + 0.1 * place_S
+    names, words = _given(algorithm), algorithm.needs.teacher_words
+    word_SK = -1.0 - 0.1 * torch.cos(place_S[:, None] * torch.arange(1.0, words + 1)) - math.log(max(words, 1))
+    return LossInputs(
+        logprob_S=torch.zeros(_NUM_TOKENS) if algorithm.head == "value" else logprob_S,
+        sampling_logprob_S=logprob_S + 0.1 * torch.sin(3 * place_S),
+        advantage_S=torch.tensor([1.0, -1.0, 0.5, -0.25] * 2),
+        weight_S=(place_S % 4 != 2) / 6,
+        entropy_S=0.2 + 0.1 * place_S,
+        offsets_N=torch.tensor([0, 1, 2, 3, _NUM_TOKENS]),
+        **{name: logprob_S + 0.1 * torch.cos(place_S + number) for number, name in enumerate(names)},
+        **({"word_logprob_SK": word_SK, "teacher_word_logprob_SK": 1.1 * word_SK} if words else {}),
+    )
 
 
-def _dummy_row() -> tuple[torch.Tensor, ...]:
+def _dummy_row(algorithm: Algorithm) -> LossInputs:
     """What fills up ranks and stages: one token of weight 0."""
-    return (torch.zeros(1),) * 5
+    found, words = dict.fromkeys(_given(algorithm), torch.zeros(1)), algorithm.needs.teacher_words
+    found |= dict.fromkeys(_WORD_COLUMNS, torch.zeros(1, words)) if words else {}
+    return LossInputs(*(torch.zeros(1),) * 5, offsets_N=torch.tensor([0, 1]), **found)
 
 
-def _inputs(algorithm: Algorithm, leaf_S: torch.Tensor, columns: tuple[torch.Tensor, ...]) -> LossInputs:
-    """With what the algorithm needs of roles; samples are of two tokens. The model's own head gives ``leaf_S``."""
-    found = {f"{role}_logprob_S": columns[1] for role in _LOGPROB_ROLES if getattr(algorithm.needs, role)}
-    logprob_S = leaf_S
-    if algorithm.head == "value":
-        logprob_S, found = torch.zeros_like(leaf_S), found | {"value_S": leaf_S}
-    elif algorithm.needs.critic:
-        found["value_S"] = columns[4]
-    offsets_N = torch.tensor([*range(0, len(leaf_S), 2), len(leaf_S)])
-    return LossInputs(logprob_S, *columns[1:], offsets_N=offsets_N, **found)
+def _given(algorithm: Algorithm) -> list[str]:
+    """The columns that roles find, and what the model's own head gives besides."""
+    names = [name for need, name in _ROLE_COLUMNS.items() if getattr(algorithm.needs, need)]
+    return [*names, "value_S"] if algorithm.head == "value" and "value_S" not in names else names
 
 
-def _loss_and_gradient(algorithm: Algorithm, said: str, columns: tuple[torch.Tensor, ...]):
-    """Loss, metrics, and the gradient of the loss for the log-probabilities."""
-    leaf_S = columns[0].clone().requires_grad_()
-    answer = _call(f"{said}: loss", algorithm.loss, _inputs(algorithm, leaf_S, columns))
+def _learned(algorithm: Algorithm) -> str:
+    """The column that the gradient flows through."""
+    if algorithm.needs.teacher_words:
+        return "word_logprob_SK"
+    return "value_S" if algorithm.head == "value" else "logprob_S"
+
+
+def check_refine(algorithm: Algorithm, said: str) -> None:
+    """Errors: ConfigError."""
+    for inputs in (_row(algorithm), _dummy_row(algorithm)):
+        _refined(algorithm, said, inputs)
+
+
+def _refined(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
+    """What the loss gets. Errors: ConfigError."""
+    nothing_S = torch.zeros_like(inputs.weight_S)
+    learned = _learned(algorithm)
+    unknown = {"entropy_S": nothing_S, "logprob_S": nothing_S, learned: torch.zeros_like(getattr(inputs, learned))}
+    with torch.no_grad():
+        found = _call(f"{said}: refine", algorithm.refine, replace(inputs, **unknown))
+    if not isinstance(found, Refined):
+        raise ConfigError(f"{said}: refine must return a Refined, not a {type(found).__name__}")
+    for name, column in vars(found).items():
+        if column is None and name == "return_S":
+            continue
+        if not isinstance(column, torch.Tensor) or column.shape != nothing_S.shape:
+            raise ConfigError(
+                f"{said}: refine's {name} must be a tensor with a number for each of {len(nothing_S)} tokens"
+            )
+        if not torch.isfinite(column).all():
+            raise ConfigError(f"{said}: refine's {name} must be finite, and is {column.tolist()!s:.200}")
+    return replace(inputs, advantage_S=found.advantage_S)
+
+
+def _loss_and_gradient(algorithm: Algorithm, said: str, inputs: LossInputs):
+    """Loss, metrics, and the gradient of the loss for what the model gives."""
+    name = _learned(algorithm)
+    leaf_S = getattr(inputs, name).clone().requires_grad_()
+    entropy_S = inputs.entropy_S.clone().requires_grad_(algorithm.needs.entropy_gradient)
+    answer = _call(f"{said}: loss", algorithm.loss, replace(inputs, entropy_S=entropy_S, **{name: leaf_S}))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise ConfigError(f"{said}: loss must return (loss, metrics), not a {type(answer).__name__}")
     loss, metrics = answer
     _check_scalar(f"{said}: loss", loss)
     _check_metrics(said, metrics)
-    if not loss.requires_grad:
-        raise ConfigError(f"{said}: loss has no gradient for logprob_S: compute it from inputs.logprob_S")
-    what = f"{said}: gradient of loss"
-    [grad_S] = _call(what, lambda: torch.autograd.grad(loss, [leaf_S], allow_unused=True))
+    return loss.detach(), metrics, _gradient(said, name, loss, leaf_S)
+
+
+def _gradient(said: str, name: str, loss: torch.Tensor, leaf_S: torch.Tensor) -> torch.Tensor:
+    """Errors: ConfigError if there is none, or loss or gradient is not finite."""
+    what, grad_S = f"{said}: gradient of loss", None
+    if loss.requires_grad:
+        [grad_S] = _call(what, lambda: torch.autograd.grad(loss, [leaf_S], allow_unused=True))
     if grad_S is None:
-        raise ConfigError(f"{said}: loss has no gradient for logprob_S: compute it from inputs.logprob_S")
+        raise ConfigError(f"{said}: loss has no gradient for {name}: compute it from inputs.{name}")
     if not torch.isfinite(loss):
         raise ConfigError(f"{said}: loss must be finite, and is {loss.item()}")
     if not torch.isfinite(grad_S).all():
         raise ConfigError(f"{what} must be finite, and is {grad_S.tolist()!s:.200}")
-    return loss.detach(), metrics, grad_S
+    return grad_S
 
 
 def _check_scalar(what: str, value: Any) -> None:
@@ -135,8 +189,8 @@ def _check_metrics(said: str, metrics: Any) -> None:
 
 def check_loss(algorithm: Algorithm, said: str) -> None:
     """Errors: ConfigError, also if tokens of weight 0 count for something by themselves."""
-    _, metrics, _ = _loss_and_gradient(algorithm, said, _row())
-    loss, dummy_metrics, grad_S = _loss_and_gradient(algorithm, said, _dummy_row())
+    _, metrics, _ = _loss_and_gradient(algorithm, said, _refined(algorithm, said, _row(algorithm)))
+    loss, dummy_metrics, grad_S = _loss_and_gradient(algorithm, said, _dummy_row(algorithm))
     if sorted(dummy_metrics) != sorted(metrics):
         raise ConfigError(
             f"{said}: loss must return the same metrics for all tokens, not once {sorted(metrics)} and once "
@@ -155,13 +209,27 @@ def check_loss(algorithm: Algorithm, said: str) -> None:
 
 def check_token_sum(algorithm: Algorithm, said: str) -> None:
     """Errors: ConfigError if the parts of a row do not have, each by itself, the gradient of the whole."""
-    columns, half = _row(), _NUM_TOKENS // 2
-    _, _, whole_S = _loss_and_gradient(algorithm, said, columns)
-    blind = (*columns[:4], torch.zeros(_NUM_TOKENS))  # the head is asked before entropies are known
-    parts = [tuple(column[part] for column in blind) for part in (slice(0, half), slice(half, None))]
+    for is_needed, what in (
+        (algorithm.needs.entropy_gradient, "entropies"),
+        (algorithm.needs.teacher_words, "the teacher's words"),
+    ):
+        if is_needed:
+            raise ConfigError(
+                f"{said}: is_token_sum is true, but the loss needs the gradient of {what}, which nobody knows when the "
+                f"head is told its gradient: leave is_token_sum out"
+            )
+    inputs, half = _refined(algorithm, said, _row(algorithm)), _NUM_TOKENS // 2
+    _, _, whole_S = _loss_and_gradient(algorithm, said, inputs)
+    parts = [_part(inputs, tokens) for tokens in (slice(0, half), slice(half, None))]
     parts_S = torch.cat([_loss_and_gradient(algorithm, said, part)[2] for part in parts])
     if not torch.allclose(parts_S, whole_S, rtol=1e-5, atol=1e-8):
         raise ConfigError(
             f"{said}: is_token_sum is true, but the gradient of two halves of a row is not that of the whole, or it "
             f"depends on the entropy: leave is_token_sum out"
         )
+
+
+def _part(inputs: LossInputs, tokens: slice) -> LossInputs:
+    """What the head asks for some tokens with, before samples and entropies are known."""
+    columns = {name: column[tokens] for name, column in vars(inputs).items() if column is not None}
+    return LossInputs(**columns | {"entropy_S": torch.zeros_like(columns["entropy_S"]), "offsets_N": None})

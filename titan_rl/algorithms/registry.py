@@ -12,11 +12,14 @@ from titan_rl.algorithms import probe
 from titan_rl.algorithms.base import Algorithm, Needs
 from titan_rl.algorithms.cispo import CISPO
 from titan_rl.algorithms.dapo import DAPO
+from titan_rl.algorithms.distillation import Distillation
 from titan_rl.algorithms.dpo import DPO
 from titan_rl.algorithms.grpo import GRPO, DrGRPO
 from titan_rl.algorithms.gspo import GSPO
 from titan_rl.algorithms.kto import KTO
+from titan_rl.algorithms.maxrl import MaxRL
 from titan_rl.algorithms.offline import OfflineAlgorithm
+from titan_rl.algorithms.ppo import PPO
 from titan_rl.algorithms.reference_free import ORPO, SimPO
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.reward_model import RewardModel
@@ -29,12 +32,15 @@ from titan_rl.config.schema import AlgorithmConfig
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "cispo": CISPO,
     "dapo": DAPO,
+    "distillation": Distillation,
     "dpo": DPO,
     "dr_grpo": DrGRPO,
     "grpo": GRPO,
     "gspo": GSPO,
     "kto": KTO,
+    "maxrl": MaxRL,
     "orpo": ORPO,
+    "ppo": PPO,
     "reinforce_pp": ReinforcePP,
     "reward_model": RewardModel,
     "rloo": RLOO,
@@ -43,7 +49,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {"critic": "a critic", "reward_model": "a reward model"}
+_ROLES = {"reward_model": "a reward model"}
 """Of those that an algorithm may need, what nobody serves yet."""
 
 
@@ -60,14 +66,16 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     except Exception as error:  # a user's algorithm may raise anything
         raise ConfigError(f"{said}: making it failed: {what_happened(error)}") from None
     check_signature(f"{said}: advantages", algorithm.advantages, ("rollouts",))
+    check_signature(f"{said}: refine", algorithm.refine, ("inputs",))
     check_signature(f"{said}: loss", algorithm.loss, ("inputs",))
     _check_needs(said, algorithm.needs)
     return algorithm
 
 
 def check_algorithm(algorithm: Algorithm, said: str) -> None:
-    """Try advantages and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
+    """Try advantages, refine and loss on small made-up data. ``said``: how messages begin. Errors: ConfigError."""
     probe.check_advantages(algorithm, said)
+    probe.check_refine(algorithm, said)
     probe.check_loss(algorithm, said)
     if algorithm.is_token_sum:
         probe.check_token_sum(algorithm, said)
@@ -130,6 +138,8 @@ def _check_needs(said: str, needs: Any) -> None:
     """Errors: ConfigError for what this release does not serve."""
     if not isinstance(needs, Needs):
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
+    if needs.teacher_words and not needs.teacher:
+        raise ConfigError(f"{said}: its needs name teacher_words and no teacher: set teacher = True, too")
     missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
     missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
     if missing:

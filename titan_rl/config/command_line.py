@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from titan_rl.config.load import ConfigError, is_override, join_overrides, parse_overrides
+from titan_rl.config.torchrun import World, refusal, tell_torchrun, world_of
+
+Join = Callable[[World], None]
 
 EXIT_OK, EXIT_FAULT, EXIT_USER, EXIT_STOPPED = 0, 1, 2, 130
 EXIT_UNREAD = 128 + signal.SIGPIPE
@@ -48,16 +51,25 @@ def parse(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, dic
     return options, parse_overrides([argument for argument in joined if is_override(argument)])
 
 
-def answer(command: Callable[[list[str]], int], arguments: list[str] | None = None) -> int:
-    """The exit code of a door's command. A mistake is one line on stderr; a reader that has gone is no fault."""
+def answer(command: Callable[[list[str]], int], arguments: list[str] | None = None, join: Join | None = None) -> int:
+    """The exit code of a door's command. A mistake is one line on stderr; a reader that has gone is no fault.
+
+    ``join``: what torchrun's processes do before the command; it comes back in one of them.
+    """
+    world = world_of(os.environ)
     try:
-        check_started_once(os.environ)
+        check_started_once(os.environ, joins_torchrun=join is not None)
+        if join is not None and world is not None and world.size > 1:
+            join(world)
         try:
             return command(sys.argv[1:] if arguments is None else arguments)
         finally:
             print(end="", flush=True)  # here, where it can be answered for: Python does it after the last line
     except ConfigError as error:
-        print(f"titan-rl: {_one_line(error)}", file=sys.stderr)
+        line = f"titan-rl: {_one_line(error)}"
+        print(line, file=sys.stderr)
+        if world is not None:
+            tell_torchrun(world, line)
         return EXIT_USER
     except KeyboardInterrupt:
         print("titan-rl: stopped", file=sys.stderr)
@@ -69,20 +81,24 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
         return EXIT_UNREAD
 
 
-def check_started_once(environment: Mapping[str, str]) -> None:
+def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool = False) -> None:
     """A run has one controller, which starts all other processes. Errors: ConfigError in the first of several copies;
-    the others exit without a word."""
+    the others exit without a word. ``joins_torchrun``: whether torchrun's copies become one run."""
     for starter, size, rank in _STARTERS:
         number = environment.get(size, "")
         if not number.isdecimal() or int(number) < 2:
             continue
-        if environment.get(rank, "0") != "0":
-            time.sleep(_OTHERS_WAIT_SECONDS)
-            sys.exit(EXIT_USER)
-        raise ConfigError(
+        why = (
             f"{starter} starts {number} controllers ({size} = {number}), and a run has one, which starts all other "
             f"processes itself: start it once, without {starter} or with 1 process, or unset {size}"
         )
+        if starter == "torchrun" and joins_torchrun:
+            why = refusal(environment)
+        if why and environment.get(rank, "0") != "0":
+            time.sleep(_OTHERS_WAIT_SECONDS)
+            sys.exit(EXIT_USER)
+        if why:
+            raise ConfigError(why)
 
 
 def _one_line(error: ConfigError) -> str:

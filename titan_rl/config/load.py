@@ -7,14 +7,14 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
-from titan_rl.config.model_directory.checks import find_model
+from titan_rl.config.model_directory.checks import find_model, find_value_model
 from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
 from titan_rl.config.shipped import find_config, shipped
 
@@ -144,9 +144,7 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
-    if config.model.path != "tiny":
-        config.model.path = _model_directory(config)
-    return config
+    return _with_directories(config)
 
 
 def load_resolved(path: Path) -> Config:
@@ -202,6 +200,7 @@ def _check_combinations(config: Config) -> None:
             f"algorithm.updates_per_batch = {algorithm.updates_per_batch} is more than "
             f"rollout.prompts_per_step = {rollout.prompts_per_step}: an optimizer step needs a group of its own"
         )
+    _check_lengths_and_filters(config)
     if config.generator.update == "drain" and config.generator.kv == "recompute":
         raise ConfigError(
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
@@ -209,19 +208,43 @@ def _check_combinations(config: Config) -> None:
         )
     if config.mesh.launcher != "local" and not config.mesh.worker_loops:
         raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
+    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
+        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
 
 
-def _model_directory(config: Config) -> str:
-    """Errors: ConfigError for a model that cannot be trained."""
-    model, is_chat = config.model, config.task.style == "chat"
+def _check_lengths_and_filters(config: Config) -> None:
+    buffer, longest, wanted = config.algorithm.overlong_buffer, config.rollout.max_new_tokens, config.filter
+    if buffer > longest:
+        raise ConfigError(
+            f"algorithm.overlong_buffer = {buffer} is more than rollout.max_new_tokens = {longest}, of which it is the "
+            f"last part: lower it"
+        )
+    if wanted.min_pass_rate > wanted.max_pass_rate:
+        raise ConfigError(
+            f"filter.min_pass_rate = {wanted.min_pass_rate} is more than filter.max_pass_rate = "
+            f"{wanted.max_pass_rate}: no group would be left"
+        )
+
+
+def _with_directories(config: Config) -> Config:
+    """Models by their directories, checked. Errors: ConfigError for one that cannot be used."""
+    if config.model.path != "tiny":
+        is_chat = config.task.style == "chat"
+        config = replace(config, model=_found(config, "model", is_chat=is_chat))
+    roles = [role for role in ("reference", "teacher", "critic") if getattr(config, role).path]
+    return replace(config, **{role: _found(config, role) for role in roles})
+
+
+def _found(config: Config, section: str, **wanted: bool):
+    settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
     try:
-        return find_model(model.path, own_family=bool(model.family), is_chat=is_chat)
+        return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **wanted))
     except ValueError as error:
-        raise ConfigError(f"model.path = {model.path!r}: {error}") from None
+        raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
 
 
 def as_dict(config: Config) -> dict[str, Any]:

@@ -19,7 +19,9 @@ TITAN_SECTIONS = (
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
+Placement = Literal["with_trainer", "own"]
 
 
 @dataclass(kw_only=True)
@@ -69,8 +71,24 @@ class AlgorithmConfig:
     """Optimizer steps that a batch is split into."""
     train_truncated: bool = True
     """Whether samples that ran out of tokens are trained on (with the reward that they got)."""
+    overlong_buffer: Whole = 0
+    """Tokens before rollout.max_new_tokens in which an answer costs more the longer it is (DAPO); 0: none do."""
+    overlong_penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """What an answer that ends with the last of them costs, or one that was cut short."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own keys. A TOML writes them beside the ones above; the algorithm's dataclass checks them."""
+
+
+@dataclass(kw_only=True)
+class LoraConfig:
+    rank: Whole = 0
+    """Of the adapters that are trained in place of the weights; 0: none, the whole model is trained."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """An adapter's product counts alpha / rank times."""
+    targets: list[str] = field(default_factory=list)
+    """Projections by Hugging Face's names, such as ``q_proj``; empty: all but experts."""
+    adapter: str = ""
+    """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
 
 
 @dataclass(kw_only=True)
@@ -79,6 +97,10 @@ class ReferenceConfig:
 
     path: str = ""
     """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+    placement: Placement = "with_trainer"
+    """In the trainer's processes and in its layout, or in processes of its own."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """Of processes of its own, as ``[parallelism]`` is the trainer's; empty: one process."""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +109,30 @@ class TeacherConfig:
 
     path: str = ""
     """A Hugging Face directory with the policy's tokens."""
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
+
+
+@dataclass(kw_only=True)
+class CriticConfig:
+    """The model that foretells rewards, where the algorithm needs one. It learns beside the policy, in the trainer's
+    processes and in their layout."""
+
+    path: str = ""
+    """A Hugging Face directory, with a value head (``score.weight``) or without; empty: the policy as it is when
+    reinforcement learning begins. A head that was not there says 0 at first."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Its own ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
+    lr_scheduler: dict[str, Any] = field(default_factory=dict)
+    """Its own ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's does."""
+    warmup_steps: Whole = 0
+    """Steps at the beginning in which the critic learns alone, and the policy stays as it is."""
+    updates: Count = 1
+    """Optimizer steps of the critic for each of the policy's, all on the same rows."""
+    value_clip: Annotated[float, Field(ge=0)] = 0.2
+    """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""
 
 
 @dataclass(kw_only=True)
@@ -106,6 +152,40 @@ class RolloutConfig:
     max_retries: Whole = 2
     """How often a group that met a failure of the machinery is issued again before it is discarded by name; and how
     many deaths of its engine, the last with nothing else there, make a prompt ``poison``."""
+
+
+@dataclass(kw_only=True)
+class FilterConfig:
+    """Groups that do not enter a batch although they could; others are sampled in their place."""
+
+    no_signal: bool = False
+    """Those whose rewards are all equal, so that no sample is better than another (DAPO's dynamic sampling)."""
+    min_pass_rate: Share = 0.0
+    """Those of whose samples a smaller share is right."""
+    max_pass_rate: Share = 1.0
+    """Those of whose samples a larger share is right."""
+    all_truncated: bool = False
+    """Those whose samples all ran out of tokens."""
+    max_refills: Whole = 4
+    """Batches' worth of groups that may be sampled besides, for one batch; then the batch is smaller."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.no_signal or self.all_truncated or self.min_pass_rate > 0 or self.max_pass_rate < 1
+
+
+@dataclass(kw_only=True)
+class CurriculumConfig:
+    """Prompts whose groups would say nothing, by their pass rates, are drawn less (environments/curriculum.py)."""
+
+    least_chance: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    """Of being asked, which every prompt keeps, always solved or never; 1: all are asked, there is no curriculum."""
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Weight of what was seen before in a pass rate, against the newest step; 0: only the newest counts."""
+
+    @property
+    def is_on(self) -> bool:
+        return self.least_chance < 1
 
 
 @dataclass(kw_only=True)
@@ -175,6 +255,9 @@ class DataConfig:
 class EvalConfig:
     every: Whole = 0
     """Steps between held-out evaluations; 0: only before the first step and after the last."""
+    grader: str = ""
+    """A second opinion of each sampled answer that nothing is trained on: ``pkg.module:name`` of a function like a
+    reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
     """Held-out prompts, never trained on, answered greedily, or held-out rows of ``[data]``; a file may have fewer."""
 
@@ -231,9 +314,13 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)

@@ -32,11 +32,13 @@ from titan_rl.config.schema import Config
 from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.evaluate import evaluate
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import keep_policy
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
-from titan_rl.controller.rollout_queue import RolloutQueue
-from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.rollout_queue import Collected, RolloutQueue
+from titan_rl.controller.stopping import Lost, Stopped, StopRequest
 from titan_rl.data.types import BadNumbers, Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import within
@@ -60,6 +62,7 @@ class Components:
     recovery: Recovery
     checkpointing: Checkpointing
     bad_batches: BadBatches
+    frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
 
@@ -82,6 +85,7 @@ class Controller:
         self.meshes, self.trainer = components.meshes, components.meshes.trainer
         self.queue, self.publishing, self.recovery = components.queue, components.publishing, components.recovery
         self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
+        self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
         self.say = components.reporter.display.say
         self._is_between_steps = True
@@ -91,6 +95,8 @@ class Controller:
     async def begin(self) -> None:
         """SFT steps if there are any, version 0, and what the model can do before any training."""
         await self.stop.interrupts(self.recovery.sft(self.trainer, self.meshes.dispatcher))
+        await keep_policy(self.config, self.algorithm, self.run_dir, self.meshes)
+        await self.frozen.begin()
         await self.trainer.begin_at(0)
         self.queue.admission.restart(0)
         await self.publishing.publish(0)
@@ -110,6 +116,7 @@ class Controller:
             await self.publishing.delivered()
         else:
             self.checkpointing.started_from(self.progress.step)
+            await self.frozen.begin()
         first = self.progress.step
         await self.stop.interrupts(self.recovery.train_recorded(self.trainer))
         last = self.progress.step
@@ -130,13 +137,16 @@ class Controller:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""
         await self.publishing.delivered()
         self.queue.ledger.verify()
+        await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
         await self.save()
         await self.checkpointing.finish()
-        await self.trainer.call("save_hf", str(self.run_dir.model))
+        await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
+        if isinstance(error, Lost):
+            return self.say("no checkpoint of the last steps can be saved; --resume trains them again as recorded")
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
                 await within(_RESCUE_SECONDS, "the last weight update", self.publishing.delivered())
@@ -148,7 +158,7 @@ class Controller:
             await within(_RESCUE_SECONDS, "saving the last checkpoint", self.save())
             await within(_RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
             if isinstance(error, Stopped):
-                await self.trainer.call("save_hf", str(self.run_dir.model))
+                await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
         except Exception as failure:  # the error that ended the run matters more
             self.say(f"could not save step {self.progress.step}: {failure}")
 
@@ -171,49 +181,54 @@ class Controller:
     async def step(self) -> None:
         """Sample, train, publish; then what is due besides. Errors: Stopped; BadNumbersError; an actor's fault."""
         timer = PhaseTimer()
-        groups, batches, metrics = await self._sample_and_train(timer)
-        await self._publish(StepReport(self.progress.step, groups, batches, metrics, timer))
+        collected, batches, metrics = await self._sample_and_train(timer)
+        await self._publish(StepReport(self.progress.step, collected, batches, metrics, timer))
         if self._is_due(self.config.eval.every) and self.progress.step < self.progress.steps_asked:
             await self.evaluate(f"at step {self.progress.step}")
         if self._is_due(self.config.checkpoint.every):
             self.reporter.enter(self.progress.step, "saving")
             await self.save()
 
-    async def _sample_and_train(self, timer: PhaseTimer) -> tuple[list[Group], list[Batch], StepMetrics]:
+    async def _sample_and_train(self, timer: PhaseTimer) -> tuple[Collected, list[Batch], StepMetrics]:
         """The first batch that can be applied: one with bad numbers does not make a step."""
         while True:
-            groups = await self._sample()
+            collected = await self._sample()
             timer.end("wait")
-            batches = step_batches(groups, self.algorithm, self.config, self.layout)
-            metrics = await self._train(groups, batches)
+            batches = step_batches(collected.groups, self.algorithm, self.config, self.layout)
+            metrics = await self._train(collected, batches)
             timer.end("train")
             if metrics is not None:
-                return groups, batches, metrics
+                return collected, batches, metrics
 
-    async def _sample(self) -> list[Group]:
+    async def _sample(self) -> Collected:
         self.reporter.enter(self.progress.step, "generating")
-        return await self.stop.interrupts(self.queue.collect())
+        collected = await self.stop.interrupts(self.queue.collect())
+        self.reporter.collected(self.progress.step + 1, collected)
+        return collected
 
-    async def _train(self, groups: list[Group], batches: list[Batch]) -> StepMetrics | None:
+    async def _train(self, collected: Collected, batches: list[Batch]) -> StepMetrics | None:
         """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained.
 
         None if bad numbers kept it from being a step. Errors: BadNumbersError.
         """
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
-        writing = asyncio.create_task(asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, groups))
+        write = asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, collected.groups)
+        writing = asyncio.create_task(write)
         self._is_between_steps = False
         answers = await self.trainer.train(batches, step)
         await writing
-        return await self._count(step, groups, answers)
+        return await self._count(step, collected, answers)
 
     async def _count(
-        self, step: int, groups: list[Group], answers: list[StepMetrics | BadNumbers]
+        self, step: int, collected: Collected, answers: list[StepMetrics | BadNumbers]
     ) -> StepMetrics | None:
         """Settle a batch of which these updates came; None if none was applied."""
-        parts = list(zip(update_parts(groups, self.config.algorithm), answers, strict=True))
+        parts = list(zip(update_parts(collected.groups, self.config.algorithm), answers, strict=True))
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
         bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
+        if trained:
+            self.reporter.learnt(step, self.recovery.stream.learn(step, collected.sampled))
         self.queue.settle(trained, bad, step)
         if trained:
             self.progress.step = step
@@ -231,7 +246,7 @@ class Controller:
     async def _after_bad_numbers(self, step: int, answers: list, bad: list[Group], is_lost: bool) -> None:
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
-            self.queue.admission.give_back(len(bad))
+            self.queue.give_back_batch()
         named = [answer for answer in answers if isinstance(answer, BadNumbers)]
         await self.bad_batches.met(step, named, len(bad), is_lost)
         if self.config.recovery.bad_numbers == "rollback":

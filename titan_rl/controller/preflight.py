@@ -12,12 +12,14 @@ from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
+from titan_rl.controller.role_checks import check_roles
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
 from titan_rl.environments.episode import encode_prompt
+from titan_rl.environments.grading import check_grader
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
@@ -29,6 +31,7 @@ from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -77,10 +80,13 @@ def check(config: Config) -> Checked:
     checked = resolve(config, config.eval.prompts)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
+    check_roles(config, checked.algorithm, checked.family)
     check_transport(config)
     if config.data.file:
         return with_dataset(checked)
     check_prompts(checked)
+    if config.eval.grader:
+        check_grader(config.task, config.eval.grader, config.run.plugin_path)
     return checked
 
 
@@ -175,7 +181,10 @@ def check_model(config: Config, family: Family | None = None) -> None:
     if config.model.kernel == "triton" and DEVICE_TYPE == "cpu":
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
-    check_layout(hf, build_titan(config).parallelism)
+    titan = build_titan(config)
+    check_layout(hf, titan.parallelism)
+    if config.lora.rank:
+        check_lora(hf, config, titan, family)
     if not config.data.file:
         _check_generator_layout(hf, config.generator.tensor_parallel)
 

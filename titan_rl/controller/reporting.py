@@ -4,10 +4,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from titan_rl.algorithms.filters import REASONS
+from titan_rl.algorithms.shaping import shaping_metrics
 from titan_rl.config.schema import Config
+from titan_rl.controller.alarms import AlarmWatch
 from titan_rl.controller.display import Display
+from titan_rl.controller.rollout_queue import Collected
 from titan_rl.data.files import unless_full
-from titan_rl.data.types import Batch, EngineStatistics, Group, StepMetrics
+from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.records.metrics import MetricsLog, agreement_limit, sampling_metrics, speeds, trained_metrics
 from titan_rl.records.rundir import RunDir
@@ -35,7 +39,7 @@ class StepReport:
     """What is known of a step when its weights are live."""
 
     step: int
-    groups: list[Group]
+    collected: Collected
     batches: list[Batch]
     metrics: StepMetrics
     timer: PhaseTimer = field(default_factory=PhaseTimer)
@@ -59,8 +63,9 @@ class Reporter:
         self.stragglers, self.note = stragglers, note
         self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
-        self._has_warned = False
+        self._has_warned = self._has_told_short = False
         self._failures_told: set[str] = set()
+        self._alarms = AlarmWatch(run_dir.root, say=display.say, note=note)
 
     def enter(self, step: int, phase: str) -> None:
         """What the run does now, for anyone who looks at its directory."""
@@ -69,7 +74,8 @@ class Reporter:
 
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
-        self.trained(self._record(report, statistics, seconds_sync))
+        record = self._record(report, statistics, seconds_sync)
+        self.trained(record | self._alarms.met(record))
         self._warn_of_disagreement(report.step, report.metrics)
 
     def trained(self, record: dict[str, float]) -> None:
@@ -79,9 +85,10 @@ class Reporter:
         self.display.step(record)
 
     def _record(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> dict[str, float]:
+        groups, sampled = report.collected.groups, report.collected.sampled
         seconds = {
             "generate": max((engine.seconds_busy for engine in statistics), default=0.0),
-            "score": sum(group.seconds_score for group in report.groups) / self.config.verifier.procs,
+            "score": sum(group.seconds_score for group in sampled) / self.config.verifier.procs,
             "wait": report.timer.seconds["wait"],
             "forward_backward": report.metrics.seconds_forward_backward,
             "optimizer": report.metrics.seconds_optimizer,
@@ -92,9 +99,34 @@ class Reporter:
         }
         generated = sum(engine.num_tokens for engine in statistics)
         trained = sum(batch.num_tokens for batch in report.batches)
-        record = {"step": report.step, **sampling_metrics(report.groups, report.step - 1)}
+        record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
+        record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
         return record | speeds(seconds, generated, trained)
+
+    def _filter_metrics(self, collected: Collected) -> dict[str, float]:
+        """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""
+        if not self.config.filter.is_on:
+            return {}
+        count = len(collected.sampled)
+        shares = {f"filtered_{reason}": len(collected.filtered.get(reason, ())) / count for reason in REASONS}
+        return {"sampled_per_trained": count / len(collected.groups)} | shares
+
+    def collected(self, step: int, batch: Collected) -> None:
+        """Say once where a batch could not be filled."""
+        wanted = self.config.rollout.prompts_per_step
+        if len(batch.groups) < wanted and not self._has_told_short:
+            self._has_told_short = True
+            self.display.say(
+                f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, where "
+                f"{wanted} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
+                f"sampled_per_trained in the metrics tells of later steps"
+            )
+
+    def learnt(self, step: int, found: dict[str, float]) -> None:
+        """What the curriculum has to say of a step, if there is one."""
+        if found:
+            self.metrics.write({"step": step} | found)
 
     def _tell_stragglers(self, step: int) -> None:
         for name, ratio in self.stragglers.new().items():

@@ -12,6 +12,7 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError, read_resolved
 from titan_rl.config.schema import Config
+from titan_rl.controller.kept_policy import check_kept
 from titan_rl.controller.preflight import Checked, check_model, read_config
 from titan_rl.models.families import Family
 from titan_rl.records.checkpoints import CheckpointFolder
@@ -28,6 +29,7 @@ _RULES = {
     "model": _ALWAYS,
     "model.path": _BY_CHECKSUM,
     "model.kernel": _NUMERIC,
+    "lora": _ALWAYS,
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,
@@ -82,7 +84,9 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
             f"no checkpoint of {run_dir.root} is complete ({problem}), and {flaw}: leave --resume out, and give "
             f"another --run.dir"
         )
-    check_base_model(run_dir, config, checked.family)
+    check_own_models(run_dir, config, checked.family)
+    if checkpoint is not None:
+        check_kept(config, checked.algorithm, run_dir, "--resume")
     return recorded if first_change(before, asked) else 0
 
 
@@ -134,13 +138,15 @@ def limits_of(checked: Checked) -> Limits:
     return Limits(hf.vocab_size, checked.titan.training.seq_len)
 
 
-def check_base_model(run_dir: RunDir, config: Config, family: Family | None) -> None:
-    """Errors: ConfigError if the tiny model that lies in the run directory is none."""
-    if config.model.path == "tiny" and run_dir.base_model.exists():
+def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:
+    """Errors: ConfigError if one of the models that the run is to go on with and that lie in its directory is none."""
+    for path in (*([run_dir.base_model] if config.model.path == "tiny" else []), run_dir.kept_policy):
+        if not path.exists():
+            continue
         try:
-            check_model(replace(config, model=replace(config.model, path=str(run_dir.base_model))), family)
+            check_model(replace(config, model=replace(config.model, path=str(path))), family)
         except OSError as error:
-            raise ConfigError(f"{run_dir.base_model} is not the model that the run made: {error}") from None
+            raise ConfigError(f"{path} is not the model that the run made: {error}") from None
 
 
 # settings

@@ -1,7 +1,7 @@
 """Prompts on their way into a batch: admitted in order, sampled side by side, collected in the order of admission.
 
-What a batch holds does not depend on who was faster. A group that cannot be trained on is discarded by name, and its
-slot is free for another.
+What a batch holds does not depend on who was faster. A group that cannot be trained on, or that ``[filter]`` leaves
+out, is discarded by name, and its slot is free for another.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from titan_rl.algorithms.batching import discard_reason, sample_outcomes
+from titan_rl.algorithms.filters import Selection
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.publishing import Publishing
@@ -21,13 +22,27 @@ from titan_rl.mesh.supervision.deadlines import DeadlineError
 from titan_rl.records.ledger import Ledger, Outcomes
 
 _MAX_DISCARDS = 20
-"""Batches' worth of groups that may be discarded in a row before the run gives up."""
+"""Batches' worth of groups in a row that cannot be trained on, after which the run gives up. One that is filtered could
+have been."""
 
 
 @dataclass(frozen=True)
 class InFlight:
     prompt: Prompt
     group: asyncio.Task[Group]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A batch: the groups to train on, and those that were sampled for it and filtered, by reason."""
+
+    groups: list[Group]
+    filtered: dict[str, list[Group]]
+
+    @property
+    def sampled(self) -> list[Group]:
+        """All of them."""
+        return [*self.groups, *(group for groups in self.filtered.values() for group in groups)]
 
 
 class RolloutQueue:
@@ -73,18 +88,26 @@ class RolloutQueue:
 
     # a batch
 
-    async def collect(self) -> list[Group]:
-        """The next batch's groups. Errors: RuntimeError if too many in a row cannot be trained on; an actor's fault."""
-        groups: list[Group] = []
-        while len(groups) < self.config.rollout.prompts_per_step:
+    async def collect(self) -> Collected:
+        """The next batch. Errors: RuntimeError if too many groups in a row cannot be trained on; an actor's fault."""
+        selection = Selection(self.config)
+        while not selection.is_complete:
             group = await self._next_group()
             self._tell_failures(group)
-            if (reason := discard_reason(group, self.config.algorithm)) is None:
-                groups.append(group)
-                self._num_discarded_in_a_row = 0
-            else:
+            if (reason := discard_reason(group, self.config.algorithm)) is not None:
                 self._discard(group, reason)
-        return groups
+                continue
+            self._num_discarded_in_a_row = 0
+            if not selection.put(group):
+                self.admission.give_back()
+        batch = Collected(selection.chosen(), selection.filtered())
+        filtered = (self._outcomes(groups, reason) for reason, groups in batch.filtered.items())
+        self.ledger.settle({name: outcome for outcomes in filtered for name, outcome in outcomes.items()})
+        return batch
+
+    def give_back_batch(self) -> None:
+        """None of the last batch was trained, so that another must make its step."""
+        self.admission.give_back(self.config.rollout.prompts_per_step)
 
     async def _next_group(self) -> Group:
         """The one that was admitted first; meanwhile, whatever may be admitted is."""

@@ -10,11 +10,13 @@ is below never reaches back.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from titan_rl.config.command_line import check_started_once
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadBatches
@@ -25,6 +27,8 @@ from titan_rl.controller.data_recovery import DataRecovery
 from titan_rl.controller.data_steps import DataSteps, HeldOut
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import kept_policy
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -35,8 +39,11 @@ from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.supervised import DataComponents, SupervisedController
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
+from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
+from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, Meshes
+from titan_rl.mesh.supervision.processes import watch
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
 from titan_rl.records.ledger import Ledger
@@ -56,11 +63,13 @@ class Session:
     """A training run. Errors of ``start``, ``step``, ``run`` and ``evaluate``: Stopped, or a fault by name; ``close``
     must follow, and saves what can be saved."""
 
-    def __init__(self, checked: Checked, run_dir: RunDir, resume: bool = False):
-        self.checked, self.run_dir, self.is_resumed = checked, run_dir, resume
+    def __init__(self, checked: Checked, run_dir: RunDir, resume: bool = False, ranks: OtherRanks | None = None):
+        self.checked, self.run_dir, self.is_resumed, self._ranks = checked, run_dir, resume, ranks
         self.config, self.titan = checked.config, checked.titan
         self.progress = Progress(steps_asked=self.titan.training.steps)
         self.stop_request = StopRequest()
+        self.why_ended = ""
+        """In words, once it has."""
         self.meshes: Meshes | None = None
         self.controller: Controller | SupervisedController | None = None
         self._granting: asyncio.Task[None] | None = None
@@ -68,11 +77,20 @@ class Session:
         self._open_records()
 
     @classmethod
-    def open(cls, config: Config, config_file: str | None = None, *, resume: bool = False) -> "Session":
+    def open(
+        cls,
+        config: Config,
+        config_file: str | None = None,
+        *,
+        resume: bool = False,
+        ranks: OtherRanks | None = None,
+    ) -> "Session":
         """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
 
-        ``config_file`` names the run directory if ``run.dir`` does not. Await it to start it.
+        ``config_file`` names the run directory if ``run.dir`` does not. ``ranks``: torchrun's other processes, which
+        become its hosts. Await it to start it.
         """
+        check_started_once(os.environ)
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         checked = check(config)
         sources, earlier = find_sources(config), 0
@@ -83,7 +101,7 @@ class Session:
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        return cls(checked, run_dir, resume)
+        return cls(checked, run_dir, resume, ranks)
 
     def _open_records(self) -> None:
         config, run_dir = self.config, self.run_dir
@@ -92,8 +110,14 @@ class Session:
         self.say: Callable[[str], None] = self.display.say
         self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
         self.metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
-        self.stream = PromptStream(self.checked.task, config.run.seed)
+        self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
         self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+
+    def _curriculum(self) -> Curriculum | None:
+        config, task = self.config, self.checked.task
+        if not config.curriculum.is_on:
+            return None
+        return Curriculum(config.curriculum, task, config.run.seed, config.rollout.group_size, self.run_dir.pass_rates)
 
     # a run
 
@@ -116,6 +140,8 @@ class Session:
     async def start(self) -> "Session":
         """All actors up, and the run at its first step, or at the one that it was left at."""
         self.say(f"run directory {self.run_dir.root}")
+        if self._ranks is not None:
+            watch(self._ranks.starter, lambda: self.stop_request.ask("torchrun died"))
         with unless_full():
             self.run_dir.phase.write_text("0 starting")
         path = await asyncio.to_thread(base_model, self.config, self.run_dir)
@@ -169,6 +195,7 @@ class Session:
         ``error``: what ended the run, if it is no end as planned. ``why``: that, in words.
         """
         why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
+        self.why_ended = why
         try:
             if self.controller is not None and not self._is_finished:
                 await self.controller.rescue(error or Stopped())
@@ -190,6 +217,7 @@ class Session:
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
         self.ledger.close()
+        self.stream.close()
         self.events.close()
         with unless_full():
             plot_curves(self.run_dir.root, self.run_dir.curves)
@@ -219,6 +247,8 @@ class Session:
         return make_meshes(
             *(self.config, self.titan, model_path),
             family=self.checked.family,
+            needs=self.checked.algorithm.needs,
+            kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             launcher=self.checked.launcher,
             logs=self.run_dir.logs.absolute(),
             say=self.say,
@@ -226,6 +256,8 @@ class Session:
             reissued=self.ledger.count_retry,
             catch_up=recovery.catch_up,
             parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
+            ranks=self._ranks,
+            lost=self.stop_request.force,
         )
 
     def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
@@ -238,7 +270,10 @@ class Session:
             max_tokens=meshes.max_tokens,
             failed=reporter.score_failed,
         )
-        parts = Components(meshes, queue, publishing, recovery, checkpointing, bad_batches, reporter, self.progress)
+        frozen = self._frozen(meshes)
+        parts = Components(
+            *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
+        )
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
             *(self.checked.held_out, self.stop_request, parts),
@@ -256,6 +291,10 @@ class Session:
         )
         return reporter, checkpointing, BadBatches(config.recovery, self.run_dir, say=say, record=record)
 
+    def _frozen(self, meshes: Meshes) -> FrozenWeights:
+        has_adapters = bool(self.config.lora.rank)
+        return FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=has_adapters)
+
     def _data_recovery(self) -> DataRecovery:
         checked = self.checked
         steps = DataSteps(self.config, checked.algorithm, self.titan.layout, checked.dataset)
@@ -263,7 +302,18 @@ class Session:
 
     def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> SupervisedController:
         reporter, checkpointing, bad_batches = self._common(meshes)
-        parts = DataComponents(*(meshes, recovery.steps, recovery, checkpointing, bad_batches, reporter, self.progress))
+        parts = DataComponents(
+            *(
+                meshes,
+                recovery.steps,
+                recovery,
+                checkpointing,
+                bad_batches,
+                self._frozen(meshes),
+                reporter,
+                self.progress,
+            )
+        )
         return SupervisedController(self.run_dir, self.stop_request, parts)
 
     def _note(self, kind: str, **fields: Any) -> None:

@@ -8,21 +8,44 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """The user asked to stop."""
+    """Somebody asked the run to end."""
+
+    def __init__(self, why: str = ""):
+        """``why``: what forced it; empty if it is the user's wish."""
+        super().__init__(*([why] if why else []))
+        self.why = why
+
+
+class Lost(Exception):
+    """The run has lost what it cannot go on without."""
 
 
 class StopRequest:
-    """Asked for once, by a signal or by a program."""
+    """Asked for once, by a signal, by a program, or since the run has lost what it cannot go on without."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
+        self.why = ""
+        """What forced it; empty if it is the user's wish."""
+        self.is_forced = False
+        """Whether nothing is worth waiting for."""
+        self.driver: asyncio.Task | None = None
+        """Who is cancelled then."""
 
     @property
     def is_asked(self) -> bool:
         return self._asked.is_set()
 
-    def ask(self) -> None:
+    def ask(self, why: str = "") -> None:
+        self.why = self.why or why
         self._asked.set()
+
+    def force(self, why: str) -> None:
+        """End at once, whatever the run waits for."""
+        self.is_forced = True
+        self.ask(why)
+        if self.driver is not None:
+            self.driver.cancel()
 
     async def interrupts(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result. Errors: Stopped as soon as a stop is asked for; the awaitable is cancelled then."""
@@ -35,5 +58,5 @@ class StopRequest:
             if not work.done():
                 work.cancel()
         if work.cancelled() or not work.done():
-            raise Stopped
+            raise Stopped(self.why)
         return work.result()

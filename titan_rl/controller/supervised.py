@@ -13,6 +13,8 @@ from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.data_recovery import DataRecovery
 from titan_rl.controller.data_steps import DataSteps, HeldOut
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import keep_policy
 from titan_rl.controller.reporting import PhaseTimer, Reporter
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.data.types import BadNumbers, Batch, StepMetrics
@@ -38,6 +40,7 @@ class DataComponents:
     recovery: DataRecovery
     checkpointing: Checkpointing
     bad_batches: BadBatches
+    frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
 
@@ -46,7 +49,8 @@ class SupervisedController:
     """Owns the order of things."""
 
     def __init__(self, run_dir: RunDir, stop: StopRequest, parts: DataComponents):
-        self.run_dir, self.stop, self.trainer = run_dir, stop, parts.meshes.trainer
+        self.run_dir, self.stop, self.frozen = run_dir, stop, parts.frozen
+        self.meshes, self.trainer = parts.meshes, parts.meshes.trainer
         self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
         self.bad_batches, self.reporter, self.progress = parts.bad_batches, parts.reporter, parts.progress
         self.say = parts.reporter.display.say
@@ -60,6 +64,8 @@ class SupervisedController:
         """SFT steps if there are any, and what the model can do before any training."""
         self._tell_data()
         await self.stop.interrupts(self.recovery.sft(self.trainer))
+        await keep_policy(self.steps.config, self.steps.algorithm, self.run_dir, self.meshes)
+        await self.frozen.begin()
         await self.trainer.begin_at(0)
         found = await self.evaluate("before training")
         self.progress.held_out_before = found.accuracy
@@ -72,6 +78,7 @@ class SupervisedController:
             await self.begin()
         else:
             self._tell_data()
+            await self.frozen.begin()
             self.checkpointing.started_from(self.progress.step)
         self.say(f"resumed from {path or 'the base model'} at step {self.progress.step}")
         self.reporter.note("resumed", step=self.progress.step, seconds=time.perf_counter() - start)
@@ -84,6 +91,7 @@ class SupervisedController:
     async def finish(self) -> None:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""
         found = await self.evaluate("after")
+        await self.frozen.check()
         self.progress.held_out_after = found.accuracy
         await self.save()
         await self.checkpointing.finish()

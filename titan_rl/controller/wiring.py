@@ -3,6 +3,7 @@
 from typing import Any
 
 from titan_rl.actors.classes import ACTORS
+from titan_rl.algorithms.base import NO_NEEDS, Needs
 from titan_rl.config.schema import Config
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.preflight import Checked
@@ -11,6 +12,8 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
+from titan_rl.trainer.lone_role import role_titan
+from titan_rl.trainer.roles import needed_roles
 from titan_rl.trainer.titan_config import TitanConfig
 
 
@@ -21,9 +24,11 @@ def make_meshes(
     *,
     actors: ActorClasses = ACTORS,
     family: Family | None = None,
+    needs: Needs = NO_NEEDS,
     **options: Any,
 ) -> Meshes:
-    """Nothing is started yet. ``options``: further keywords of Meshes."""
+    """Nothing is started yet. ``needs``: the algorithm's. ``options``: further keywords of Meshes."""
+    own = [role for role in needed_roles(needs) if getattr(config, role).placement == "own"]
     return Meshes(
         config,
         model_path=model_path,
@@ -31,6 +36,7 @@ def make_meshes(
         max_tokens=longest_rollout(titan.training.seq_len, model_path, family),
         on_cpu=DEVICE_TYPE == "cpu",
         actors=actors,
+        own_roles={role: role_titan(config, role).world_size for role in own},
         **options,
     )
 
@@ -38,11 +44,16 @@ def make_meshes(
 class Actors:
     """Some actors without a run: to evaluate a model, or to train recorded steps again. An async context manager."""
 
-    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str]):
+    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = ""):
+        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py)."""
         self.checked = checked
-        launcher, family = checked.launcher, checked.family
         self.meshes = make_meshes(
-            checked.config, checked.titan, model_path, family=family, parts=parts, launcher=launcher
+            *(checked.config, checked.titan, model_path),
+            family=checked.family,
+            needs=checked.algorithm.needs,
+            parts=parts,
+            launcher=checked.launcher,
+            kept_policy=kept_policy,
         )
 
     async def __aenter__(self) -> "Actors":

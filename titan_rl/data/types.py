@@ -16,6 +16,11 @@ Status = Literal["ok", "truncated", "timeout", "infra_error"]
 """How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
 
 
+def correct(reward: float) -> bool:
+    """Whether a reward counts as a right answer in accuracies and pass rates."""
+    return reward >= 1.0 - 1e-9
+
+
 class Provenance(IntEnum):
     """Who wrote a token."""
 
@@ -83,7 +88,9 @@ class Rollout:
     text: str = ""
     """What the model wrote, for people."""
     failure: str = ""
-    """What went wrong, where the status says that something did; not recorded."""
+    """What went wrong, where something did; not recorded."""
+    grade: float | None = None
+    """By ``eval.grader``: what nothing is trained on."""
 
     @property
     def num_model_tokens(self) -> int:
@@ -147,7 +154,8 @@ class Row:
     owners: list[tuple[str, int, int]] = field(default_factory=list)
     """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
-    """Float32 [S] each: what model roles found of each trained token, by the names of algorithms.base.LossInputs."""
+    """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
+    algorithms.base.LossInputs; and int64 [S, K], which words it is that a teacher spoke of."""
 
     @property
     def offsets_N(self) -> np.ndarray:
@@ -207,7 +215,8 @@ class Culprit:
     prompt_id: str
     sample: int
     what: str
-    """``sampling logprob``, ``logprob``, ``loss`` or ``gradient``: the first of them that is not finite."""
+    """``sampling logprob``, ``logprob`` or a critic's ``value``, ``loss`` or ``gradient``: the first that is not
+    finite."""
 
 
 @dataclass(frozen=True)

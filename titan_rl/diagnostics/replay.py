@@ -21,9 +21,10 @@ from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import written
+from titan_rl.controller.kept_policy import check_kept, kept_policy
 from titan_rl.controller.preflight import Checked, resolve
 from titan_rl.controller.recorded_config import load_recorded, one_configuration
-from titan_rl.controller.resuming import check_base_model, check_readable, limits_of
+from titan_rl.controller.resuming import check_own_models, check_readable, limits_of
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
 from titan_rl.environments.episode import demonstrate
@@ -97,7 +98,8 @@ async def replay_steps(
     # a death ends it: it can be asked again
     lone = replace(checked, config=replace(config, recovery=replace(config.recovery, snapshot_every=0)))
     all_metrics = []
-    async with Actors(lone, path, frozenset({"trainer"})) as actors:
+    kept = kept_policy(config, checked.algorithm, plan.run_dir)
+    async with Actors(lone, path, frozenset({"trainer"}), kept) as actors:
         trainer = actors.meshes.trainer
         if plan.checkpoint is not None:
             await trainer.call("load_checkpoint", str(plan.checkpoint))
@@ -150,7 +152,7 @@ def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
     found = read_metadata(checkpoint).state_dict_metadata
     return {
         name: entry
-        for kind in ("model.", "optimizer.")
+        for kind in ("model.", "optimizer.", "critic.model.", "critic.optimizer.")
         for name, entry in found.items()
         if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
     }
@@ -217,7 +219,8 @@ def _beginning(run_dir: RunDir, first: int, say: Callable[[str], None]) -> tuple
 
 def _check_readable(plan: Plan) -> None:
     """Errors: ConfigError if something that the replay will read is damaged, or was never written by a run."""
-    check_base_model(plan.run_dir, plan.checked.config, plan.checked.family)
+    check_own_models(plan.run_dir, plan.checked.config, plan.checked.family)
+    check_kept(plan.checked.config, plan.checked.algorithm, plan.run_dir, "the replay")
     limits = limits_of(plan.checked)
     for step in range(plan.first, plan.last + 1):
         try:

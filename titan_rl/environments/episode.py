@@ -78,6 +78,7 @@ class Episode:
             reward_parts=score.parts,
             text="\n".join(self.answers),
             failure=score.message,
+            grade=score.grade,
         )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Group, Prompt
+from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.task import Task
 
 _MAX_HELD_OUT_RUN = 10_000
@@ -19,17 +20,20 @@ _DATASET_SEEDS = 2**30
 
 
 class PromptStream:
-    """An endless, seeded stream of training prompts; ``position`` is all its state."""
+    """An endless, seeded stream of training prompts; ``position`` is all its state, but for the curriculum's, which
+    has some passed over."""
 
-    def __init__(self, task: Task, seed: int, name: str = "train", position: int = 0):
-        self.task, self.name, self.position = task, name, position
+    def __init__(
+        self, task: Task, seed: int, name: str = "train", position: int = 0, curriculum: Curriculum | None = None
+    ):
+        self.task, self.name, self.position, self.curriculum = task, name, position, curriculum
         self.dataset_seed = named_seed(seed, name) % _DATASET_SEEDS
 
     def __next__(self) -> Prompt:
         for _ in range(_MAX_HELD_OUT_RUN):
             prompt = self.at(self.position)
             self.position += 1
-            if not self.task.is_held_out(prompt):
+            if not self.task.is_held_out(prompt) and (self.curriculum is None or self.curriculum.wants(prompt)):
                 return prompt
         raise ConfigError(f"the task's last {_MAX_HELD_OUT_RUN} prompts were all held out: widen task.options")
 
@@ -43,6 +47,18 @@ class PromptStream:
         """Go on behind a prompt that this stream once gave."""
         if prompt_id is not None:
             self.position = max(self.position, self._index(prompt_id) + 1)
+
+    def learn(self, step: int, groups: list[Group]) -> dict[str, float]:
+        """These were sampled for a step that is done; for its record, how many were passed over since the last."""
+        if self.curriculum is None:
+            return {}
+        passed_over = self.curriculum.num_passed_over
+        self.curriculum.record(step, [(self.by_id(group.prompt_id), group) for group in groups])
+        return {"passed_over": float(passed_over)}
+
+    def close(self) -> None:
+        if self.curriculum is not None:
+            self.curriculum.close()
 
     def by_id(self, prompt_id: str) -> Prompt:
         """The prompt that this stream once gave under that id."""

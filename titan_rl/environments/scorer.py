@@ -41,6 +41,8 @@ class Score:
     status: Status
     parts: dict[str, float]
     message: str = ""
+    grade: float | None = None
+    """By ``eval.grader`` (grading.py), if there is one and it could."""
 
     @property
     def reward(self) -> float:

@@ -3,7 +3,9 @@
 from typing import Any, NamedTuple, Protocol
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.types import Prompt
+from titan_rl.data.types import Prompt, correct
+
+__all__ = ["Size", "Task", "UserCodeError", "correct"]
 
 
 class UserCodeError(ConfigError):
@@ -47,8 +49,3 @@ class Task(Protocol):
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only."""
-
-
-def correct(reward: float) -> bool:
-    """Whether a reward counts as a right answer in held-out accuracy."""
-    return reward >= 1.0 - 1e-9

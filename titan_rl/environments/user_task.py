@@ -24,7 +24,7 @@ _REQUIRED = {
     "reply": ("prompt", "answers"),
     "score": ("prompt", "answers"),
 }
-_OPTIONAL = {"is_held_out": ("prompt",), "row": ("prompt",)}
+_OPTIONAL = {"is_held_out": ("prompt",), "row": ("prompt",), "difficulty": ("prompt",)}
 
 
 def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
@@ -122,6 +122,10 @@ class UserTask:
         if hasattr(self.task, "row"):
             return self._call("row", prompt)
         return {"question": prompt.text, "answer": prompt.answer} | prompt.entry
+
+    def difficulty(self, prompt: Prompt) -> str | None:
+        """What it has its pass rate in common with, if the task says so (curriculum.py)."""
+        return str(self._call("difficulty", prompt)) if hasattr(self.task, "difficulty") else None
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         return as_parts(f"{self.said}: score", self._call("score", prompt, answers))

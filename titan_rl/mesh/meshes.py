@@ -1,8 +1,8 @@
 """All actors of a run, wired: started together, replaced when they die, and gone when the run is.
 
-    ActorProcesses ◀─ Trainers ◀─ WeightLink ◀─ Generators ◀─ TrainerSnapshots ◀─ TrainerMesh
-                                                    ▲                                  ▲
-                                Verifiers ◀─ Dispatcher ◀───────────────────────── WeightSync
+    ActorProcesses ◀─ Roles ◀─ Trainers ◀─ WeightLink ◀─ Generators ◀─ TrainerSnapshots ◀─ TrainerMesh
+                                                            ▲                                  ▲
+                                        Verifiers ◀─ Dispatcher ◀───────────────────────── WeightSync
 
 Each is given what it needs when it is made, and knows nothing of what stands to its right. What has to follow a repair
 of the trainer (its snapshots, the weight channel) is handed to TrainerMesh as a list.
@@ -11,9 +11,10 @@ of the trainer (its snapshots, the weight channel) is handed to TrainerMesh as a
 import asyncio
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import monarch.actor
 from monarch.config import configure
@@ -33,6 +34,8 @@ from titan_rl.mesh.launch.placement import (
 )
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
+from titan_rl.mesh.launch.torchrun import OtherRanks
+from titan_rl.mesh.roles import RoleProcesses, Roles
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
@@ -60,6 +63,7 @@ class ActorClasses:
     trainer: type
     generator: type
     verifier: type
+    role: type
 
 
 class Meshes:
@@ -74,6 +78,8 @@ class Meshes:
         max_tokens: int,
         on_cpu: bool,
         actors: ActorClasses,
+        kept_policy: str = "",
+        own_roles: Mapping[str, int] = MappingProxyType({}),
         parts: frozenset[str] = ALL_PARTS,
         logs: Path | None = None,
         say: Callable[[str], None] = print,
@@ -81,14 +87,19 @@ class Meshes:
         reissued: Callable[[str], None] = lambda prompt_id: None,
         catch_up: CatchUp | None = None,
         launcher: Launcher | None = None,
+        ranks: OtherRanks | None = None,
+        lost: Callable[[str], None] = lambda why: None,
     ):
         """Nothing is started yet.
 
-        ``world_size``: trainer ranks. ``max_tokens``: of a prompt with its answer. ``logs``: a folder for what the
-        processes print. ``say(text)`` hears of deaths and repairs, for people; ``tell(kind, **fields)`` of starts,
+        ``world_size``: trainer ranks. ``kept_policy``: where the run keeps the policy (``trainer.roles.role_path``).
+        ``own_roles``: those that have processes of their own, to their number of ranks. ``max_tokens``: of a prompt
+        with its answer. ``logs``: a folder for what the processes print. ``say(text)`` hears of deaths and repairs,
+        for people; ``tell(kind, **fields)`` of starts,
         deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt that is sampled again since somebody
         died or failed. ``catch_up``: without it a dead trainer ends the run. ``launcher``: how hosts are started
-        (``mesh.worker_loops``), by default on this machine.
+        (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's other processes, as hosts instead;
+        ``lost(why)`` hears of the death of one, which cannot be repaired.
         """
         self.config, self.max_tokens, self.parts = config, max_tokens, parts
         self.stragglers = Stragglers()
@@ -108,10 +119,21 @@ class Meshes:
             config.mesh.worker_loops,
             launcher=launcher or LocalLauncher(),
             tell=tell,
+            ranks=ranks,
+            lost=lost,
         )
-        common = self.processes, config, model_path
+        common, paths = (self.processes, config, model_path), (model_path, kept_policy)
         environment = trainer_environment(threads)
-        self.trainers = Trainers(actors.trainer, *common, world_size, environment, scratch, self.stragglers)
+        self.roles = Roles(
+            [
+                RoleProcesses(role, actors.role, self.processes, config, paths, count, environment, scratch, say)
+                for role, count in own_roles.items()
+            ]
+        )
+        self.trainers = Trainers(
+            *(actors.trainer, self.processes, config, paths, world_size, environment, scratch),
+            *(self.stragglers, self.roles),
+        )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout)
         environment = generator_environment(threads, on_cpu)
         self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say)
@@ -142,7 +164,8 @@ class Meshes:
         self._configure_monarch()
         start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
         self._background.start(self.processes.patrol())
-        starts = asyncio.gather(*(owner.start() for owner in self._owners))
+        owners = [*self._owners, self.roles] if "trainer" in self.parts else self._owners
+        starts = asyncio.gather(*(owner.start() for owner in owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
             await self.weights.connect()

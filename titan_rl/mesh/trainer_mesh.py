@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from titan_rl.data.types import BadNumbers, Batch, StepMetrics
 from titan_rl.mesh.snapshots import TrainerSnapshots
-from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.trainers import Trainers
 
@@ -30,10 +30,6 @@ _MAX_RAISED = 2
 """How often a trainer rank may raise the same, without a step in between, and be replaced."""
 _MAX_REPAIRS = 5
 """How often the trainer may be repaired without a step in between."""
-
-
-class ActorFault(RuntimeError):
-    """Actors died or failed in a way, or so often, that the run cannot go on; says which."""
 
 
 class Follower(Protocol):

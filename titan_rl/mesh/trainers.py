@@ -11,6 +11,7 @@ from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.channel.transports import RDMA
+from titan_rl.mesh.roles import Roles
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call, call_each
@@ -25,17 +26,19 @@ class Trainers:
         actor: type,
         processes: ActorProcesses,
         config: Config,
-        model_path: str,
+        paths: tuple[str, str],
         world_size: int,
         environment: dict[str, str],
         scratch: Path,
         stragglers: Stragglers,
+        roles: Roles,
     ):
-        """``stragglers``: gets every step's times of each rank."""
+        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``stragglers``:
+        gets every step's times of each rank. ``roles``: what else is asked about a step's rows."""
         self.processes, self.config, self.world_size, self.scratch = processes, config, world_size, scratch
-        self.standby = Standby(processes, config, "trainer", environment, actor, config, model_path)
+        self.standby = Standby(processes, config, "trainer", environment, actor, config, *paths)
         self.ranks: list[ActorProcess] = []
-        self._stragglers = stragglers
+        self._stragglers, self.roles = stragglers, roles
         self._num_rendezvous = 0
 
     async def start(self) -> None:
@@ -89,7 +92,8 @@ class Trainers:
         every = self.config.recovery.snapshot_every
         snapshot = step if every and step % every == 0 else None
         with self._staged_by_group([batch.rows for batch in batches]) as handles:
-            arguments = handles, [batch.has_signal for batch in batches], snapshot
+            found = await self.roles.find(handles)
+            arguments = handles, found, [batch.has_signal for batch in batches], snapshot
             answers = await self.call("train", *arguments, what=f"training step {step}")
         pairs = zip(self.ranks, answers, strict=True)
         self._stragglers.note("trainer", {rank.name: seconds for rank, (_, seconds) in pairs})
@@ -102,8 +106,9 @@ class Trainers:
 
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
         """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
-        with StagedRows(batch.rows, over_rdma=self.config.mesh.transport in RDMA) as handles:
-            return (await self.call("evaluate", handles, name, what="evaluating"))[0]
+        with self._staged_by_group([batch.rows]) as handles:
+            found = await self.roles.find(handles)
+            return (await self.call("evaluate", handles, found, name, what="evaluating"))[0]
 
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""

@@ -15,12 +15,15 @@ from transformers import PreTrainedConfig
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.attention import AttentionPlan
 from titan_rl.models.parts import FROM_FILE, layer_config, norm
+from titan_rl.models.words import likeliest_words, word_logprobs
 
 
 class Float32Head(Linear):
     """An output head that projects in fp32, whatever dtype the model computes in, as the generator's does.
 
-    With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, from logits in tiles.
+    With targets, it returns their log-probabilities and the entropies, [2, S] in fp32, from logits in tiles; below
+    them, if they are asked for, the log-probabilities of ``words_SK`` [K, S], or the ``num_likeliest`` words (as
+    numbers, exact up to 2^24) and their log-probabilities [2K, S].
     This is done here since FSDP gathers a module's weight only for the module's own forward.
     """
 
@@ -38,6 +41,8 @@ class Float32Head(Linear):
         implementation: str = "reference",
         expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
         entropy_gradient: bool = False,
+        words_SK: torch.Tensor | None = None,
+        num_likeliest: int = 0,
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
@@ -54,8 +59,15 @@ class Float32Head(Linear):
             expected_grad=expected_grad,
             **spread,
         )
+        tokens, spread = (input, weight, target_S, logprob_S), spread | {"temperature": temperature}
         # the entropy's gradient costs the backward two more passes
-        return torch.stack((logprob_S, entropy_S if entropy_gradient else entropy_S.detach()))
+        rows = [logprob_S, entropy_S if entropy_gradient else entropy_S.detach()]
+        if words_SK is not None:
+            rows += word_logprobs(*tokens, words_SK, **spread).unbind(1)
+        if num_likeliest:
+            found_SK, found_logprob_SK = likeliest_words(*tokens, num_likeliest, **spread)
+            rows += [*found_SK.to(logprob_S.dtype).unbind(1), *found_logprob_SK.unbind(1)]
+        return torch.stack(rows)
 
 
 class PackedDecoder:

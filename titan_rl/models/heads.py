@@ -59,6 +59,10 @@ def value_spec(spec: ModelSpec) -> ModelSpec:
     return replace(spec, model=model, state_dict_adapter=_value_names(spec.state_dict_adapter))
 
 
+def has_value_head(spec: ModelSpec) -> bool:
+    return isinstance(spec.model.lm_head, ValueHead.Config)
+
+
 def _value_names(names: type) -> type:
     """A state-dict adapter that knows the head by its name in a directory."""
 

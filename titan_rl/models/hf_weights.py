@@ -6,22 +6,30 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import xxhash
 from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from torchtitan.protocols.model_spec import ModelSpec
 
-from titan_rl.config.model_directory.directory import belonging_files, stored_tensors
+from titan_rl.config.model_directory.directory import belonging_files, stored_tensors, weight_files
 from titan_rl.config.model_directory.weight_checks import check_names
+from titan_rl.data.files import sampled_checksum
 from titan_rl.models.shards import Shard, expected_shapes
 
 
-def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
 
 
 def check_weights(spec: ModelSpec, path: str | Path) -> None:
     """Errors: ValueError if a directory does not hold the tensors of a model, all of them and no others."""
     check_names(stored_tensors(path), expected_shapes(spec), is_tied=spec.model.enable_weight_tying)
+
+
+def base_digest(path: str | Path) -> str:
+    """Tells one model from another, wherever their directories are: of config.json and samples of the weights."""
+    files = [Path(path) / "config.json", *weight_files(path)]
+    return xxhash.xxh3_128_hexdigest(" ".join(map(sampled_checksum, files)).encode())
 
 
 @torch.no_grad()
@@ -41,7 +49,7 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
     for file, wanted in by_file.items():
         with safe_open(file, "pt") as tensors:
             for shard in wanted:
-                values = tensors.get_slice(shard.name)[_slices(shard.start, shard.tensor.shape)]
+                values = tensors.get_slice(shard.name)[slices(shard.start, shard.tensor.shape)]
                 if not values.isfinite().all():
                     raise ValueError(f"{shard.name} in {file} holds NaN or infinities: copy the file again")
                 shard.tensor.copy_(values)
@@ -52,7 +60,8 @@ def load_hf(shards: list[Shard], path: str | Path) -> dict[str, torch.dtype]:
 def gather_whole(
     shards: list[Shard], dtypes: dict[str, torch.dtype], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Each tensor by name, assembled from all ranks' boxes on rank 0's CPU; None on the others. All ranks must iterate.
+    """Each tensor by name, with what adapters add, assembled from all ranks' boxes on rank 0's CPU; None on the others.
+    All ranks must iterate.
 
     ``device``: the one that the process group sends tensors from.
     """
@@ -69,7 +78,7 @@ def gather_whole(
         for start, (owner, size, shape, dtype) in sorted(owners[name].items()):
             box = None
             if owner == dist.get_rank():
-                box = mine[name, start].tensor.detach().to(device, dtype).contiguous()
+                box = mine[name, start].merged().detach().to(device, dtype).contiguous()
                 if owner:
                     dist.send(box, dst=0)
             elif not dist.get_rank():
@@ -78,7 +87,7 @@ def gather_whole(
             if not dist.get_rank():
                 if whole is None:
                     whole = torch.empty(shape, dtype=dtype)
-                whole[_slices(start, size)] = box.cpu()
+                whole[slices(start, size)] = box.cpu()
         yield name, whole
 
 

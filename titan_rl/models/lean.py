@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
-from torchtitan.models.common import FeedForward, RMSNorm
+from torchtitan.models.common import FeedForward, Linear, RMSNorm
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -33,11 +33,13 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx, grad_D: torch.Tensor):
         x_D, weight_D, scale_1 = ctx.saved_tensors
         normal_D, wide_grad_D = x_D * scale_1, grad_D.float()
-        grad_weight_D = (wide_grad_D * normal_D).flatten(0, -2).sum(0)
+        grad_weight_D = None
+        if ctx.needs_input_grad[1]:
+            grad_weight_D = (wide_grad_D * normal_D).flatten(0, -2).sum(0).to(weight_D.dtype)
         grad_x_D = wide_grad_D * weight_D
         # the output does not change along the normalized direction
         grad_x_D -= normal_D.mul_((grad_x_D * normal_D).mean(-1, keepdim=True))
-        return grad_x_D.mul_(scale_1).to(x_D.dtype), grad_weight_D.to(weight_D.dtype), None
+        return grad_x_D.mul_(scale_1).to(x_D.dtype), grad_weight_D, None
 
 
 class _GateAndProject(torch.autograd.Function):
@@ -51,8 +53,9 @@ class _GateAndProject(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_D: torch.Tensor):
         gate_F, up_F, down_DF = ctx.saved_tensors
-        activated_F = F.silu(gate_F)
-        grad_down_DF = grad_D.flatten(0, -2).T @ (activated_F * up_F).flatten(0, -2)
+        activated_F, grad_down_DF = F.silu(gate_F), None
+        if ctx.needs_input_grad[2]:
+            grad_down_DF = grad_D.flatten(0, -2).T @ (activated_F * up_F).flatten(0, -2)
         grad_F = grad_D @ down_DF
         grad_up_F = activated_F.mul_(grad_F)
         return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF
@@ -81,6 +84,7 @@ class LeanFeedForward(FeedForward):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.w1(x), self.w3(x)
-        if _is_plain(gate):  # FSDP gathers all of a block, so w2's weight is available
+        # FSDP gathers all of a block, so w2's weight is available; with an adapter, w2 is more than its weight
+        if _is_plain(gate) and type(self.w2) is Linear:
             return _GateAndProject.apply(gate, up, self.w2.weight)
         return self.w2(F.silu(gate) * up)

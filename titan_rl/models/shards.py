@@ -16,6 +16,17 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a box of a weight: ``scale * b @ a`` (arXiv 2106.09685, section 4.1)."""
+
+    b: torch.Tensor
+    """[the box's rows, rank]"""
+    a: torch.Tensor
+    """[rank, the box's columns]"""
+    scale: float
+
+
+@dataclass(frozen=True)
 class Shard:
     """A box of one Hugging Face tensor that this rank holds."""
 
@@ -27,18 +38,41 @@ class Shard:
     """The box's corner in it."""
     tensor: torch.Tensor
     """This rank's values: a view of the parameter's own memory, so an optimizer step changes it."""
+    low_rank: LowRank | None = None
+    """What the model adds to them where it computes with them."""
+
+    def merged(self, part: tuple[slice, ...] | None = None) -> torch.Tensor:
+        """The values that the model computes with, adapter included, of a part of the box (None: of all of it)."""
+        part = part or tuple(slice(0, n) for n in self.tensor.shape)
+        if (added := self.low_rank) is None:
+            return self.tensor[part]
+        rows, columns = part
+        return torch.addmm(self.tensor[part], added.b[rows], added.a[:, columns], alpha=added.scale)
+
+
+_ADAPTER = re.compile(r"\.lora_([ab])\.weight$")
+"""TorchTitan's names of an adapter's two matrices end so."""
+
+
+def is_adapter(titan_name: str) -> bool:
+    return _ADAPTER.search(titan_name) is not None
 
 
 def hf_names(spec: ModelSpec, titan_names: Iterable[str]) -> dict[str, str]:
-    """TorchTitan name to Hugging Face name, with ``{}`` where TorchTitan stacks experts; a tied copy is left out."""
+    """TorchTitan name to Hugging Face name, with ``{}`` where TorchTitan stacks experts; a tied copy is left out.
+
+    Adapters have PEFT's names, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``.
+    """
     adapter = spec.state_dict_adapter(spec.model, None)
     templates = {titan: hf for hf, titan in adapter.from_hf_map.items() if titan is not None}
     names = {}
     for name in titan_names:
         if name == "lm_head.weight" and spec.model.enable_weight_tying:
             continue
-        layer = re.search(r"\d+", name)
-        template = templates[re.sub(r"\d+", "{}", name, count=1)]
+        base, layer = _ADAPTER.sub(".weight", name), re.search(r"\d+", name)
+        template = templates[re.sub(r"\d+", "{}", base, count=1)]
+        if (adapter_part := _ADAPTER.search(name)) is not None:
+            template = template.removesuffix("weight") + f"lora_{adapter_part[1].upper()}.weight"
         names[name] = template.replace("{}", layer[0], 1) if layer else template
     return names
 
@@ -77,12 +111,15 @@ def _boxes(template: str, parameter: torch.Tensor) -> list[Shard]:
     ]
 
 
-def local_shards(spec: ModelSpec, model_parts: list[torch.nn.Module]) -> list[Shard]:
-    """All boxes of this rank: a tied tensor once, empty parts not at all, a replica on each rank that has one."""
+def local_shards(spec: ModelSpec, model_parts: list[torch.nn.Module], *, adapters: bool = False) -> list[Shard]:
+    """All boxes of this rank: a tied tensor once, empty parts not at all, a replica on each rank that has one.
+
+    ``adapters``: those of adapters, instead of those of the model's own weights.
+    """
     shards = []
     for part in model_parts:
         state = part.state_dict()
-        for name, template in hf_names(spec, state).items():
+        for name, template in hf_names(spec, filter(lambda name: is_adapter(name) == adapters, state)).items():
             shards += _boxes(template, state[name].detach())
     return shards
 

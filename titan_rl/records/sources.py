@@ -1,17 +1,11 @@
-"""What a run was begun with that its configuration only names: the files of the model and of the data, by checksums.
-
-A large file is sampled, at places that are spread over all of it: enough to tell one model from another, in
-milliseconds, and nothing that shows every changed byte.
-"""
+"""What a run was begun with that its configuration only names: the files of the model and of the data, by checksums."""
 
 import json
 from pathlib import Path
 
-import xxhash
-
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
-from titan_rl.data.files import replace_text
+from titan_rl.data.files import replace_text, sampled_checksum
 from titan_rl.data.row_files import data_files, find_file
 from titan_rl.records.rundir import RunDir
 
@@ -20,7 +14,6 @@ Sources = dict[str, dict[str, str]]
 
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 _DATA_OPTIONS = ("file", "held_out_file")
-_WHOLE_BYTES, _NUM_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 64 << 10
 
 
 def find_sources(config: Config) -> Sources:
@@ -29,16 +22,17 @@ def find_sources(config: Config) -> Sources:
     if config.model.path != "tiny":
         root = Path(config.model.path)
         paths = sorted(path for pattern in _MODEL_FILES for path in root.glob(pattern) if path.is_file())
-        found["model.path"] = {path.name: _checksum(path) for path in paths}
+        found["model.path"] = {path.name: sampled_checksum(path) for path in paths}
     for option in _DATA_OPTIONS:
         if config.task.name == "jsonl" and (name := config.task.options.get(option)):
             setting = f"task.options.{option}"
-            found[setting] = {"rows": _checksum(find_file(setting, name, config.run.plugin_path))}
+            found[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
     for option in _DATA_OPTIONS:
         if (name := getattr(config.data, option)) not in ("", "task"):
             setting = f"data.{option}"
             path = find_file(setting, name, config.run.plugin_path, directories=True)
-            found[setting] = {file.name if path.is_dir() else "rows": _checksum(file) for file in data_files(path)}
+            sums = {file.name: sampled_checksum(file) for file in data_files(path)}
+            found[setting] = sums if path.is_dir() else {"rows": sums[path.name]}
     return found
 
 
@@ -61,20 +55,3 @@ def check_sources(run_dir: RunDir, sources: Sources) -> None:
                 f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give what it was, or "
                 f"leave --resume out"
             )
-
-
-def _checksum(path: Path) -> str:
-    checksum, size = xxhash.xxh3_128(), path.stat().st_size
-    checksum.update(str(size).encode())
-    with open(path, "rb") as file:
-        for start in _starts(size):
-            file.seek(start)
-            checksum.update(file.read(_SAMPLE_BYTES))
-    return checksum.hexdigest()
-
-
-def _starts(size: int) -> list[int]:
-    """Where samples begin: of a small file everywhere, of a large one the first and last bytes and between."""
-    if size <= _WHOLE_BYTES:
-        return list(range(0, size, _SAMPLE_BYTES))
-    return [(size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1) for number in range(_NUM_SAMPLES)]

@@ -47,12 +47,15 @@ def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     for index, row in enumerate(rows):
         statistics = learner.statistics.get(index)
         for name, part in parts(row):
+            bad_columns = [column for column, values in row.found.items() if not _is_finite(values[part])]
             if not _is_finite(row.logprob_S[part]):
                 found[name] = "sampling logprob"
+            elif bad_columns:
+                found[name] = bad_columns[0].removesuffix("_S").replace("_", " ")
             elif statistics is None:  # another stage of the pipeline has it
                 continue
             elif not _is_finite(statistics[0, part].float().cpu().numpy()):
-                found[name] = "logprob"
+                found[name] = learner.gives
             elif not _is_finite(learner.loss_of(only(row, part), statistics[:, part])):
                 found[name] = "loss"
     return found
@@ -60,12 +63,11 @@ def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
 
 def _bad_weights(learner) -> list[str]:
     found = []
-    for part in learner.model_parts:
-        for name, parameter in part.named_parameters():
-            values = parameter.detach()
-            values = values.to_local() if isinstance(values, DTensor) else values
-            if not torch.isfinite(values).all():
-                found.append(name)
+    for name, parameter in learner.weights():
+        values = parameter.detach()
+        values = values.to_local() if isinstance(values, DTensor) else values
+        if not torch.isfinite(values).all():
+            found.append(name)
     return found
 
 

@@ -1,6 +1,6 @@
 """What a trainer rank does to its model (sharded_model.py): this drives its steps.
 
-    train_step: prepare (roles, advantages) ─▶ for each update: forward_backward ─▶ optimizer_step
+    train_step: prepare (roles, advantages) ─▶ for each update: forward_backward ─▶ critic.learn ─▶ optimizer_step
 
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
 meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, what is found out before
@@ -11,10 +11,11 @@ Dimensions: S trained tokens of a row.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,19 +23,21 @@ import torch.distributed as dist
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.algorithms.sft import SFT
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.families import make_family
 from titan_rl.models.heads import value_spec
 from titan_rl.models.shards import Shard
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
+from titan_rl.trainer.critic import FOUND, Critic
 from titan_rl.trainer.objective import (
     add_sums,
     expected_gradient,
@@ -44,8 +47,9 @@ from titan_rl.trainer.objective import (
     zero_totals,
 )
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
-from titan_rl.trainer.preparation import as_array, completed, refined, whitened, with_found
-from titan_rl.trainer.roles import FrozenRole, frozen_roles
+from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
+from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, sum_over_ranks
+from titan_rl.trainer.roles import BASE, WORDS, FrozenRole, found_columns, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -54,7 +58,10 @@ class Learner:
     """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
     must be up."""
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path):
+    gives = "logprob"
+
+    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = ""):
+        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.device = device.local_device(dist.get_rank())
         dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
@@ -64,10 +71,18 @@ class Learner:
             self.implementation = "triton" if self.device.type == "cuda" else "reference"
         on_data = bool(config.data.file)
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
-        self.policy = self._sharded(model_path, head=self.algorithm.head)
+        self.policy = self._sharded(model_path, config.lora, self.algorithm.head)
+        if config.lora.rank:
+            self.policy.adapt(config.lora, config.run.seed)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm.implementation = self.implementation
-        self.roles: dict[str, FrozenRole] = frozen_roles(config, self.algorithm.needs, self.model_path, self._sharded)
+        self.roles: dict[str, FrozenRole] = roles_with_trainer(
+            *(config, self.algorithm.needs),
+            path_of=lambda role: role_path(config, role, model_path, kept),
+            sharded=self._sharded,
+            adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
+        )
+        self.critic = self._critic() if self.algorithm.needs.critic else None
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
@@ -78,15 +93,23 @@ class Learner:
         tp_mesh = self.parallel_dims.get_optional_mesh("tp")
         self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
 
-    def _sharded(self, path: str | Path, head: str = "vocabulary") -> ShardedModel:
+    def _sharded(
+        self,
+        path: str | Path,
+        lora: LoraConfig | None = None,
+        head: Literal["vocabulary", "value"] = "vocabulary",
+    ) -> ShardedModel:
         """A model over the same ranks and in the same layout as the policy."""
-        spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path))
-        spec = value_spec(spec) if head == "value" else spec
+        spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path), lora)
         return ShardedModel(
-            *(spec, self.titan, path, self.parallel_dims, self.device),
+            *(value_spec(spec) if head == "value" else spec, self.titan, path, self.parallel_dims, self.device),
             temperature=self.config.rollout.temperature,
             implementation=self.implementation,
         )
+
+    def _critic(self) -> Critic:
+        model = self._sharded(self.config.critic.path or self.model_path, head="value")
+        return Critic(self.config, self.titan, model, self.parallel_dims, lambda: self.before_update())
 
     # before the updates of a step
 
@@ -95,10 +118,12 @@ class Learner:
         algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
         if algorithm.needs.proximal:
             finders.append(self._find_proximal)
+        if self.critic is not None:
+            finders.append(self.critic.find)
         is_refined = type(algorithm).refine is not Algorithm.refine
         if not (finders or is_refined or algorithm.normalizes_batch):
             return batches
-        batches = [with_found(self.policy.fit(rows), finders) for rows in batches]
+        batches = [completed(with_found(self.policy.fit(rows), finders), self.nothing_found) for rows in batches]
         sees = self.pipeline is None or self.pipeline.has_last
         if is_refined and sees:
             batches = [[refined(algorithm, row, self.policy.columns(row)) for row in rows] for rows in batches]
@@ -112,10 +137,16 @@ class Learner:
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
 
-    def train_step(self, batches: list[list[Row]], has_signal: list[bool]) -> list[StepMetrics | BadNumbers]:
-        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it."""
+    def train_step(
+        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+    ) -> list[StepMetrics | BadNumbers]:
+        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it; ``found``: what
+        roles in other processes found of them."""
+        batches = with_places(batches, found)
         prepared, moves = self.prepare(batches), not self.algorithm.is_still_without_advantage
-        return [self.train(rows, signal or moves) for rows, signal in zip(prepared, has_signal, strict=True)]
+        waits = self.critic is not None and self.critic.learns_alone
+        pairs = zip(prepared, has_signal, strict=True)
+        return [self.train(rows, (signal or moves) and not waits) for rows, signal in pairs]
 
     # an update
 
@@ -130,7 +161,8 @@ class Learner:
         """What the head is told besides its targets."""
         if self.algorithm.head == "value":
             return {}
-        return {
+        words = {"words_SK": columns[WORDS]} if WORDS in columns else {}
+        return words | {
             "expected_grad": expected_gradient(self.algorithm, columns),
             "entropy_gradient": self.algorithm.needs.entropy_gradient,
         }
@@ -140,51 +172,52 @@ class Learner:
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        names = self.found_names()
-        rows = completed(self.policy.fit(rows), names)
-        totals = zero_totals(self.algorithm, names, self.device)
+        rows = completed(self.policy.fit(rows), self.nothing_found)
+        totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
         self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
         return totals
 
-    def found_names(self) -> list[str]:
-        proximal = ["proximal_logprob_S"] if self.algorithm.needs.proximal else []
-        return [role.gives for role in self.roles.values()] + proximal
+    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all that is found out of so many tokens."""
+        needs = self.algorithm.needs
+        others = (["proximal_logprob_S"] if needs.proximal else []) + ([*FOUND] if needs.critic else [])
+        return found_columns(needs, num_tokens) | {name: np.zeros(num_tokens, np.float32) for name in others}
 
-    def optimizer_step(self, has_signal: bool) -> tuple[float, float]:
-        """Clip, step, clear; the gradient norm before clipping and the learning rate used.
+    def optimizer_step(self, has_signal: bool) -> float:
+        """Step and clear; the learning rate used.
 
         Without a signal the gradient is exactly zero: the optimizer is left alone, since its momentum would move the
-        weights, and only the schedule advances. Errors: FloatingPointError for a gradient that is not finite.
+        weights, and only the schedule advances.
         """
-        norm = self.gradient_norm()
-        if not self.is_finite_everywhere(norm):
-            raise FloatingPointError(f"the gradient norm is {norm}")
         learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
         if has_signal:
             self.before_update()
             self.optimizer.step()
+            self.weights_changed()
         self.scheduler.step()
         self.optimizer.zero_grad()
-        return norm, float(learning_rate)
+        return float(learning_rate)
+
+    def _finite_gradient_norm(self) -> float:
+        """Before clipping. Errors: FloatingPointError for a gradient that is not finite."""
+        norm = self.gradient_norm()
+        if not self.is_finite_everywhere(norm):
+            raise FloatingPointError(f"the gradient norm is {norm}")
+        return norm
+
+    def weights_changed(self) -> None:
+        """Whoever changes what is trained calls this on all ranks: here it is an update."""
+        if self.policy.adapters:
+            self.policy.adapters.refresh()
 
     def gradient_norm(self) -> float:
         """Of all ranks' gradients, which are then clipped to ``training.max_norm``."""
-        norm = dist_utils.clip_grad_norm_(
-            [parameter for part in self.model_parts for parameter in part.parameters()],
-            self.titan.training.max_norm,
-            foreach=True,
-            pp_mesh=self.parallel_dims.get_optional_mesh("pp"),
-            ep_enabled=self.parallel_dims.ep_enabled,
-        )
-        return float(norm)
+        return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
 
     def is_finite_everywhere(self, value: float) -> bool:
         """Whether it is on all ranks: the same answer on each."""
-        bad = torch.tensor([0.0 if math.isfinite(value) else 1.0], device=self.device)
-        if dist.get_world_size() > 1:
-            dist.all_reduce(bad)
-        return not bad.item()
+        return is_finite_everywhere(value, self.device)
 
     def loss_of(self, row: Row, statistics: torch.Tensor) -> float:
         """The loss that a row has at these log-probabilities and entropies [2, S], or values [1, S]."""
@@ -194,9 +227,9 @@ class Learner:
         return float(loss)
 
     def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | BadNumbers:
-        """One optimizer step on this rank's rows; every rank gets the same metrics.
+        """One optimizer step on this rank's rows, after the critic's; every rank gets the same metrics.
 
-        If the loss or the gradient is not finite, weights, moments and schedule stay as they were, on all ranks.
+        If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
         """
         start = time.perf_counter()
         totals = self.reduce(self.forward_backward(rows))
@@ -204,12 +237,18 @@ class Learner:
         try:
             if not math.isfinite(totals["loss"]):
                 raise FloatingPointError(f"the loss is {totals['loss']}")
-            norm, learning_rate = self.optimizer_step(has_signal)
+            norm = self._finite_gradient_norm()
         except FloatingPointError as error:
             self.optimizer.zero_grad()
             return find_culprits(self, rows, str(error))
+        told = self.critic.learn(rows) if self.algorithm.needs.critic else {}
+        if isinstance(told, BadNumbers):
+            self.optimizer.zero_grad()
+            return told
+        learning_rate, metrics = self.optimizer_step(has_signal), step_metrics(totals)
         return replace(
-            step_metrics(totals),
+            metrics,
+            loss_metrics=metrics.loss_metrics | told,
             grad_norm=norm,
             learning_rate=learning_rate,
             seconds_forward_backward=middle - start,
@@ -218,14 +257,11 @@ class Learner:
 
     def reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
         """Over all ranks, each row once; the maximum travels apart from the sums."""
-        names = [name for name in totals if name != "agreement_max"]
-        sums, largest = torch.stack([totals[name] for name in names]), totals["agreement_max"].reshape(1)
-        if self._tp_rank:  # it knows the rows of rank 0 of its group
-            sums.zero_()
+        largest = totals.pop("agreement_max").reshape(1)
+        sums = sum_over_ranks(totals, is_counted=not self._tp_rank)  # others know the rows of rank 0 of their group
         if dist.get_world_size() > 1:
-            dist.all_reduce(sums)
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return dict(zip(names, sums.tolist(), strict=True)) | {"agreement_max": float(largest)}
+        return sums | {"agreement_max": float(largest)}
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
         """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
@@ -239,6 +275,8 @@ class Learner:
                 if isinstance(metrics, BadNumbers):
                     raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
                 losses.append(metrics.loss)
+        if self.critic is not None and not self.config.critic.path:
+            self.critic.begin_as(self.policy)
         return losses
 
     @contextmanager
@@ -251,9 +289,36 @@ class Learner:
         finally:
             self.algorithm, self.optimizer, self.scheduler = kept
 
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters of all that learns, by name."""
+        for part in self.model_parts:
+            yield from part.named_parameters()
+        if self.critic is not None:
+            yield from self.critic.weights()
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Of all that learns, in an order that all ranks agree on."""
+        critics = self.critic.optimizer.optimizers if self.critic is not None else []
+        return [*self.optimizer.optimizers, *critics]
+
+    def schedulers(self) -> dict[str, LRSchedulersContainer]:
+        """Of all that learns, by role."""
+        critic = {"critic": self.critic.scheduler} if self.critic is not None else {}
+        return {"policy": self.scheduler} | critic
+
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
         return self.policy.shards()
 
-    def save_hf(self, out: str | Path) -> None:
+    def digests(self) -> dict[str, str]:
+        """Of the weights that this rank holds and that must never change: roles', and those under adapters."""
+        base = {BASE: self.policy.digest()} if self.policy.adapters else {}
+        return base | {name: role.model.digest() for name, role in self.roles.items()}
+
+    def save_hf(self, out: str | Path, adapter: str | Path = "") -> None:
+        """``adapter``: where the policy's adapters go besides, if it has any."""
         self.policy.save(out)
+        if adapter and self.policy.adapters:
+            self.policy.adapters.save(self.model_path, Path(adapter))
+        if self.critic is not None:
+            self.critic.model.save(Path(out).with_name("critic"))

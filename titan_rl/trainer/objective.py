@@ -6,8 +6,9 @@ row's tensors, by the names of ``data.types.Row``.
 Dimensions: S trained tokens of a row.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs
@@ -17,7 +18,10 @@ from titan_rl.kernels.policy_loss import bounded_log_ratio
 OUR_SUMS = ("loss", "entropy", "count", "agreement_mean", "agreement_max", "kl_k3")
 """Besides the algorithm's own."""
 _LOSS_COLUMNS = ("logprob_S", "advantage_S", "weight_S")
-_ROLE_COLUMNS = ("reference_logprob_S", "proximal_logprob_S", "value_S", "teacher_logprob_S")
+_ROLE_COLUMNS = (
+    *("reference_logprob_S", "proximal_logprob_S", "value_S", "teacher_logprob_S"),
+    "teacher_word_logprob_SK",
+)
 """What model roles may have found of a row."""
 
 
@@ -40,15 +44,17 @@ def agreement_sums(
 def loss_inputs(
     algorithm: Algorithm, statistics: torch.Tensor, columns: dict[str, torch.Tensor], offsets_N: torch.Tensor | None
 ) -> LossInputs:
-    """``statistics``: what the model's head gave for the trained tokens: [2, S] log-probabilities and entropies, or
-    [S] values. Of the log-probabilities' row, ``offsets_N`` gives the samples."""
+    """``statistics``: what the model's head gave for the trained tokens: [2, S] log-probabilities and entropies (and
+    below them those of the teacher's words [K, S]), or [S] values. Of the log-probabilities' row, ``offsets_N`` gives
+    the samples."""
     sampling_logprob_S, advantage_S, weight_S = (columns[name] for name in _LOSS_COLUMNS)
     found = {name: columns[name] for name in _ROLE_COLUMNS if name in columns}
     if algorithm.head == "value":
         nothing_S = torch.zeros_like(sampling_logprob_S)
         logprob_S, entropy_S, found = nothing_S, nothing_S, found | {"value_S": statistics}
     else:
-        logprob_S, entropy_S = statistics
+        logprob_S, entropy_S, *words = statistics
+        found |= {"word_logprob_SK": torch.stack(words, dim=1)} if words else {}
         entropy_S = entropy_S if algorithm.needs.entropy_gradient else entropy_S.detach()
     return LossInputs(logprob_S, sampling_logprob_S, advantage_S, weight_S, entropy_S, offsets_N, **found)
 
@@ -89,13 +95,20 @@ def expected_gradient(
     return gradient
 
 
-def zero_totals(algorithm: Algorithm, found: Iterable[str], device: torch.device) -> dict[str, torch.Tensor]:
+def no_statistics(algorithm: Algorithm, num_tokens: int, device: torch.device) -> torch.Tensor:
+    """Zeros, in the shape in which the model's head gives something."""
+    if algorithm.head == "value":
+        return torch.zeros(num_tokens, device=device)
+    return torch.zeros(2 + algorithm.needs.teacher_words, num_tokens, device=device)
+
+
+def zero_totals(algorithm: Algorithm, found: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
     """Every name that ``loss_and_sums`` gives, on ranks that see no log-probabilities too, in one order. ``found``:
-    the columns that roles give."""
-    zero_S = torch.zeros(1, device=device)
-    columns = dict.fromkeys((*_LOSS_COLUMNS, *found), zero_S) | {"offsets_N": torch.tensor([0, 1], device=device)}
-    statistics = zero_S if algorithm.head == "value" else torch.zeros(2, 1, device=device)
-    _, sums = loss_and_sums(algorithm, statistics, columns)
+    the columns that roles give, zeros for one token."""
+    columns = dict.fromkeys(_LOSS_COLUMNS, torch.zeros(1, device=device))
+    columns |= {name: torch.from_numpy(zeros).to(device) for name, zeros in found.items()}
+    columns |= {"offsets_N": torch.tensor([0, 1], device=device)}
+    _, sums = loss_and_sums(algorithm, no_statistics(algorithm, 1, device), columns)
     return {name: torch.zeros((), dtype=torch.float64, device=device) for name in sorted(sums)}
 
 

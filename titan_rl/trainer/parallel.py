@@ -9,6 +9,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.models.lora import draw_nothing
 from titan_rl.models.spec import apply_parallelism
 from titan_rl.trainer.layout import stage_modules
 from titan_rl.trainer.pipeline import Pipeline
@@ -25,6 +26,7 @@ def parallel_model(
     apply_parallelism(spec, titan.parallelism, titan.training)
     with torch.device("meta"):
         model = spec.model.build()
+    draw_nothing(model)
     common = dict(
         parallel_dims=parallel_dims,
         training=titan.training,

@@ -15,12 +15,16 @@ import torch.distributed as dist
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.data.types import Row
-from titan_rl.trainer.objective import loss_inputs
+from titan_rl.trainer.objective import loss_inputs, no_statistics
 from titan_rl.trainer.sharded_model import Columns
 
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
 """What a role says of each of these rows: float32 [S] by name, or nothing on ranks that do not see it."""
+Place = tuple[int, int]
+"""Of a row among a step's rows of one rank: the number of the update, and its number in it."""
+Found = tuple[Place, dict[str, np.ndarray]]
+"""What a role in another process found of the row there."""
 
 
 def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
@@ -30,17 +34,26 @@ def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
     return rows
 
 
-def completed(rows: list[Row], names: Iterable[str]) -> list[Row]:
-    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it."""
-    missing = [{name: np.zeros_like(row.weight_S) for name in names if name not in row.found} for row in rows]
-    return [replace(row, found=row.found | zeros) for row, zeros in zip(rows, missing, strict=True)]
+def with_places(batches: list[list[Row]], found: Iterable[Found]) -> list[list[Row]]:
+    """The rows of each update, with what was found of them elsewhere."""
+    batches = [list(rows) for rows in batches]
+    for (update, number), columns in found:
+        row = batches[update][number]
+        batches[update][number] = replace(row, found=row.found | columns)
+    return batches
+
+
+def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) -> list[Row]:
+    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it.
+
+    ``zeros(num_tokens)``: all columns."""
+    return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
 
 
 @torch.no_grad()
 def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
     """The row with the advantages that the loss gets, and what a critic is to foretell of it."""
-    nothing_2S = torch.zeros(2, len(row.target_S), device=columns["weight_S"].device)
-    statistics = nothing_2S[0] if algorithm.head == "value" else nothing_2S
+    statistics = no_statistics(algorithm, len(row.target_S), columns["weight_S"].device)
     result = algorithm.refine(loss_inputs(algorithm, statistics, columns, columns["offsets_N"]))
     found = row.found if result.return_S is None else row.found | {"return_S": as_array(result.return_S)}
     return replace(row, advantage_S=as_array(result.advantage_S), found=found)
@@ -49,11 +62,14 @@ def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
     """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows.
 
+    One that is not a number stays so, and is no part of mean and deviation: its sample alone is at fault.
+
     ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
 
     Source: REINFORCE++, arXiv 2501.03262, section 3 (global advantage normalization).
     """
     advantage_S = np.concatenate([row.advantage_S[row.weight_S > 0] for row in rows]).astype(np.float64)
+    advantage_S = advantage_S[np.isfinite(advantage_S)]
     sums = torch.tensor([len(advantage_S), advantage_S.sum()], dtype=torch.float64, device=device) * is_counted
     count, total = _over_ranks(sums)
     mean = total / max(count, 1)

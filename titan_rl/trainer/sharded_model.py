@@ -12,16 +12,19 @@ from pathlib import Path
 
 import torch
 import xxhash
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.config.schema import LoraConfig
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.attention import plan_attention
-from titan_rl.models.heads import ValueHead, load_value_model, save_value_model
+from titan_rl.models.heads import has_value_head, load_value_model, save_value_model
 from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.shards import Shard, local_shards
+from titan_rl.trainer.adapters import Adapters
 from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -49,9 +52,14 @@ class ShardedModel:
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
         self.temperature, self.implementation = temperature, implementation
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
-        self.is_valued = isinstance(spec.model.lm_head, ValueHead.Config)
-        self.dtypes = self._load(path)
+        self.adapters: Adapters | None = None
+        self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
+
+    def adapt(self, lora: LoraConfig, seed: int) -> None:
+        """From now on the adapters that the spec has (models/lora.py) are part of the model."""
+        self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
+        self.adapters.begin(seed)
 
     # rows
 
@@ -106,8 +114,10 @@ class ShardedModel:
                 )
 
     @torch.no_grad()
-    def measure(self, rows: list[Row]) -> list[torch.Tensor | None]:
+    def measure(self, rows: list[Row], **asked) -> list[torch.Tensor | None]:
         """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
+
+        ``asked``: what the head is told besides.
 
         None on the stages of a pipeline that are not the last.
         """
@@ -115,12 +125,21 @@ class ShardedModel:
         with self._spmd_context():
             for row in rows:
                 columns = self.columns(row)
-                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns)
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked
                 if self.pipeline is None:
                     found.append(self.parts[0](tokens, **keywords))
                 else:
                     found.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
+        self._reshard()
         return found
+
+    def _reshard(self) -> None:
+        """FSDP keeps what it gathered last for a backward. None comes here, and weights may be loaded before the next
+        forward, which would go on with the former ones."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def _hidden_shape(self, row: Row) -> tuple[int, int, int]:
         """Of what a stage passes on."""
@@ -138,23 +157,22 @@ class ShardedModel:
 
     def load(self, path: str | Path) -> None:
         """Other weights, from a directory of the same model."""
-        self._load(path)
-
-    def _load(self, path: str | Path) -> dict[str, torch.dtype]:
-        return (load_value_model if self.is_valued else load_hf)(self.shards(), path)
+        read = load_value_model if has_value_head(self.spec) else load_hf
+        self.dtypes = read(self.shards(), path)
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
-        return local_shards(self.spec, self.parts)
+        shards = local_shards(self.spec, self.parts)
+        return self.adapters.merged(shards) if self.adapters else shards
 
     def digest(self) -> str:
-        """Of the bytes of this rank's weights: equal as long as nothing has changed them."""
+        """Of the bytes of this rank's weights, adapters left out: equal as long as nothing has changed them."""
         hasher = xxhash.xxh3_128()
         for shard in self.shards():
             hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
         return hasher.hexdigest()
 
     def save(self, out: str | Path) -> None:
-        """Write it as a Hugging Face directory."""
-        save = save_value_model if self.is_valued else save_hf
-        save(self.shards(), self.path, Path(out), self.dtypes, self.device)
+        """Write it as a Hugging Face directory, with its adapters merged."""
+        write = save_value_model if has_value_head(self.spec) else save_hf
+        write(self.shards(), self.path, Path(out), self.dtypes, self.device)

@@ -1,9 +1,9 @@
 """A trainer rank's snapshots: its state in memory, of which another process holds a replica.
 
-After a step a rank copies its shard of weights and moments into a region of its own, beside the next forward. The
-replica's process copies that as soon as it is stamped. When a rank dies, the one that takes its place loads the replica
-and the survivors load their own snapshots, so all go on from one step. Two steps are kept: a rank may die mid-copy, and
-all ranks need one common step.
+After a step a rank copies its shard of the trained weights and their moments into a region of its own, beside the next
+forward. The replica's process copies that as soon as it is stamped. When a rank dies, the one that takes its place
+loads the replica and the survivors load their own snapshots, so all go on from one step. Two steps are kept: a rank may
+die mid-copy, and all ranks need one common step.
 """
 
 import pickle
@@ -33,7 +33,7 @@ def _parameters(learner) -> list[tuple[torch.Tensor, dict]]:
     """(parameter, its optimizer's state), in an order that all processes of a rank agree on."""
     return [
         (parameter, optimizer.state)
-        for optimizer in learner.optimizer.optimizers
+        for optimizer in learner.optimizers()
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
@@ -92,12 +92,11 @@ class Snapshots:
         return [(place, _local(tensor)) for place, tensor in zip(self._places, tensors, strict=True) if place[1]]
 
     def _small(self) -> dict:
-        optimizers = self.learner.optimizer.optimizers
         return {
             "rank": dist.get_rank(),
             "random": random_state(),
-            "scheduler": self.learner.scheduler.state_dict(),
-            "learning_rates": [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
+            "schedulers": {role: one.state_dict() for role, one in self.learner.schedulers().items()},
+            "learning_rates": [[group["lr"] for group in one.param_groups] for one in self.learner.optimizers()],
             "counts": [float(states[parameter]["step"]) for parameter, states in _parameters(self.learner)],
         }
 
@@ -121,8 +120,10 @@ class Snapshots:
             states[parameter]["step"].fill_(count)
         for place, values in self._tensors():
             values.copy_(_view(slot, place, values))
-        self.learner.scheduler.load_state_dict(small["scheduler"])
-        for optimizer, rates in zip(self.learner.optimizer.optimizers, small["learning_rates"], strict=True):
+        self.learner.weights_changed()
+        for role, scheduler in self.learner.schedulers().items():
+            scheduler.load_state_dict(small["schedulers"][role])
+        for optimizer, rates in zip(self.learner.optimizers(), small["learning_rates"], strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         set_random_state(small["random"])

@@ -1,6 +1,8 @@
 """A rank's complete state, through torch.distributed.checkpoint: written while training goes on, and read again.
 
-The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state.
+The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state. Of a model with
+adapters it holds these and no weight that is not trained: those are in the directory that the run started from, which
+is told by its digest.
 """
 
 import json
@@ -15,7 +17,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from titan_rl.trainer.plain_state import load_state, read_metadata
+from titan_rl.models.shards import is_adapter
+from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
+
+_BASE = "base_model"
 
 
 def random_state() -> dict[str, torch.Tensor]:
@@ -40,11 +45,24 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 
 
 def _learner_state(learner) -> dict:
+    adapters = learner.policy.adapters
+    base = {_BASE: adapters.base} if adapters else {}
+    critic = {} if learner.critic is None else {"critic": _model_state(learner.critic)}
+    policy = _model_state(learner, adapters_alone=adapters is not None)
+    return policy | base | critic | {f"random_rank{dist.get_rank()}": random_state()}
+
+
+def _model_state(learning, *, adapters_alone: bool = False) -> dict:
+    """Of a model that learns; ``adapters_alone``: without the weights that never change."""
     return {
-        "model": {name: tensor for part in learner.model_parts for name, tensor in part.state_dict().items()},
-        "optimizer": learner.optimizer.state_dict(),
-        "scheduler": learner.scheduler.state_dict(),
-        f"random_rank{dist.get_rank()}": random_state(),
+        "model": {
+            name: tensor
+            for part in learning.model_parts
+            for name, tensor in part.state_dict().items()
+            if is_adapter(name) or not adapters_alone
+        },
+        "optimizer": learning.optimizer.state_dict(),
+        "scheduler": learning.scheduler.state_dict(),
     }
 
 
@@ -101,8 +119,13 @@ def load_learner(learner, folder: Path) -> None:
     else:  # the checkpoint was written by fewer ranks
         del state[mine]
     learner.before_update()
+    base = state.get(_BASE)
     load_state(state, folder)
-    learner.optimizer.load_state_dict(state["optimizer"])
-    learner.scheduler.load_state_dict(state["scheduler"])
+    if state.get(_BASE) != base:
+        raise StateError(f"the adapters in {folder} are of another model than {learner.model_path}: give that")
+    for learning, loaded in [(learner, state), *([(learner.critic, state["critic"])] if learner.critic else [])]:
+        learning.optimizer.load_state_dict(loaded["optimizer"])
+        learning.scheduler.load_state_dict(loaded["scheduler"])
+    learner.weights_changed()
     if mine in state:
         set_random_state(state[mine])

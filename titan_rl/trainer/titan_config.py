@@ -1,6 +1,6 @@
 """TorchTitan's sections of the TOML, as TorchTitan's own dataclasses."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
@@ -98,31 +98,36 @@ def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:
     return config
 
 
-def _optimizer(values: dict) -> OptimizersContainer.Config:
+def _optimizer(values: dict, section: str = "optimizer") -> OptimizersContainer.Config:
     """TorchTitan's section, or the short form: ``lr``, ``betas``, ``eps``, ``weight_decay`` of one AdamW."""
     known = {f.name for f in fields(OptimizersContainer.Config)} | set(_ADAMW)
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key optimizer.{key}: {nearest(key, known)}")
+            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known)}")
     if "param_groups" in values:
         if short := set(values) & set(_ADAMW):
             raise ConfigError(
-                f"optimizer.{min(short)} and optimizer.param_groups exclude each other: move it into a group"
+                f"{section}.{min(short)} and {section}.param_groups exclude each other: move it into a group"
             )
         for group in values["param_groups"]:
-            build_section(ParamGroupConfig, group, "optimizer.param_groups")
-        return build_section(OptimizersContainer.Config, values, "optimizer")
+            build_section(ParamGroupConfig, group, f"{section}.param_groups")
+        return build_section(OptimizersContainer.Config, values, section)
     short = _ADAMW | {key: value for key, value in values.items() if key in _ADAMW}
     betas = short["betas"]
     if not isinstance(betas, list) or len(betas) != 2 or not all(type(b) in (int, float) and 0 <= b < 1 for b in betas):
-        raise ConfigError(f"optimizer.betas = {betas!r}: give two numbers from 0 to below 1")
+        raise ConfigError(f"{section}.betas = {betas!r}: give two numbers from 0 to below 1")
     for key in ("lr", "eps", "weight_decay"):
         if type(short[key]) not in (int, float) or not 0 <= short[key] < float("inf"):
-            raise ConfigError(f"optimizer.{key} = {short[key]!r}: give a number of at least 0")
-    config = build_section(
-        OptimizersContainer.Config, {k: v for k, v in values.items() if k not in _ADAMW}, "optimizer"
-    )
+            raise ConfigError(f"{section}.{key} = {short[key]!r}: give a number of at least 0")
+    config = build_section(OptimizersContainer.Config, {k: v for k, v in values.items() if k not in _ADAMW}, section)
     config.param_groups = adamw(**short).param_groups
+    return config
+
+
+def _lr_scheduler(values: dict, section: str = "lr_scheduler") -> LRSchedulersContainer.Config:
+    config = build_section(LRSchedulersContainer.Config, _LR_SCHEDULER | values, section)
+    if config.warmup_steps < 0:
+        raise ConfigError(f"{section}.warmup_steps = {config.warmup_steps} must be at least 0")
     return config
 
 
@@ -144,9 +149,7 @@ def build_titan(config: Config) -> TitanConfig:
         training=build_section(TrainingConfig, _TRAINING | section.get("training", {}), "training"),
         parallelism=build_section(ParallelismConfig, _PARALLELISM | section.get("parallelism", {}), "parallelism"),
         optimizer=_optimizer(section.get("optimizer", {})),
-        lr_scheduler=build_section(
-            LRSchedulersContainer.Config, _LR_SCHEDULER | section.get("lr_scheduler", {}), "lr_scheduler"
-        ),
+        lr_scheduler=_lr_scheduler(section.get("lr_scheduler", {})),
         compile=build_section(CompileConfig, section.get("compile", {}), "compile"),
         activation_checkpoint=_activation_checkpoint(section.get("activation_checkpoint", {})),
         comm=build_section(CommConfig, section.get("comm", {}), "comm"),
@@ -154,6 +157,15 @@ def build_titan(config: Config) -> TitanConfig:
     )
     _check(config, titan)
     return titan
+
+
+def critic_titan(config: Config, titan: TitanConfig) -> TitanConfig:
+    """The critic's: the policy's layout, with an optimizer and a schedule of its own. Errors: ConfigError."""
+    optimizer = _optimizer(config.critic.optimizer, "critic.optimizer")
+    schedule = _lr_scheduler(config.critic.lr_scheduler, "critic.lr_scheduler")
+    own = replace(titan, optimizer=optimizer, lr_scheduler=schedule)
+    _check_optimizer(own, "critic.optimizer")
+    return own
 
 
 def _refuse_unhonoured(section: dict[str, dict]) -> None:
@@ -178,8 +190,11 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
     )
     for name in (f"{kind}_degree" for kind in kinds):
         if getattr(parallelism, name) < 1:
+            under = (
+                ", or start the run by torchrun, which fills in -1" if name.startswith("data_parallel_shard") else ""
+            )
             raise ConfigError(
-                f"parallelism.{name} = {getattr(parallelism, name)} must be at least 1: give the number of ranks"
+                f"parallelism.{name} = {getattr(parallelism, name)} must be at least 1: give the number of ranks{under}"
             )
     for name in ("layers_per_stage", "first_stage_less_layers", "last_stage_less_layers"):
         value = getattr(parallelism, f"pipeline_parallel_{name}")
@@ -197,10 +212,11 @@ def _check_parallelism(parallelism: ParallelismConfig) -> None:
         )
 
 
-def _check_optimizer(titan: "TitanConfig") -> None:
+def _check_optimizer(titan: "TitanConfig", section: str = "optimizer") -> None:
     if titan.parallelism.pipeline_parallel_degree > 1 and len(titan.optimizer.param_groups) > 1:
         raise ConfigError(
-            "optimizer.param_groups: with a pipeline, each pattern must match parameters in every stage: give one group"
+            f"{section}.param_groups: with a pipeline, each pattern must match parameters in every stage: give one "
+            "group"
         )
 
 
@@ -212,8 +228,6 @@ def _check(config: Config, titan: TitanConfig) -> None:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
     if not 0 < training.max_norm < float("inf"):
         raise ConfigError(f"training.max_norm = {training.max_norm} must be a number above 0")
-    if titan.lr_scheduler.warmup_steps < 0:
-        raise ConfigError(f"lr_scheduler.warmup_steps = {titan.lr_scheduler.warmup_steps} must be at least 0")
     if config.rollout.max_new_tokens >= training.seq_len:
         raise ConfigError(
             f"rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "

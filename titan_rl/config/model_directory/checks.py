@@ -11,7 +11,7 @@ from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.model_directory.hub import fetch, is_hub_name
 from titan_rl.config.model_directory.tensor_names import expected_tensors, is_tied
 from titan_rl.config.model_directory.tokenizer_checks import check_tokenizer
-from titan_rl.config.model_directory.weight_checks import check_dtypes, check_finite, check_names
+from titan_rl.config.model_directory.weight_checks import check_dtypes, check_finite, check_names, check_value_names
 
 
 def find_model(path: str, *, own_family: bool = False, is_chat: bool = False) -> str:
@@ -26,6 +26,22 @@ def find_model(path: str, *, own_family: bool = False, is_chat: bool = False) ->
         check_directory(Path(path), own_family=own_family, is_chat=is_chat)
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+    return path
+
+
+def find_value_model(path: str, *, own_family: bool = False) -> str:
+    """``find_model`` for one that is to have a value head; its tokenizer is not used. Errors: ValueError."""
+    if is_hub_name(path):
+        path = fetch(path, lambda folder: check_config(read_config(folder), own_family=own_family, any_head=True))
+    try:
+        config, tensors = read_config(Path(path)), stored_tensors(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+    check_config(config, own_family=own_family, any_head=True)
+    check_dtypes(tensors)
+    if not own_family and (expected := expected_tensors(config)) is not None:
+        check_value_names(tensors, expected)
+    check_finite(tensors)
     return path
 
 

@@ -48,8 +48,9 @@ def read_config(path: Path) -> dict[str, Any]:
     return read_object(path / "config.json")
 
 
-def check_config(config: dict[str, Any], *, own_family: bool) -> None:
-    """``own_family``: the run has a ``model.family``, which reads the sizes as it likes. Errors: ValueError."""
+def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = False) -> None:
+    """``own_family``: the run has a ``model.family``, which reads the sizes as it likes. ``any_head``: the model need
+    not be one that gives next tokens. Errors: ValueError."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise ValueError(f"model_type = {model_type!r} in config.json: give the name of the model's type")
@@ -60,7 +61,8 @@ def check_config(config: dict[str, Any], *, own_family: bool) -> None:
                 f"model type {model_type!r} is not supported: use one of {', '.join(LAYERS)}, or give a family of your "
                 f"own as model.family"
             )
-        _check_architectures(config.get("architectures"))
+        if not any_head:
+            _check_architectures(config.get("architectures"))
         _check_values(config)
         _check_heads(config)
         for rope in _ropes(config):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from monarch.actor import this_host
 
+from titan_rl.actors.role import Role
 from titan_rl.actors.verifier import Verifier
 from titan_rl.config.load import load_config
 from titan_rl.controller.wiring import make_meshes
@@ -35,7 +36,7 @@ _STEP_ROUNDS = 21
 """Of the ways that take seconds."""
 _BAR_MEMCPY, _BAR_UPDATE, _BAR_RDMA, _BAR_ARGUMENTS = 1.3, 1.15, 5.0, 20.0
 _PARTS = frozenset({"trainer", "generators"})
-BENCH_ACTORS = ActorClasses(BenchTrainer, BenchGenerator, Verifier)
+BENCH_ACTORS = ActorClasses(BenchTrainer, BenchGenerator, Verifier, Role)
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

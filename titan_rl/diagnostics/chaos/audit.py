@@ -77,7 +77,11 @@ def audit(root: Path, config: Config, steps: int) -> dict[str, Any]:
 
 
 def _skipped_prompts(issued: set[str], config: Config) -> set[str]:
-    """Prompts of the stream that were passed over: of its first ``len(issued)``, those that were not issued."""
+    """Prompts of the stream that were passed over: of its first ``len(issued)``, those that were not issued.
+
+    A curriculum passes over prompts by what it saw, so nothing can be told then."""
+    if config.curriculum.is_on:
+        return set()
     stream = PromptStream(make_task(config.task, config.run.plugin_path), config.run.seed)
     return {prompt.id for prompt in islice(stream, len(issued))} - issued
 

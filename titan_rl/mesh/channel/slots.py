@@ -8,8 +8,8 @@ import torch
 
 from titan_rl.mesh.channel.region import FAILED, WRITING, Region, checksum
 
-Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""(place in the slot, where its values come from)."""
+Copies = list[tuple[torch.Tensor, torch.Tensor | Callable[[], torch.Tensor]]]
+"""(place in the slot, where its values come from, or what makes them)."""
 
 
 def give_way(nice: int) -> None:
@@ -42,8 +42,7 @@ class SlotWriter:
         header = self.region.header
         try:
             give_way(self.nice)
-            if self.copies[slot]:
-                torch._foreach_copy_(*map(list, zip(*self.copies[slot], strict=True)))
+            _copy(self.copies[slot])
             self._copied.set()
             before_stamp()
             for block, (start, stop) in enumerate(self.region.blocks):
@@ -63,3 +62,11 @@ class SlotWriter:
         """Until the last version is stamped."""
         if self._work is not None:
             self._work.join()
+
+
+def _copy(copies: Copies) -> None:
+    if stored := [(place, values) for place, values in copies if isinstance(values, torch.Tensor)]:
+        torch._foreach_copy_(*map(list, zip(*stored, strict=True)))
+    for place, values in copies:
+        if not isinstance(values, torch.Tensor):
+            place.copy_(values())

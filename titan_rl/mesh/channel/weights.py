@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,15 +66,17 @@ class WeightWriter(SlotWriter):
 
 
 def _plan_copies(shards: "list[Shard]", layout: SlotLayout, slot: torch.Tensor) -> Copies:
-    by_name: dict[str, list[tuple[Box, torch.Tensor]]] = {}
+    by_name: dict[str, list[tuple[Box, Shard]]] = {}
     for shard in shards:
-        by_name.setdefault(shard.name, []).append((Box(shard.start, tuple(shard.tensor.shape)), shard.tensor))
+        by_name.setdefault(shard.name, []).append((Box(shard.start, tuple(shard.tensor.shape)), shard))
     copies = []
     for base, segment in layout.segments:
         for placed in segment.placed():
             box = placed.piece.box
-            outer, values = next((o, v) for o, v in by_name[placed.name] if o.intersect(box) == box)
-            copies.append((piece_view(slot, base, placed), values[box.within(outer)]))
+            outer, shard = next((o, s) for o, s in by_name[placed.name] if o.intersect(box) == box)
+            part = box.within(outer)
+            values = shard.tensor[part] if shard.low_rank is None else partial(shard.merged, part)
+            copies.append((piece_view(slot, base, placed), values))
     return copies
 
 

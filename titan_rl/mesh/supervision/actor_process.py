@@ -21,6 +21,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch._src.actor.proc_mesh import _get_bootstrap_args
 
 from titan_rl.mesh.launch.base import Launcher
+from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.hosts import Host, Hosts
@@ -32,6 +33,10 @@ _PATROL_SECONDS = 0.4
 _SPAWN_SECONDS = 120.0
 _SIDECAR_SECONDS = 30.0
 _FIRST = asyncio.FIRST_COMPLETED
+
+
+class ActorFault(RuntimeError):
+    """Actors died or failed in a way, or so often, that the run cannot go on; says which."""
 
 
 class ActorDied(RuntimeError):
@@ -117,11 +122,12 @@ class ActorProcess:
 def _command(environment: dict[str, str]) -> BootstrapCommand:
     """Monarch's own command, behind a shell that becomes it.
 
-    It ignores Ctrl-C and a closed terminal: the controller stops processes. (The controller cannot ignore them itself
-    while it spawns: one that comes just then would be lost.) What it writes is nobody else's to read.
+    It ignores Ctrl-C, a closed terminal, and what else is sent to all of a group (torchrun and ``timeout`` send SIGTERM
+    so): the controller stops processes. (The controller cannot ignore them itself while it spawns: one that comes just
+    then would be lost.) What it writes is nobody else's to read.
     """
     program, arguments, monarchs = _get_bootstrap_args()
-    ignoring = ["-c", 'trap "" INT HUP; umask 077; exec "$0" "$@"', program, *(arguments or [])]
+    ignoring = ["-c", 'trap "" INT HUP TERM; umask 077; exec "$0" "$@"', program, *(arguments or [])]
     return BootstrapCommand("/bin/sh", None, ignoring, monarchs | environment)
 
 
@@ -129,16 +135,26 @@ class ActorProcesses:
     """Owns all actor processes of a run, and the hosts that they run on."""
 
     def __init__(
-        self, logs: str | None, scratch: Path, num_hosts: int, *, launcher: Launcher, tell: Callable[..., None]
+        self,
+        logs: str | None,
+        scratch: Path,
+        num_hosts: int,
+        *,
+        launcher: Launcher,
+        tell: Callable[..., None],
+        ranks: OtherRanks | None = None,
+        lost: Callable[[str], None] = lambda why: None,
     ):
         """``scratch``: a folder that nobody else uses. ``num_hosts``: worker loops to spread the processes over; 0 for
-        none. ``tell(kind, **fields)`` is called for every start and every death."""
-        self.logs, self.mark, self.tell = logs, new_mark(), tell
+        none. ``tell(kind, **fields)`` is called for every start and every death. ``ranks``: torchrun's other processes
+        as hosts; ``lost(why)`` is called when one of them dies, after which torchrun ends all."""
+        self.logs, self.mark, self.tell, self._lost = logs, new_mark(), tell, lost
         self._environment = self.mark | {"TMPDIR": str(scratch)}
         self.hosts = Hosts(
             *(num_hosts, self._environment, scratch, logs, launcher),
             on_start=self._on_host_start,
             on_death=self._on_host_death,
+            ranks=ranks,
         )
         self.all: list[ActorProcess] = []
         self.are_stopping = False
@@ -192,6 +208,8 @@ class ActorProcesses:
         if self.are_stopping:
             return self.tell("stopped", name=host.name, pid=host.pid)
         self.tell("died", name=host.name, pid=host.pid, why="died")
+        if host.is_torchruns:
+            self._lost(f"{host.name} (process {host.pid}) died")
         for process in self.all:
             if process.host is host and not process.is_dead:
                 process.why = f"lost {host.name}"

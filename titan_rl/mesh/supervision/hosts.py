@@ -1,7 +1,7 @@
-"""What processes are spawned on: the controller itself, or worker loops that it starts, each of which may die alone.
+"""What processes are spawned on: the controller itself, worker loops that it starts, or torchrun's processes.
 
 A worker loop takes its processes with it. Their owners then replace them one by one, as if each had died by itself, on
-the loops that are left and on the one that is started again.
+the loops that are left and on the one that is started again. A process of torchrun's cannot be started again.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from monarch.actor import attach_to_workers, this_host
 from monarch.job import new_service_proc_id, service_proc_addr
 
 from titan_rl.mesh.launch.base import Launcher
+from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.supervision.logs import log_file
 from titan_rl.mesh.supervision.processes import watch
 
@@ -31,6 +32,8 @@ class Host:
     died: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     kinds: list[str] = field(default_factory=list)
     """Of the processes that it runs."""
+    is_torchruns: bool = False
+    """Whether torchrun ends everything when it dies."""
 
 
 class Hosts:
@@ -46,10 +49,12 @@ class Hosts:
         *,
         on_start: Callable[[Host], None],
         on_death: Callable[[Host], None],
+        ranks: OtherRanks | None = None,
     ):
-        """``count`` 0: everything is spawned by the controller. ``environment``: of all the run's processes."""
-        self._environment, self._scratch, self._logs = os.environ | environment, scratch, logs
-        self._count, self._launcher = count, launcher
+        """``count`` 0: everything is spawned by the controller. ``environment``: of all the run's processes. ``ranks``:
+        the processes of torchrun that are hosts beside the controller, instead of worker loops."""
+        self._environment, self._scratch, self._logs = environment, scratch, logs
+        self._count, self._launcher, self._ranks = count, launcher, ranks
         self._on_start, self._on_death = on_start, on_death
         self._hosts: list[Host] = []
         self._numbers = itertools.count()
@@ -60,26 +65,54 @@ class Hosts:
         return [host for host in self._hosts if host.pid]
 
     def choose(self, kind: str) -> Host:
-        """Processes of one kind are spread: the host that runs the fewest of it. A dead host is started again."""
-        if not self._hosts:
-            self._hosts = [self._start(f"host {i}") for i in range(self._count)] or [Host("controller", this_host())]
-        self._hosts = [self._start(host.name) if host.died.done() else host for host in self._hosts]
+        """Processes of one kind are spread: the host with the fewest of it. A dead worker loop is started again."""
+        self._hosts = self._alive() or self._first()
         host = min(self._hosts, key=lambda host: (host.kinds.count(kind), len(host.kinds)))
         host.kinds.append(kind)
         return host
 
+    def _first(self) -> list[Host]:
+        if self._ranks is not None:
+            return [Host("controller", this_host()), *(self._engage(1 + i) for i in range(self._ranks.count))]
+        return [self._start(f"host {i}") for i in range(self._count)] or [Host("controller", this_host())]
+
+    def _alive(self) -> list[Host]:
+        hosts = (self._start(host.name) if self._can_start(host) else host for host in self._hosts)
+        return [host for host in hosts if not host.died.done()]
+
+    @staticmethod
+    def _can_start(host: Host) -> bool:
+        return host.died.done() and not host.is_torchruns
+
     def _start(self, name: str) -> Host:
-        address = service_proc_addr(f"ipc://{self._scratch}/host{next(self._numbers)}", new_service_proc_id())
+        address = self._address()
         command = [sys.executable, "-m", "titan_rl.mesh.supervision.worker_loop", address]
         with log_file(self._logs, name.replace(" ", "_")) as output:
-            process = self._launcher.launch(command, environment=self._environment, output=output)
-        host = Host(name, attach_to_workers(ca="trust_all_connections", workers=[address], name=name), process.pid)
-        self._on_start(host)
+            process = self._launcher.launch(command, environment=os.environ | self._environment, output=output)
+        host = self._attach(name, address, process.pid)
+        self._watch(host, process.wait)
+        return host
 
+    def _engage(self, rank: int) -> Host:
+        name, address = f"torchrun rank {rank}", self._address()
+        pid = self._ranks.engage(rank, address, self._environment, (self._logs, name.replace(" ", "_")))
+        host = self._attach(name, address, pid)
+        host.is_torchruns = True
+        self._watch(host)
+        return host
+
+    def _address(self) -> str:
+        return service_proc_addr(f"ipc://{self._scratch}/host{next(self._numbers)}", new_service_proc_id())
+
+    def _attach(self, name: str, address: str, pid: int) -> Host:
+        host = Host(name, attach_to_workers(ca="trust_all_connections", workers=[address], name=name), pid)
+        self._on_start(host)
+        return host
+
+    def _watch(self, host: Host, reap: Callable[[], Any] = lambda: None) -> None:
         def ended() -> None:
-            process.wait()
+            reap()
             host.died.set_result(None)
             self._on_death(host)
 
-        watch(process.pid, ended)
-        return host
+        watch(host.pid, ended)

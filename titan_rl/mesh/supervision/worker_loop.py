@@ -13,8 +13,14 @@ from monarch.actor import run_worker_loop_forever
 
 from titan_rl.mesh.launch.sockets import keep_sockets_in
 
-if __name__ == "__main__":
+
+def listen(address: str) -> None:
+    """Be a host, for good."""
     os.umask(0o077)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keep_sockets_in(Path(os.environ["TMPDIR"]))
-    run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+    run_worker_loop_forever(address=address, ca="trust_all_connections")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    listen(sys.argv[1])

@@ -1,0 +1,60 @@
+"""The role actor: one rank of a model that never learns, in processes of its own (trainer/lone_role.py)."""
+
+from contextlib import ExitStack
+
+from monarch.actor import Actor, endpoint
+
+from titan_rl.config.schema import Config
+from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
+from titan_rl.mesh.channel.transports import RDMA
+
+
+class Role(Actor):
+    """A rank. All ranks of a role are called together, in the same order, since each call may hold collectives."""
+
+    def __init__(self, config: Config, role: str, model_path: str, kept: str):
+        """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
+        self.config, self.role, self.model_path, self.kept = config, role, model_path, kept
+        self._staged = ExitStack()
+        """What was found last, for as long as the trainer may read it."""
+
+    @endpoint
+    def prepare(self) -> None:
+        """Have all imports done."""
+        import titan_rl.trainer.lone_role  # noqa: F401
+
+    @endpoint
+    def join(self, rank: int, world_size: int, rendezvous_file: str) -> None:
+        """Meet the other ranks in a new process group, and build this rank's part of the model."""
+        from titan_rl.trainer.lone_role import LoneRole, role_titan
+        from titan_rl.trainer.process_group import join_group
+
+        titan = role_titan(self.config, self.role)
+        join_group(rank, world_size, rendezvous_file, titan.comm.init_timeout_seconds)
+        self.model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
+
+    @endpoint
+    def find(self, batches: list[RowsHandle]) -> list[RowsHandle] | None:
+        """``batches[group]`` holds the rows of a group of the trainer's ranks, of every update of a step.
+
+        For each of these groups, what this rank found of its rows; None from ranks that see nothing.
+        """
+        from titan_rl.trainer.process_group import peers_are_told
+
+        seconds = self.config.mesh.step_timeout
+        with peers_are_told():
+            found = self.model.find([pull_rows(handle, seconds) for handle in batches])
+        self._staged.close()
+        if found is None:
+            return None
+        return self._staged.enter_context(StagedRows(found, over_rdma=self.config.mesh.transport in RDMA))
+
+    @endpoint
+    def load_role(self, path: str) -> None:
+        """Take other weights."""
+        self.model.load(path)
+
+    @endpoint
+    def digest(self) -> str:
+        """Of this rank's weights."""
+        return self.model.digest()

@@ -1,0 +1,104 @@
+"""The soft overlong punishment against DAPO's equation 13, and that it changes advantages and nothing that is shown."""
+
+import numpy as np
+import pytest
+
+from titan_rl.algorithms.batching import step_batches
+from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.shaping import overlong_punishment, punishment, shaped, shaping_metrics
+from titan_rl.config.schema import AlgorithmConfig, Config, FilterConfig, RolloutConfig
+from titan_rl.data.types import Group, Layout, Provenance, Rollout, Turn
+from titan_rl.records.metrics import sampling_metrics
+
+
+def test_equation_13():
+    """L_max 20, L_cache 4: up to 16 nothing, then a quarter for each token."""
+    values = {length: overlong_punishment(length, 20, 4) for length in (0, 15, 16, 17, 18, 19, 20, 21)}
+    assert values == {0: 0.0, 15: 0.0, 16: 0.0, 17: -0.25, 18: -0.5, 19: -0.75, 20: -1.0, 21: -1.0}
+
+
+def test_the_whole_length_may_be_the_buffer():
+    assert [overlong_punishment(length, 4, 4) for length in range(5)] == [0.0, -0.25, -0.5, -0.75, -1.0]
+
+
+def rollout(sample: int, *lengths: int, reward=1.0, status="ok") -> Rollout:
+    """Turns of these lengths behind a prompt of two tokens, with one token of the environment between them."""
+    provenance, turns = [Provenance.TEMPLATE] * 2, []
+    for length in lengths:
+        turns.append(Turn(len(provenance), len(provenance) + length, "stop"))
+        provenance += [Provenance.MODEL] * length + [Provenance.TOOL]
+    provenance = np.array(provenance[:-1], np.int8)
+    count = len(provenance)
+    return Rollout(
+        *("a", sample, np.arange(3, 3 + count, dtype=np.int32), provenance),
+        logprobs=np.zeros(count, np.float32),
+        versions=np.zeros(count, np.int32),
+        turns=turns,
+        status=status,
+        reward=reward,
+    )
+
+
+def config_of(buffer=4, penalty=2.0, **algorithm) -> Config:
+    settings = dict(overlong_buffer=buffer, overlong_penalty=penalty) | algorithm
+    return Config(algorithm=AlgorithmConfig(**settings), rollout=RolloutConfig(max_new_tokens=10))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "status", "taken"),
+    [
+        ((6,), "ok", 0.0),
+        ((8,), "ok", -1.0),
+        ((10,), "truncated", -2.0),
+        ((3,), "truncated", -2.0),  # the row ended before max_new_tokens
+        ((5, 5), "ok", 0.0),  # max_new_tokens is of one turn
+        ((5, 7), "ok", -0.5),
+    ],
+)
+def test_what_an_answer_is_charged(lengths, status, taken):
+    assert punishment(rollout(0, *lengths, status=status), config_of()) == taken
+
+
+def test_it_is_off_unless_asked_for():
+    rollouts = [rollout(0, 10, status="truncated")]
+    assert shaped(rollouts, config_of(buffer=0)) is rollouts and shaping_metrics([Group("a", rollouts)], Config()) == {}
+
+
+LAYOUT = Layout(num_ranks=1, row_tokens=64)
+
+
+def advantages_of(rollouts, config) -> list[float]:
+    """Of each sample's first trained token, in order."""
+    [batch] = step_batches([Group("a", rollouts)], GRPO(), config, LAYOUT)
+    found = {}
+    for row in batch.rows[0]:
+        place = 0
+        for _, sample, count in row.owners:
+            found[sample] = float(row.advantage_S[place])
+            place += count
+    return [found[sample] for sample in sorted(found)]
+
+
+def test_advantages_are_made_of_the_shaped_rewards_and_the_shown_reward_is_the_tasks():
+    config = config_of()
+    rollouts = [rollout(0, 2), rollout(1, 8), rollout(2, 10, status="truncated"), rollout(3, 2, reward=0.0)]
+    rewards = np.array([1.0, 0.0, -1.0, 0.0])
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    assert advantages_of(rollouts, config) == pytest.approx(expected.tolist(), rel=1e-6)
+    assert [each.reward for each in rollouts] == [1.0, 1.0, 1.0, 0.0]
+    assert sampling_metrics([Group("a", rollouts)], 0)["reward"] == 0.75
+    assert shaping_metrics([Group("a", rollouts)], config) == {"overlong_punishment": (-1.0 - 2.0) / 4}
+
+
+def test_filtering_looks_at_the_tasks_own_reward():
+    """A group that is all right has no signal, however long its answers are."""
+    from titan_rl.algorithms.filters import filter_reason
+
+    config, rollouts = config_of(), [rollout(0, 2), rollout(1, 8)]
+    assert filter_reason(Group("a", rollouts), FilterConfig(no_signal=True), config.algorithm) == "no_signal"
+
+
+def test_overlong_filtering_leaves_the_cut_short_out():
+    config = config_of(train_truncated=False)
+    rollouts = [rollout(0, 2), rollout(1, 8), rollout(2, 10, status="truncated")]
+    assert advantages_of(rollouts, config) == pytest.approx([0.7071, -0.7071], abs=1e-4)

@@ -1,0 +1,29 @@
+"""Alarms of a run as it goes (records/alarms.py): said when one is raised, and in every step's metrics."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from titan_rl.records.alarms import NAMES, standing
+from titan_rl.records.metrics import read_metrics
+
+
+class AlarmWatch:
+    """Owns what the steps so far measured. ``note`` takes events."""
+
+    def __init__(self, root: Path, *, say: Callable[[str], None], note: Callable[..., None]):
+        """``root``: of the run, which may have steps already."""
+        self.say, self.note = say, note
+        self._records = {record["step"]: record for record in read_metrics(root) if "reward" in record}
+        self._standing: set[str] = set()
+
+    def met(self, record: dict[str, float]) -> dict[str, float]:
+        """What to add to a step's record: 1 for each alarm that stands after it. A step may be done again."""
+        step = record["step"]
+        kept = {number: known for number, known in self._records.items() if number < step}
+        self._records = kept | {step: record}
+        found = standing(list(self._records.values()))
+        for name in found.keys() - self._standing:
+            self.say(f"step {step}: ALARM {name}: {found[name]}; `titan-rl hack-check` tells more")
+            self.note("alarm", name=name, step=step, says=found[name])
+        self._standing = set(found)
+        return {f"alarm_{name}": float(name in found) for name in NAMES}

@@ -1,0 +1,76 @@
+"""Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
+
+from dataclasses import asdict
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import Config, CriticConfig
+from titan_rl.models.families import Family
+from titan_rl.models.heads import check_value_weights, value_spec
+from titan_rl.models.spec import model_spec, read_hf_config
+from titan_rl.models.tiny import tiny_config
+from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.lone_role import role_titan
+from titan_rl.trainer.roles import FROZEN, num_words
+from titan_rl.trainer.titan_config import build_titan, critic_titan
+
+
+def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
+    """Errors: ConfigError for a role that is described for nothing, that cannot be built or laid out, or that has
+    other tokens than the policy."""
+    for role in FROZEN:
+        settings, said = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
+        if not getattr(algorithm.needs, role):
+            if asdict(settings) != asdict(type(settings)()):
+                raise ConfigError(f"[{role}] has no effect: {said}, as it is set, needs no {role}; leave it out")
+            continue
+        if role == "teacher" and not settings.path:
+            raise ConfigError(f"{said} needs a teacher: give its Hugging Face directory as teacher.path")
+        if settings.placement == "with_trainer" and settings.parallelism:
+            raise ConfigError(
+                f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
+                f"trainer's layout: set placement = 'own', or leave it out"
+            )
+        _check_model(config, role, family, num_words(role, algorithm.needs))
+    if algorithm.needs.critic:
+        _check_critic(config, family)
+    elif asdict(config.critic) != asdict(CriticConfig()):
+        raise ConfigError(f"[critic] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out")
+
+
+def _check_critic(config: Config, family: Family | None) -> None:
+    path, steps = config.critic.path, critic_titan(config, build_titan(config)).training.steps
+    if config.critic.warmup_steps >= steps:
+        raise ConfigError(
+            f"critic.warmup_steps = {config.critic.warmup_steps} leaves the policy none of training.steps = {steps}: "
+            f"lower it, or raise training.steps"
+        )
+    if path:
+        try:
+            check_value_weights(value_spec(model_spec(path, family)), path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
+            raise ConfigError(f"critic.path = {path!r}: {' '.join(str(error).split())}") from None
+        _check_model(config, "critic", family)
+
+
+def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
+    """``words``: how many of the likeliest the role is to give."""
+    path, own = config.model.path, getattr(config, role).path
+    policy = tiny_config() if path == "tiny" else read_hf_config(path, family)
+    model = read_hf_config(own, family) if own else policy
+    if model.vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"must read the policy's tokens"
+        )
+    if words > policy.vocab_size:
+        raise ConfigError(
+            f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
+        )
+    if getattr(getattr(config, role), "placement", "with_trainer") == "with_trainer":
+        check_layout(model, build_titan(config).parallelism)
+        return
+    try:
+        check_layout(model, role_titan(config, role).parallelism)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("parallelism.", f"{role}.parallelism.", 1)) from None

@@ -1,0 +1,85 @@
+"""A frozen role in processes of its own, with a layout of its own: one rank of it.
+
+The trainer's rows are dealt out anew among the role's groups of ranks, and what is found of them goes back by place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch.distributed as dist
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.schema import Config
+from titan_rl.data.packing import dummy_row
+from titan_rl.data.types import Row
+from titan_rl.models.families import make_family
+from titan_rl.models.spec import model_spec
+from titan_rl.trainer.preparation import Found
+from titan_rl.trainer.roles import FROZEN, FrozenRole, num_words, role_path
+from titan_rl.trainer.sharded_model import ShardedModel
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
+
+
+def role_titan(config: Config, role: str) -> TitanConfig:
+    """The trainer's settings in the role's own layout. Errors: ConfigError."""
+    return build_titan(replace(config, titan=config.titan | {"parallelism": getattr(config, role).parallelism}))
+
+
+def dealt(rows: Sequence, part: int, num_parts: int) -> list:
+    """Every ``num_parts``-th, beginning with number ``part``."""
+    return list(rows[part::num_parts])
+
+
+class LoneRole:
+    """The process group must be up."""
+
+    def __init__(self, config: Config, titan: TitanConfig, role: str, model_path: str, kept: str):
+        self.titan = titan
+        path = role_path(config, role, model_path, kept)
+        local = device.local_device(dist.get_rank())
+        dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
+        dims = ParallelDims.from_config(titan.parallelism, dist.get_world_size())
+        kernel = config.model.kernel
+        if kernel == "auto":
+            kernel = "triton" if local.type == "cuda" else "reference"
+        self.model = ShardedModel(
+            *(model_spec(path, make_family(config.model.family, config.run.plugin_path)), titan, path, dims, local),
+            temperature=config.rollout.temperature,
+            implementation=kernel,
+        )
+        needs = make_algorithm(config.algorithm, config.run.plugin_path).needs
+        self.role = FrozenRole(FROZEN[role], self.model, num_words(role, needs))
+        tp_mesh = dims.get_optional_mesh("tp")
+        self._speaks = not (tp_mesh and tp_mesh.get_local_rank())
+        self._speaks &= self.model.pipeline is None or self.model.pipeline.has_last
+
+    def find(self, groups: list[list[list[Row]]]) -> list[list[Found]] | None:
+        """``groups[group][update]`` are rows of the trainer's. Of each group, what was found of those of its rows that
+        came to this rank; None from a rank whose peer tells it."""
+        places = [
+            (group, (update, number), row)
+            for group, updates in enumerate(groups)
+            for update, rows in enumerate(updates)
+            for number, row in enumerate(rows)
+        ]
+        part, degree = self.titan.batch_rank(dist.get_rank()), self.titan.batch_degree
+        mine = dealt(places, part, degree)
+        idle = [dummy_row() for _ in range(-(-len(places) // degree) - len(mine))]  # all must make as many passes
+        found = self.role.find(self.model.fit([row for _, _, row in mine] + idle))
+        if not self._speaks:
+            return None
+        by_group: list[list[Found]] = [[] for _ in groups]
+        for (group, place, _), columns in zip(mine, found, strict=False):
+            by_group[group].append((place, columns))
+        return by_group
+
+    def load(self, path: str) -> None:
+        self.model.load(path)
+
+    def digest(self) -> str:
+        return self.model.digest()

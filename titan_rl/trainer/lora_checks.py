@@ -1,0 +1,72 @@
+"""Whether a model can be trained as ``[lora]`` says, checked before any process starts. Nothing is sharded, and memory
+is needed for names and shapes alone.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+from torchtitan.protocols.model_spec import ModelSpec
+from transformers import PreTrainedConfig
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import Config
+from titan_rl.models.families import Family
+from titan_rl.models.lora import targets_of
+from titan_rl.models.peft_files import check_adapter
+from titan_rl.models.shards import is_adapter, local_shards
+from titan_rl.models.spec import spec_of
+from titan_rl.trainer.layout import stage_modules
+from titan_rl.trainer.titan_config import TitanConfig
+
+
+def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family: Family | None) -> None:
+    """Errors: ConfigError with the reason and what to change."""
+    try:
+        targets = targets_of(spec_of(hf, "", family), config.lora)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    spec = spec_of(hf, "", family, config.lora)
+    names, shapes = _adapters(spec)
+    _check_groups(titan, names)
+    _check_stages(titan, names, hf.num_hidden_layers)
+    if config.lora.adapter:
+        try:
+            check_adapter(Path(config.lora.adapter), config.lora, targets, shapes)
+        except ValueError as error:
+            raise ConfigError(f"lora.adapter = {config.lora.adapter!r}: {error}") from None
+
+
+def _adapters(spec: ModelSpec) -> tuple[list[str], dict[str, tuple[int, ...]]]:
+    """TorchTitan's names of all that is trained; shapes by Hugging Face's."""
+    with torch.device("meta"):
+        model = spec.model.build()
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all(map(is_adapter, names)), "the converter left something besides adapters to be trained"
+    return names, {shard.name: shard.shape for shard in local_shards(spec, [model], adapters=True)}
+
+
+def _check_groups(titan: TitanConfig, names: list[str]) -> None:
+    left = list(names)
+    for group in titan.optimizer.param_groups:
+        matched = [name for name in left if re.search(group.pattern, name)]
+        if not matched:
+            raise ConfigError(
+                f"optimizer.param_groups: with [lora] nothing but adapters is trained, and none is left for "
+                f"{group.pattern!r}: their names are like {names[0]}"
+            )
+        left = [name for name in left if name not in matched]
+    if left:
+        raise ConfigError(f"optimizer.param_groups has no pattern for {left[0]}: add a group with '.*'")
+
+
+def _check_stages(titan: TitanConfig, names: list[str], num_layers: int) -> None:
+    """Every stage of a pipeline has an optimizer, which must have something to train."""
+    if titan.parallelism.pipeline_parallel_degree == 1:
+        return
+    for number, modules in enumerate(stage_modules(titan.parallelism, num_layers)):
+        if not any(name.startswith(f"{module}.") for name in names for module in modules):
+            raise ConfigError(
+                f"parallelism: stage {number} of the pipeline holds {', '.join(modules)}, none of which has an "
+                f"adapter to train: give it a layer"
+            )

@@ -1,0 +1,37 @@
+"""The process group of one role's ranks: met through a file, and left at once by a rank that fails."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from titan_rl.models.device import DEVICE_TYPE, local_device
+
+
+def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float) -> None:
+    """Meet the other ranks, in the place of those met before. ``rendezvous_file`` must not exist yet; ``seconds``: of
+    any collective."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if DEVICE_TYPE != "cpu":
+        torch.accelerator.set_device_index(local_device(rank).index)
+    dist.init_process_group(
+        "gloo" if DEVICE_TYPE == "cpu" else "nccl",
+        store=dist.FileStore(rendezvous_file, world_size),  # a file opens no port
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=seconds),
+    )
+
+
+@contextmanager
+def peers_are_told() -> Iterator[None]:
+    """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on."""
+    try:
+        yield
+    except BaseException:  # any error is raised again once the peers can know
+        with suppress(Exception):
+            dist.destroy_process_group()
+        raise

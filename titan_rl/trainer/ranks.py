@@ -1,0 +1,43 @@
+"""Numbers that all ranks must agree on: gradient norms, sums over rows, whether something is finite anywhere."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import titan_rl.models.device as device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+
+
+def clipped_gradient_norm(model_parts: Iterable[nn.Module], max_norm: float, parallel_dims: ParallelDims) -> float:
+    """Of all ranks' gradients, which are then clipped to ``max_norm``."""
+    norm = dist_utils.clip_grad_norm_(
+        [parameter for part in model_parts for parameter in part.parameters()],
+        max_norm,
+        foreach=True,
+        pp_mesh=parallel_dims.get_optional_mesh("pp"),
+        ep_enabled=parallel_dims.ep_enabled,
+    )
+    return float(norm)
+
+
+def is_finite_everywhere(value: float, on: torch.device) -> bool:
+    """Whether it is on all ranks: the same answer on each."""
+    bad = torch.tensor([0.0 if math.isfinite(value) else 1.0], device=on)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(bad)
+    return not bad.item()
+
+
+def sum_over_ranks(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict[str, float]:
+    """``is_counted``: whether this rank's are; of ranks that have the same rows, one must be."""
+    sums = torch.stack(list(totals.values()))
+    if not is_counted:
+        sums.zero_()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(sums)
+    return dict(zip(totals, sums.tolist(), strict=True))
