@@ -77,8 +77,8 @@ def check(config: Config) -> Checked:
     check_model(config, checked.family)
     if config.lora.rank and checked.algorithm.head == "value":
         raise ConfigError(
-            f"lora.rank = {config.lora.rank}: algorithm.name = {config.algorithm.name!r} trains a head for values, which "
-            f"adapters leave as it is: leave [lora] out"
+            f"lora.rank = {config.lora.rank} leaves the head as it is, and algorithm.name = {config.algorithm.name!r} "
+            f"trains one for values: leave [lora] out"
         )
     check_roles(config, checked.algorithm, checked.family)
     check_transport(config)
