@@ -11,6 +11,7 @@ import torch
 from titan_rl.algorithms import probe
 from titan_rl.algorithms.base import Algorithm, LossInputs, Needs
 from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.policy_gradient import PolicyGradient
 from titan_rl.algorithms.registry import ALGORITHMS, check_algorithm, make_algorithm
 from titan_rl.algorithms.sft import SFT
 from titan_rl.config.load import ConfigError, load_config
@@ -319,7 +320,7 @@ def test_what_gives_values_learns_by_values(make):
         ({"reject": "worst_token", "reject_low": 0.1}, Needs(), False),
     ],
 )
-@pytest.mark.parametrize("name", [name for name, cls in sorted(ALGORITHMS.items()) if cls().needs == Needs()])
+@pytest.mark.parametrize("name", [name for name, cls in sorted(ALGORITHMS.items()) if issubclass(cls, PolicyGradient) and cls().needs == Needs()])
 def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
     algorithm = make_algorithm(AlgorithmConfig(name=name, options=options), [])
     check_algorithm(algorithm, name)
