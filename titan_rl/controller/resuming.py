@@ -32,6 +32,7 @@ _RULES = {
     "model.path": _BY_CHECKSUM,
     "model.kernel": _NUMERIC,
     "lora": _ALWAYS,
+    "lora.adapter": _BY_CHECKSUM,
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,
