@@ -138,6 +138,21 @@ class Trainer(Actor):
                 self.snapshots.take(snapshot)
             return answers, seconds
 
+    @endpoint
+    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str):
+        """StepMetrics of all ranks together, of the loss on rows that nothing is learned from, given
+        as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
+        from titan_rl.algorithms.registry import make_algorithm
+        from titan_rl.config.schema import AlgorithmConfig
+        from titan_rl.trainer.evaluation import evaluate
+        from titan_rl.trainer.process_group import peers_are_told
+
+        with peers_are_told():
+            own = self.learner.algorithm
+            algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
+            [rows], pulled = self._pull(batches), [entry for handles in found for entry in self._pull(handles)]
+            return evaluate(self.learner, rows, algorithm, pulled)
+
     def _pull(self, batch: list[RowsHandle]):
         return pull_rows(batch[self.titan.batch_rank(self.rank)], self.config.mesh.step_timeout)
 

@@ -67,7 +67,7 @@ def mistake(function, *arguments, **keywords) -> str:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_ours_are_made_by_name_and_work(name):
-    algorithm = make_algorithm(AlgorithmConfig(name=name), [])
+    algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=ALGORITHMS[name].trains_on != "rollouts")
     assert type(algorithm) is ALGORITHMS[name] and algorithm.settings == algorithm.Settings()
     check_algorithm(algorithm, name)
 

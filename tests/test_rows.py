@@ -10,10 +10,10 @@ import pytest
 from row_tasks import mistake, rows_task, sums, texts, write
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.splits import key
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
 from titan_rl.environments.episode import demonstrate, encode_prompt
 from titan_rl.environments.prompts import PromptStream, held_out_prompts, sft_stream
-from titan_rl.environments.rows import key
 from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()

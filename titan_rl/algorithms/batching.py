@@ -1,7 +1,7 @@
 """Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from numbers import Real
 
 import numpy as np
@@ -11,6 +11,7 @@ from titan_rl.algorithms.sft import SFT
 from titan_rl.algorithms.shaping import shaped
 from titan_rl.config.plugins import what_happened
 from titan_rl.config.schema import AlgorithmConfig, Config
+from titan_rl.data.examples import Example
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample
 
@@ -115,3 +116,17 @@ def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list
         )
         for begin in range(0, len(groups), size)
     ]
+
+
+def data_batch(examples: Sequence[Example], algorithm: Algorithm, config: Config, layout: Layout) -> Batch:
+    """What a step is trained on, of data that others wrote. Of pairs and labels each sample weighs alike, whatever its
+    length; the samples of an example stand in one row."""
+    aggregation = config.algorithm.aggregation if algorithm.trains_on == "demonstrations" else "sequence"
+    batch = pack(
+        [list(example.samples) for example in examples],
+        **asdict(layout),
+        share_prefix=config.rollout.share_prefix,
+        keep_together=True,
+        weigh=lambda samples: token_weights(samples, aggregation, config.rollout.max_new_tokens),
+    )
+    return replace(batch, has_signal=True)

@@ -13,11 +13,16 @@ from titan_rl.algorithms.base import Algorithm, Needs
 from titan_rl.algorithms.cispo import CISPO
 from titan_rl.algorithms.dapo import DAPO
 from titan_rl.algorithms.distillation import Distillation
+from titan_rl.algorithms.dpo import DPO
 from titan_rl.algorithms.grpo import GRPO, DrGRPO
 from titan_rl.algorithms.gspo import GSPO
+from titan_rl.algorithms.kto import KTO
 from titan_rl.algorithms.maxrl import MaxRL
+from titan_rl.algorithms.offline import OfflineAlgorithm
 from titan_rl.algorithms.ppo import PPO
+from titan_rl.algorithms.reference_free import ORPO, SimPO
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
+from titan_rl.algorithms.reward_model import RewardModel
 from titan_rl.algorithms.rloo import RLOO
 from titan_rl.algorithms.sft import SFT
 from titan_rl.algorithms.turns import TurnGRPO
@@ -29,25 +34,32 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "cispo": CISPO,
     "dapo": DAPO,
     "distillation": Distillation,
+    "dpo": DPO,
     "dr_grpo": DrGRPO,
     "grpo": GRPO,
     "gspo": GSPO,
+    "kto": KTO,
     "maxrl": MaxRL,
+    "orpo": ORPO,
     "ppo": PPO,
     "reinforce_pp": ReinforcePP,
+    "reward_model": RewardModel,
     "rloo": RLOO,
+    "sft": SFT,
+    "simpo": SimPO,
     "turn_grpo": TurnGRPO,
 }
 
-_SUPERVISED = ("sft", "supervised")
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
 
 
-def make_algorithm(config: AlgorithmConfig, folders: Sequence[str]) -> Algorithm:
-    """``folders``: ``run.plugin_path``. Errors: ConfigError for a wrong name, class, key or need."""
+def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: bool = False) -> Algorithm:
+    """``folders``: ``run.plugin_path``. ``on_data``: whether it is to learn from ``[data]``, and not from rollouts.
+    Errors: ConfigError for a wrong name, class, key or need."""
     said = f"algorithm.name = {config.name!r}"
     cls = _find(said, config.name, folders)
     _check_class(said, cls)
+    _check_source(said, cls, on_data)
     settings = _build_settings(said, cls, config.options)
     try:
         algorithm = cls(settings)
@@ -72,7 +84,7 @@ def check_algorithm(algorithm: Algorithm, said: str) -> None:
 def _find(said: str, name: str, folders: Sequence[str]) -> Any:
     if is_reference(name):
         return resolve("algorithm.name", name, folders)
-    if name in _SUPERVISED:
+    if name == "supervised":
         raise _supervised(said)
     if name not in ALGORITHMS:
         raise ConfigError(f"{said} is unknown: {nearest(name, ALGORITHMS)}, or pkg.module:name of your own")
@@ -82,15 +94,14 @@ def _find(said: str, name: str, folders: Sequence[str]) -> Any:
 def _supervised(said: str) -> ConfigError:
     """On sampled answers it would make every one more likely, whatever it earned: 26.6 % of right ones became 0."""
     return ConfigError(
-        f"{said} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps before it"
+        f"{said} is no reinforcement-learning algorithm: take grpo, and set [sft] steps for supervised steps "
+        f"before it, or set data.file to train 'sft' on demonstrations alone"
     )
 
 
 def _check_class(said: str, cls: Any) -> None:
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         raise ConfigError(f"{said} must name a subclass of titan_rl.algorithms.base.Algorithm, not {cls!r:.80}")
-    if cls.advantages is SFT.advantages:
-        raise _supervised(said)
     if inspect.isabstract(cls):
         raise ConfigError(f"{said} has no {' and no '.join(sorted(cls.__abstractmethods__))}: write the method")
     check_signature(said, cls, ("settings",))
@@ -98,6 +109,20 @@ def _check_class(said: str, cls: Any) -> None:
         raise ConfigError(f"{said}: its Settings must be a dataclass: write @dataclass(kw_only=True) above it")
     if taken := _COMMON_KEYS & {f.name for f in fields(cls.Settings)}:
         raise ConfigError(f"{said}: Settings.{min(taken)} is a key that every algorithm has: rename yours")
+
+
+def _check_source(said: str, cls: type[Algorithm], on_data: bool) -> None:
+    """Errors: ConfigError for an algorithm that cannot learn from what the run has. A subclass of a supervised one
+    that has advantages of its own may learn from rollouts."""
+    if on_data and cls.trains_on == "rollouts":
+        known = ", ".join(name for name, each in ALGORITHMS.items() if each.trains_on != "rollouts")
+        raise ConfigError(f"{said} learns from rollouts: leave out data.file, or take one of {known}")
+    if on_data:
+        return
+    if cls.advantages is SFT.advantages:
+        raise _supervised(said)
+    if cls.advantages is OfflineAlgorithm.advantages:
+        raise ConfigError(f"{said} learns from {cls.trains_on} that others wrote: set data.file")
 
 
 def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) -> Any:

@@ -1,5 +1,6 @@
-"""Supervised fine-tuning: the objective of the steps that ``[sft]`` asks for. No reinforcement-learning algorithm: it
-has no entry in registry.py."""
+"""Supervised fine-tuning, on demonstrations: of a run of its own (``[data]``), or of the steps that ``[sft]`` asks for
+before another algorithm's. On rollouts it would make every answer more likely, whatever it earned: registry.py refuses
+that."""
 
 import torch
 
@@ -9,7 +10,9 @@ from titan_rl.data.types import Rollout
 
 
 class SFT(Algorithm):
+    trains_on = "demonstrations"
     is_token_sum = True
+    is_still_without_advantage = False
 
     def advantages(self, rollouts: list[Rollout]) -> list[float]:
         """Every example counts alike."""

@@ -239,6 +239,31 @@ class SFTConfig:
 
 
 @dataclass(kw_only=True)
+class DataConfig:
+    """Of a run that is trained on data instead of rollouts: without generator and verifier (``algorithm.name = "sft"``,
+    ``dpo``, ``kto`` or ``reward_model``)."""
+
+    file: str = ""
+    """JSON lines, Parquet, or a directory that ``datasets`` saved; looked for in the folders of run.plugin_path.
+    ``task``: made of the worked examples of ``[task]``."""
+    held_out_file: str = ""
+    """Rows for evaluation only."""
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Without such a file: how much of ``file`` is for evaluation only."""
+    format: Literal["auto", "messages", "prompt_completion", "text", "pairs", "labels"] = "auto"
+    """The columns that rows have; auto: as the algorithm wants them, and as their names tell."""
+    chat: bool = False
+    """Text becomes a user's and the assistant's message of a chat; messages always are."""
+    too_long: Literal["refuse", "skip"] = "refuse"
+    """What becomes of a row of more than training.seq_len tokens: it ends the run before it begins, or is left out and
+    counted. None is cut."""
+    examples_per_step: Count = 32
+    """Demonstrations, pairs or labelled answers that one optimizer step is trained on."""
+    made_rows: Count = 4096
+    """With ``file = "task"``: how many rows are made to train on."""
+
+
+@dataclass(kw_only=True)
 class EvalConfig:
     every: Whole = 0
     """Steps between held-out evaluations; 0: only before the first step and after the last."""
@@ -246,7 +271,7 @@ class EvalConfig:
     """A second opinion of each sampled answer that nothing is trained on: ``pkg.module:name`` of a function like a
     reward, or ``task`` for the task's own score beside a reward of yours; empty: none (``titan-rl hack-check``)."""
     prompts: Count = 256
-    """Held-out prompts, never trained on, answered greedily; a data file may have fewer."""
+    """Held-out prompts, never trained on, answered greedily, or held-out rows of ``[data]``; a file may have fewer."""
 
 
 @dataclass(kw_only=True)
@@ -312,6 +337,7 @@ class Config:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     verifier: VerifierConfig = field(default_factory=VerifierConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)

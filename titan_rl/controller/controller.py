@@ -169,6 +169,11 @@ class Controller:
             self.say("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
         return self.bad_batches.weights_are_finite
 
+    def cancel(self) -> None:
+        """What is under way besides the step at hand."""
+        self.queue.cancel()
+        self.publishing.cancel()
+
     # one step
 
     async def step(self) -> None:

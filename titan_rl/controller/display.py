@@ -17,6 +17,9 @@ from rich.table import Table
 from titan_rl.data.files import LineFile, unless_full
 
 _COLUMNS = {
+    "loss": "{:.4f}",
+    "rewards/accuracies": "{:.1%}",
+    "rewards/margins": "{:.3f}",
     "reward": "{:.3f}",
     "accuracy": "{:.1%}",
     "groups_with_signal": "{:.0%}",
@@ -27,6 +30,8 @@ _COLUMNS = {
     "agreement_max": "{:.4f}",
     "kl_k3": "{:.2e}",
     "grad_norm": "{:.3f}",
+    "learning_rate": "{:.2e}",
+    "epoch": "{:.2f}",
     "staleness_max": "{:.0f}",
     "seconds_generate": "{:.2f}",
     "seconds_score": "{:.2f}",
@@ -38,6 +43,8 @@ _COLUMNS = {
     "tokens_per_second_forward_backward": "{:,.0f}",
 }
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
+_ON_DATA = ("loss", "rewards/accuracies", "rewards/margins", "grad_norm", "learning_rate", "epoch")
+"""Of a run without rollouts, where the step has it."""
 _NUM_SHOWN = 8
 _LINE_SECONDS = 3.0
 """Without a terminal, a line at most this often."""
@@ -84,7 +91,7 @@ class Display:
             self._live.update(self._table())  # its thread draws it
         elif time.monotonic() - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
             self._last_line = time.monotonic()
-            values = "  ".join(f"{name} {_COLUMNS[name].format(record[name])}" for name in _IN_LINE)
+            values = "  ".join(f"{name} {_COLUMNS[name].format(record[name])}" for name in _names(record))
             self.say(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
 
     def _show(self, write: Callable[[], None]) -> None:
@@ -106,6 +113,11 @@ class Display:
             if all(name in record for record in self._recent):  # not every algorithm counts all of them
                 table.add_row(name.replace("_", " "), *(form.format(record[name]) for record in self._recent))
         return table
+
+
+def _names(record: dict[str, float]) -> tuple[str, ...]:
+    """What a line tells of a step."""
+    return _IN_LINE if "reward" in record else tuple(name for name in _ON_DATA if name in record)
 
 
 def _drop_unwritable() -> None:

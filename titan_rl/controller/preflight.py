@@ -1,6 +1,6 @@
 """Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -11,7 +11,9 @@ from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
+from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.role_checks import check_reward_model, check_roles
+from titan_rl.data.datasets import Dataset
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
@@ -24,6 +26,7 @@ from titan_rl.mesh.launch.base import Launcher, make_launcher
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
+from titan_rl.models.rope import num_positions
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
@@ -47,6 +50,8 @@ class Checked:
     launcher: Launcher | None
     """Of the user's own; None: on this host."""
     held_out: list[Prompt]
+    dataset: Dataset | None = None
+    """What a run without a generator learns from."""
 
     def as_dict(self) -> dict[str, Any]:
         """The whole configuration as a TOML would write it, with everything that was left out."""
@@ -57,14 +62,14 @@ class Checked:
 
 def resolve(config: Config, num_held_out: int = 0) -> Checked:
     """Names become objects. Errors: ConfigError."""
-    folders = config.run.plugin_path
+    folders, on_data = config.run.plugin_path, bool(config.data.file)
     task = make_task(config.task, folders)
     return Checked(
         config=config,
-        held_out=held_out_prompts(task, num_held_out) if num_held_out else [],
+        held_out=held_out_prompts(task, num_held_out) if num_held_out and not on_data else [],
         titan=build_titan(config),
         task=task,
-        algorithm=make_algorithm(config.algorithm, folders),
+        algorithm=make_algorithm(config.algorithm, folders, on_data=on_data),
         family=make_family(config.model.family, folders),
         launcher=make_launcher(config.mesh.launcher, folders),
     )
@@ -83,10 +88,31 @@ def check(config: Config) -> Checked:
     check_roles(config, checked.algorithm, checked.family)
     check_reward_model(config, checked.algorithm, checked.family)
     check_transport(config)
+    if config.data.file:
+        return with_dataset(checked)
     check_prompts(checked)
     if config.eval.grader:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
     return checked
+
+
+def with_dataset(checked: Checked) -> Checked:
+    """Errors: ConfigError for settings or a row that the run cannot be trained on."""
+    config, hf = checked.config, read_config(checked)
+    check_settings(config, checked.algorithm)
+    positions, row_tokens = num_positions(hf), checked.titan.training.seq_len
+    limits = dict(row_tokens=row_tokens, sample_tokens=min(positions, row_tokens))
+    dataset = load_dataset(config, checked.algorithm, checked.task, _tokenizer(config), **limits)
+    largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
+    if largest >= hf.vocab_size:
+        _check_ids(checked, largest)
+    return replace(checked, dataset=dataset)
+
+
+def read_config(checked: Checked) -> PreTrainedConfig:
+    """The model's config.json."""
+    path = checked.config.model.path
+    return tiny_config() if path == "tiny" else read_hf_config(path, checked.family)
 
 
 def check_prompts(checked: Checked) -> None:
@@ -125,10 +151,10 @@ def _tokenizer(config: Config):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
         raise ConfigError(f"model.path = {path!r}: its tokenizer cannot be used: {_in_one_line(error)}") from None
-    if config.sft.steps and tokenizer.eos_token_id is None:
+    if (config.sft.steps or config.data.file) and tokenizer.eos_token_id is None:
         raise ConfigError(
-            f"model.path = {path!r}: sft.steps needs a tokenizer that has an eos_token, to end worked examples with: "
-            f"add it to tokenizer_config.json, or leave [sft] out"
+            f"model.path = {path!r}: training on worked examples needs a tokenizer that has an eos_token, to "
+            f"end them with: add it to tokenizer_config.json"
         )
     return tokenizer
 
@@ -165,7 +191,8 @@ def check_model(config: Config, family: Family | None = None) -> None:
     check_layout(hf, titan.parallelism)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
-    _check_generator_layout(hf, config.generator.tensor_parallel)
+    if not config.data.file:
+        _check_generator_layout(hf, config.generator.tensor_parallel)
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:

@@ -75,11 +75,14 @@ class Reporter:
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
         record = self._record(report, statistics, seconds_sync)
-        record |= self._alarms.met(record)
-        self._tell_stragglers(report.step)
-        self.metrics.write(record)
-        self.display.step(record)
+        self.trained(record | self._alarms.met(record))
         self._warn_of_disagreement(report.step, report.metrics)
+
+    def trained(self, record: dict[str, float]) -> None:
+        """What is known of a step."""
+        self._tell_stragglers(int(record["step"]))
+        self.metrics.write(record | self.stragglers.slowest())
+        self.display.step(record)
 
     def _record(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> dict[str, float]:
         groups, sampled = report.collected.groups, report.collected.sampled
@@ -99,7 +102,7 @@ class Reporter:
         record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
-        return record | speeds(seconds, generated, trained) | self.stragglers.slowest()
+        return record | speeds(seconds, generated, trained)
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:
         """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""
@@ -148,3 +151,10 @@ class Reporter:
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
         self.metrics.write({"step": step, "held_out_accuracy": result.value})
         self.display.say(f"held-out accuracy {when}: {result}")
+
+    def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
+        """What held-out data says: the loss, and of pairs how often the better answer is preferred."""
+        found = metrics | ({"accuracy": accuracy.value} if accuracy else {})
+        self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in found.items()})
+        told = f", preferences {accuracy}" if accuracy else ""
+        self.display.say(f"held-out loss {when}: {metrics['loss']:.4f}{told}")

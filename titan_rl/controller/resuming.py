@@ -13,10 +13,8 @@ from typing import Any
 from titan_rl.config.load import ConfigError, read_resolved
 from titan_rl.config.schema import Config
 from titan_rl.controller.kept_policy import check_kept
-from titan_rl.controller.preflight import Checked, check_model
+from titan_rl.controller.preflight import Checked, check_model, read_config
 from titan_rl.models.families import Family
-from titan_rl.models.spec import read_hf_config
-from titan_rl.models.tiny import tiny_config
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.ledger import last_trained_step
 from titan_rl.records.ledger_audit import flaws, read
@@ -36,6 +34,9 @@ _RULES = {
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,
+    "data": _ALWAYS,
+    "data.file": _BY_CHECKSUM,
+    "data.held_out_file": _BY_CHECKSUM,
     "algorithm": _WHILE_REDOING,
     "critic": _WHILE_REDOING,
     "rollout": _FREE,
@@ -70,8 +71,11 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
     before = read_settings(run_dir.config)
     checkpoint = _checkpoint(run_dir, config)
     start = checkpoint or 0
-    trained = _trained(run_dir, start)
+    on_data = checked.dataset is not None
+    trained = start if on_data else _trained(run_dir, start)  # what it learns from is drawn again
     _check_kept(run_dir, before, asked)
+    if on_data:
+        _check_drawn(run_dir, before, asked)
     last = last_recorded(run_dir.rollouts, start, trained)
     for path in dict.fromkeys(run_dir.config_of(step) for step in range(start + 1, last + 1)):
         _check_redone(run_dir, read_settings(path), asked, start + 1, last, with_sft=checkpoint is None)
@@ -132,8 +136,7 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
 
 def limits_of(checked: Checked) -> Limits:
     """What the run's model and rows can hold."""
-    path = checked.config.model.path
-    hf = tiny_config() if path == "tiny" else read_hf_config(path, checked.family)
+    hf = read_config(checked)
     return Limits(hf.vocab_size, checked.titan.training.seq_len)
 
 
@@ -193,6 +196,18 @@ def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
             raise ConfigError(
                 f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
                 f"{_shown(before.get(key))}: give that, or leave --resume out and give another --run.dir"
+            )
+
+
+def _check_drawn(run_dir: RunDir, before: Settings, asked: Settings) -> None:
+    """Errors: ConfigError for what would draw other rows at a step of the same number."""
+    drawing = ("data.file", "data.held_out_file") if "task" in (before.get("data.file"), asked["data.file"]) else ()
+    skipping = ("training.seq_len",) if asked["data.too_long"] == "skip" else ()
+    for key in (*drawing, *skipping):
+        if before.get(key) != asked.get(key):
+            raise ConfigError(
+                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(before.get(key))}, and would draw other rows: give that, or leave --resume out"
             )
 
 

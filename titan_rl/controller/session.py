@@ -23,6 +23,8 @@ from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
+from titan_rl.controller.data_recovery import DataRecovery
+from titan_rl.controller.data_steps import DataSteps, HeldOut
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
 from titan_rl.controller.frozen_weights import FrozenWeights
@@ -34,12 +36,13 @@ from titan_rl.controller.reporting import Reporter
 from titan_rl.controller.resuming import check_resumable, limits_of
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Lost, Stopped, StopRequest
+from titan_rl.controller.supervised import DataComponents, SupervisedController
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
 from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.launch.torchrun import OtherRanks
-from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.meshes import ALL_PARTS, Meshes
 from titan_rl.mesh.supervision.processes import watch
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
@@ -68,7 +71,7 @@ class Session:
         self.why_ended = ""
         """In words, once it has."""
         self.meshes: Meshes | None = None
-        self.controller: Controller | None = None
+        self.controller: Controller | SupervisedController | None = None
         self._granting: asyncio.Task[None] | None = None
         self._is_finished = False
         self._open_records()
@@ -142,14 +145,19 @@ class Session:
         with unless_full():
             self.run_dir.phase.write_text("0 starting")
         path = await asyncio.to_thread(base_model, self.config, self.run_dir)
-        recovery = self._recovery()
+        on_data = self.checked.dataset is not None
+        recovery = self._data_recovery() if on_data else self._recovery()
         self.meshes = self._meshes(path, recovery)
         await self.stop_request.interrupts(self.meshes.start())
         self._write_pids()
         seconds = time.perf_counter() - self.progress.started
-        self.say(f"actors up after {seconds:.1f} s, weights by {self.meshes.weights.transports}")
-        self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, self.meshes.generators, self.say))
-        self.controller = self._controller(self.meshes, recovery)
+        if on_data:
+            self.say(f"trainer up after {seconds:.1f} s")
+            self.controller = self._data_controller(self.meshes, recovery)
+        else:
+            self.say(f"actors up after {seconds:.1f} s, weights by {self.meshes.weights.transports}")
+            self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, self.meshes.generators, self.say))
+            self.controller = self._controller(self.meshes, recovery)
         await (self.controller.resume() if self.is_resumed else self.controller.begin())
         return self
 
@@ -169,8 +177,8 @@ class Session:
         await self.controller.finish()
         self._is_finished = True
 
-    async def evaluate(self) -> Proportion:
-        """Held-out accuracy as of now."""
+    async def evaluate(self) -> Proportion | HeldOut:
+        """Held-out accuracy as of now, or what held-out data says."""
         return await self.controller.evaluate(f"at step {self.progress.step}")
 
     async def save(self) -> None:
@@ -202,8 +210,7 @@ class Session:
 
     async def _end(self, why: str) -> dict[str, Any]:
         if self.controller is not None:
-            self.controller.queue.cancel()
-            self.controller.publishing.cancel()
+            self.controller.cancel()
         if self._granting is not None:
             self._granting.cancel()
         if self.meshes is not None:
@@ -238,7 +245,7 @@ class Session:
             note=self._note,
         )
 
-    def _meshes(self, model_path: str, recovery: Recovery) -> Meshes:
+    def _meshes(self, model_path: str, recovery: Recovery | DataRecovery) -> Meshes:
         return make_meshes(
             *(self.config, self.titan, model_path),
             family=self.checked.family,
@@ -250,16 +257,14 @@ class Session:
             tell=self._note,
             reissued=self.ledger.count_retry,
             catch_up=recovery.catch_up,
+            parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
             ranks=self._ranks,
             lost=self.stop_request.force,
         )
 
     def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
-        config, rollout, say = self.config, self.config.rollout, self.say
-        dtype = self.titan.training.mixed_precision_param
-        reporter = Reporter(
-            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self._note), trainer_dtype=dtype
-        )
+        config, rollout = self.config, self.config.rollout
+        reporter, checkpointing, bad_batches = self._common(meshes)
         admission = Admission(rollout.prompts_per_step, rollout.max_staleness)
         publishing = Publishing(meshes.weights, admission)
         queue = RolloutQueue(
@@ -267,12 +272,7 @@ class Session:
             max_tokens=meshes.max_tokens,
             failed=reporter.score_failed,
         )
-        record, timeout = self.metrics.write, config.mesh.step_timeout
-        checkpointing = Checkpointing(
-            self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
-        )
-        bad_batches = BadBatches(config.recovery, self.run_dir, say=say, record=record)
-        frozen = FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=bool(config.lora.rank))
+        frozen = self._frozen(meshes)
         parts = Components(
             *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
         )
@@ -280,6 +280,43 @@ class Session:
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
             *(self.checked.held_out, self.stop_request, parts),
         )
+
+    def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, BadBatches]:
+        """What either loop needs."""
+        config, say, record = self.config, self.say, self.metrics.write
+        dtype, timeout = self.titan.training.mixed_precision_param, config.mesh.step_timeout
+        reporter = Reporter(
+            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self._note), trainer_dtype=dtype
+        )
+        checkpointing = Checkpointing(
+            self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
+        )
+        return reporter, checkpointing, BadBatches(config.recovery, self.run_dir, say=say, record=record)
+
+    def _frozen(self, meshes: Meshes) -> FrozenWeights:
+        has_adapters = bool(self.config.lora.rank)
+        return FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=has_adapters)
+
+    def _data_recovery(self) -> DataRecovery:
+        checked = self.checked
+        steps = DataSteps(self.config, checked.algorithm, self.titan.layout, checked.dataset)
+        return DataRecovery(steps, self._folder, self.progress, self.say)
+
+    def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> SupervisedController:
+        reporter, checkpointing, bad_batches = self._common(meshes)
+        parts = DataComponents(
+            *(
+                meshes,
+                recovery.steps,
+                recovery,
+                checkpointing,
+                bad_batches,
+                self._frozen(meshes),
+                reporter,
+                self.progress,
+            )
+        )
+        return SupervisedController(self.run_dir, self.stop_request, parts)
 
     def _note(self, kind: str, **fields: Any) -> None:
         """Something happened that the run's records must hold."""

@@ -51,8 +51,12 @@ def _common_prefix(samples: list[Sample]) -> int:
     return length
 
 
-def _units(group: list[Sample], weights: list[float], row_tokens: int, share_prefix: bool) -> list[Unit]:
+def _units(
+    group: list[Sample], weights: list[float], row_tokens: int, share_prefix: bool, keep_together: bool
+) -> list[Unit]:
     prefix_length = _common_prefix(group) if share_prefix and len(group) > 1 else 0
+    if keep_together:
+        return [Unit(group, weights, prefix_length)]
     units, begin, size = [], 0, prefix_length
     for position, sample in enumerate(group):
         extra = len(sample.tokens) - 1 - prefix_length
@@ -160,17 +164,22 @@ def pack(
     share_prefix: bool,
     weigh: Callable[[list[Sample]], list[float]],
     row_multiple: int = 1,
+    keep_together: bool = False,
 ) -> Batch:
     """Rows of at most ``row_tokens`` tokens for each rank, their number a multiple of ``row_multiple``.
 
     A rank here is a group of trainer ranks that take the same rows. A sample must fit into a row by itself.
+    ``keep_together``: a group stands in one row, its samples one after the other; so the whole group must fit.
     """
     samples = [sample for group in groups for sample in group]
     assert all(len(s.tokens) - 1 <= row_tokens for s in samples), "a sample is longer than a row"
     weights = iter(weigh(samples))
     units = [
-        unit for group in groups for unit in _units(group, [next(weights) for _ in group], row_tokens, share_prefix)
+        unit
+        for group in groups
+        for unit in _units(group, [next(weights) for _ in group], row_tokens, share_prefix, keep_together)
     ]
+    assert all(unit.num_tokens <= row_tokens for unit in units), "a group is longer than a row"
     rows = []
     for row_units in _deal(units, row_tokens, num_ranks * row_multiple):
         builder = _RowBuilder()

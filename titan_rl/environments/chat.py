@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.conversation import render
 from titan_rl.data.types import Provenance
 
 _ASKED, _ANSWER, _REPLY = "asked-mark", "answer-mark", "reply-mark"
@@ -41,7 +41,7 @@ def check_chat_template(tokenizer, *, replies: bool = False) -> None:
             "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "
             "model, add chat_template.jinja to model.path, or set task.style = 'compact'"
         )
-    _render(tokenizer, [_message("user", _ASKED)])
+    render(tokenizer, [_message("user", _ASKED)])
     if replies:
         reply_template(tokenizer)
 
@@ -55,7 +55,7 @@ def encode_messages(tokenizer, messages: str | list[dict[str, str]]) -> np.ndarr
         return np.asarray(tokenizer.encode(messages, add_special_tokens=False), np.int32)
     if tokenizer.chat_template is None:
         check_chat_template(tokenizer)
-    return np.asarray(_render(tokenizer, messages, tokenize=True), np.int32)
+    return np.asarray(render(tokenizer, messages, tokenize=True), np.int32)
 
 
 def encode_reply(tokenizer, reply: str, last_token: int, *, is_chat: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -110,18 +110,8 @@ def reply_template(tokenizer) -> ReplyTemplate:
 
 def _render_reply(tokenizer, reply: str) -> str:
     conversation = [_message("user", _ASKED), _message("assistant", _ANSWER), _message("user", reply)]
-    return _render(tokenizer, conversation)
+    return render(tokenizer, conversation)
 
 
 def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
-
-
-def _render(tokenizer, messages: list[dict[str, str]], tokenize: bool = False):
-    """Errors: ConfigError with what the template says."""
-    try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False)
-    except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:  # a template is a program
-        roles = ", ".join(message["role"] for message in messages)
-        said = " ".join(str(error).split())
-        raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.conversation import first_unknown
 from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.environments.task import Task
@@ -29,7 +30,7 @@ def check_known(task: Task, tokenizer, prompts: Iterable[Prompt]) -> None:
         messages = task.messages(prompt)
         parts = [messages] if isinstance(messages, str) else [message["content"] for message in messages]
         for what, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
-            if (character := _first_unknown(tokenizer, text)) is not None:
+            if (character := first_unknown(tokenizer, text)) is not None:
                 raise ConfigError(
                     f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {what}: leave it out, "
                     f"or set model.path to another model"
@@ -39,14 +40,3 @@ def check_known(task: Task, tokenizer, prompts: Iterable[Prompt]) -> None:
 def place(prompt: Prompt) -> str:
     """Where a prompt comes from: the line of a data file, else its id."""
     return prompt.entry.get("place", f"prompt {prompt.id}")
-
-
-def _first_unknown(tokenizer, text: str) -> str | None:
-    """A character of the text that becomes the unknown token, if any; the text itself if none does alone."""
-
-    def has_unknown(part: str) -> bool:
-        return tokenizer.unk_token_id in tokenizer.encode(part, add_special_tokens=False)
-
-    if tokenizer.unk_token_id is None or not has_unknown(text):
-        return None
-    return next((character for character in dict.fromkeys(text) if has_unknown(character)), text)

@@ -5,22 +5,23 @@ or are a share of the rows, by a hash of their text; a training row with the tex
 Without a reward function the answer must be the row's ``answer``, exactly.
 """
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field
 
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.schema import TaskConfig
-from titan_rl.data.seeds import named_seed
+from titan_rl.data.row_fields import Message
+from titan_rl.data.row_files import find_file
+from titan_rl.data.splits import Split, epoch_order, key, split_by_file, split_by_share
 from titan_rl.data.types import Prompt
-from titan_rl.environments.row_files import DataRow, Message, find_file, read_rows, without_answer
+from titan_rl.environments.row_files import DataRow, read_rows, without_answer
 from titan_rl.environments.task import Size
 
+_SECTION = "task.options"
 HELD_OUT = "held_out"
 """The stream of held-out rows; all others are of training rows."""
 
@@ -37,13 +38,6 @@ class RowsOptions:
     """Without such a file: how much of ``file`` is for evaluation only."""
 
 
-@dataclass(frozen=True)
-class Split:
-    train: list[DataRow]
-    held_out: list[DataRow]
-    held_out_keys: frozenset[str]
-
-
 class RowsTask:
     """Rows of a data file as prompts. A prompt carries its row, so that only the maker of prompts reads the file.
 
@@ -55,15 +49,15 @@ class RowsTask:
         self.options, self.folders = _options(task.options), list(folders)
 
     @cached_property
-    def _split(self) -> Split:
+    def _split(self) -> Split[DataRow]:
         options = self.options
         rows = self._read("file", options.file)
         if options.held_out_file:
-            return split_by_file(rows, self._read("held_out_file", options.held_out_file))
-        return split_by_share(rows, options.held_out_share)
+            return split_by_file(rows, self._read("held_out_file", options.held_out_file), _SECTION)
+        return split_by_share(rows, options.held_out_share, _SECTION)
 
     def _read(self, option: str, name: str) -> list[DataRow]:
-        rows = read_rows(find_file(f"task.options.{option}", name, self.folders))
+        rows = read_rows(find_file(f"{_SECTION}.{option}", name, self.folders))
         for row in rows:
             self._check(row)
         return rows
@@ -85,7 +79,7 @@ class RowsTask:
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         rows = self._split.held_out if stream == HELD_OUT else self._split.train
         epoch, place = divmod(index, len(rows))
-        row = rows[_order(len(rows), stream, seed, epoch)[place]]
+        row = rows[epoch_order(len(rows), stream, seed, epoch)[place]]
         entry = {"row": row.columns, "place": row.place}
         return Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
 
@@ -129,47 +123,3 @@ def _options(values: dict[str, Any]) -> RowsOptions:
 
 def _only_text(message: dict[str, Any]) -> Message:
     return {"role": message["role"], "content": message["content"]}
-
-
-def key(text: str) -> str:
-    """What makes two prompts the same: their words, however they are spaced."""
-    return " ".join(text.split())
-
-
-def _position(key: str) -> float:
-    """Of a text between 0 and 1, by its hash."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest(), "big") / 2**48
-
-
-def split_by_share(rows: Sequence[DataRow], share: float) -> Split:
-    """About that share of the texts is held out, at least one, and at least one is not. Pure.
-
-    A row stays on its side when others are added. Errors: ConfigError if all rows have the same text.
-    """
-    keys = sorted({key(row.text) for row in rows}, key=_position)
-    if len(keys) < 2:
-        raise ConfigError(
-            f"the data file holds one question only, {rows[0].place}: none is left for training once it is held out; "
-            f"add others, or set task.options.held_out_file"
-        )
-    count = sum(_position(each) < share for each in keys)
-    return _split(rows, rows, frozenset(keys[: min(max(count, 1), len(keys) - 1)]))
-
-
-def split_by_file(rows: Sequence[DataRow], held_out: Sequence[DataRow]) -> Split:
-    """Rows with the text of a held-out one are left out. Pure. Errors: ConfigError if no row is left."""
-    split = _split(rows, held_out, frozenset(key(row.text) for row in held_out))
-    if not split.train:
-        raise ConfigError("every row of task.options.file is in task.options.held_out_file too: nothing to train on")
-    return split
-
-
-def _split(rows: Iterable[DataRow], candidates: Iterable[DataRow], keys: frozenset[str]) -> Split:
-    train = [row for row in rows if key(row.text) not in keys]
-    return Split(train, [row for row in candidates if key(row.text) in keys], keys)
-
-
-@lru_cache(maxsize=8)
-def _order(num_rows: int, stream: str, seed: int, epoch: int) -> np.ndarray:
-    """The rows' order in one epoch. RandomState, as no later numpy may change what it draws."""
-    return np.random.RandomState(named_seed("rows", stream, seed, epoch) % 2**32).permutation(num_rows)

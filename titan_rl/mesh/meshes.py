@@ -111,7 +111,7 @@ class Meshes:
             available_cores(),
             world_size,
             config.generator.replicas * config.generator.tensor_parallel,
-            alternating=config.rollout.max_staleness == 0,
+            alternating=config.rollout.max_staleness == 0 or "generators" not in parts,
         )
         self.processes = ActorProcesses(
             None if logs is None else str(logs),
@@ -143,7 +143,8 @@ class Meshes:
         self._owners = [owner for part, owner in owners.items() if part in parts]
         standbys = [owner.standby for owner in self._owners]
         self._snapshots = self._make_snapshots()
-        followers = [link] if self._snapshots is None else [self._snapshots, link]
+        links = [link] if "generators" in parts else []
+        followers = links if self._snapshots is None else [self._snapshots, *links]
         self.trainer = TrainerMesh(
             self.trainers, self._snapshots, followers, standbys, catch_up=catch_up, say=say, tell=tell
         )

@@ -85,6 +85,10 @@ class TrainerMesh:
         """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
         return await self.ask(lambda: self.trainers.sft(batches))
 
+    async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
+        """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
+        return await self.ask(lambda: self.trainers.evaluate(batch, name))
+
     async def call(self, endpoint: str, *arguments) -> list:
         """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
         return await self.ask(lambda: self.trainers.call(endpoint, *arguments, what=f"trainer {endpoint}"))

@@ -104,6 +104,12 @@ class Trainers:
         with self._staged_by_group(batches) as handles:
             return (await self.call("sft", handles, what="training on demonstrations"))[0]
 
+    async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
+        """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
+        with self._staged_by_group([batch.rows]) as handles:
+            found = await self.roles.find(handles)
+            return (await self.call("evaluate", handles, found, name, what="evaluating"))[0]
+
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""
         rows = [list(steps) for steps in zip(*batches, strict=True)]

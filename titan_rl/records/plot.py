@@ -5,6 +5,15 @@ from pathlib import Path
 from titan_rl.records.metrics import read_metrics
 
 _PHASES = ("seconds_generate", "seconds_forward_backward", "seconds_weight_sync", "seconds_step")
+_ON_DATA = {
+    "loss": ("loss", "held_out_loss"),
+    "held-out preferences": ("held_out_accuracy",),
+    "rewards": ("rewards/chosen", "rewards/rejected", "rewards/margins"),
+    "gradient norm": ("grad_norm",),
+    "learning rate": ("learning_rate",),
+    "seconds a step": ("seconds_forward_backward", "seconds_step"),
+}
+"""Of a run without rollouts."""
 _PANELS = {
     "reward of the samples": ("reward",),
     "held-out accuracy": ("held_out_accuracy",),
@@ -33,8 +42,9 @@ def plot_curves(root: Path, out: Path) -> None:
     records = [_with_disagreement(record) for record in read_metrics(root)]
     if not records:
         return
+    panels = _PANELS if any("reward" in record for record in records) else _ON_DATA
     figure, axes = plt.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
-    for axis, (title, names) in zip(axes.flat, _PANELS.items(), strict=True):
+    for axis, (title, names) in zip(axes.flat, panels.items(), strict=True):
         for name in names:
             points = [(record["step"], record[name]) for record in records if name in record]
             if points:
@@ -44,7 +54,7 @@ def plot_curves(root: Path, out: Path) -> None:
         axis.grid(alpha=0.3)
         if _LOGARITHMIC in names:
             axis.set_yscale("log")
-        if len(names) > 1:
+        if len(names) > 1 and axis.lines:
             axis.legend(fontsize=8)
     figure.savefig(out, dpi=90)
     plt.close(figure)

@@ -6,7 +6,7 @@ from pathlib import Path
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.files import replace_text, sampled_checksum
-from titan_rl.environments.row_files import find_file
+from titan_rl.data.row_files import data_files, find_file
 from titan_rl.records.rundir import RunDir
 
 Sources = dict[str, dict[str, str]]
@@ -31,6 +31,12 @@ def find_sources(config: Config) -> Sources:
         if config.task.name == "jsonl" and (name := config.task.options.get(option)):
             setting = f"task.options.{option}"
             found[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
+    for option in _DATA_OPTIONS:
+        if (name := getattr(config.data, option)) not in ("", "task"):
+            setting = f"data.{option}"
+            path = find_file(setting, name, config.run.plugin_path, directories=True)
+            sums = {file.name: sampled_checksum(file) for file in data_files(path)}
+            found[setting] = sums if path.is_dir() else {"rows": sums[path.name]}
     return found
 
 

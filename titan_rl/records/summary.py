@@ -34,9 +34,14 @@ def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
     }
 
 
+def _largest(records: list[dict], name: str) -> float | None:
+    return max((record[name] for record in records if name in record), default=None)
+
+
 def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: dict[str, int]) -> dict:
     """Returns what it wrote, or would have if the disk is full."""
-    records = [record for record in read_metrics(run_dir.root) if "reward" in record]
+    all_records = list(read_metrics(run_dir.root))
+    records = [record for record in all_records if "loss" in record]
     before, after = progress.held_out_before, progress.held_out_after
     summary = {
         "why_ended": why_ended,
@@ -44,15 +49,17 @@ def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: 
         "steps_asked": progress.steps_asked,
         "held_out_before": before.as_dict() if before else None,
         "held_out_after": after.as_dict() if after else None,
-        "reward_by_step": [record["reward"] for record in records],
+        "reward_by_step": [record["reward"] for record in records if "reward" in record],
+        "loss_by_step": [record["loss"] for record in records],
+        "held_out_loss": [record["held_out_loss"] for record in all_records if "held_out_loss" in record],
         "seconds_to_first_step": progress.seconds_to_first_step,
         "seconds_sft": progress.seconds_sft,
         "seconds_training": progress.seconds_training,
         "seconds_by_phase_median": _median_by_prefix(records, "seconds_"),
         "tokens_per_second_median": _median_by_prefix(records, "tokens_per_second_"),
-        "agreement_mean_max": max((record["agreement_mean"] for record in records), default=None),
-        "agreement_max": max((record["agreement_max"] for record in records), default=None),
-        "staleness_max": max((record["staleness_max"] for record in records), default=None),
+        "agreement_mean_max": _largest(records, "agreement_mean"),
+        "agreement_max": _largest(records, "agreement_max"),
+        "staleness_max": _largest(records, "staleness_max"),
         "samples": account,
         "versions": package_versions(),
     }

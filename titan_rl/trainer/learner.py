@@ -69,11 +69,12 @@ class Learner:
         self.implementation = config.model.kernel
         if self.implementation == "auto":
             self.implementation = "triton" if self.device.type == "cuda" else "reference"
-        self.policy = self._sharded(model_path, config.lora)
+        on_data = bool(config.data.file)
+        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
+        self.policy = self._sharded(model_path, config.lora, self.algorithm.head)
         if config.lora.rank:
             self.policy.adapt(config.lora, config.run.seed)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
-        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path)
         self.algorithm.implementation = self.implementation
         self.roles: dict[str, FrozenRole] = roles_with_trainer(
             *(config, self.algorithm.needs),
@@ -122,7 +123,7 @@ class Learner:
         is_refined = type(algorithm).refine is not Algorithm.refine
         if not (finders or is_refined or algorithm.normalizes_batch):
             return batches
-        batches = [completed(with_found(self.policy.fit(rows), finders), self._nothing_found) for rows in batches]
+        batches = [completed(with_found(self.policy.fit(rows), finders), self.nothing_found) for rows in batches]
         sees = self.pipeline is None or self.pipeline.has_last
         if is_refined and sees:
             batches = [[refined(algorithm, row, self.policy.columns(row)) for row in rows] for rows in batches]
@@ -171,13 +172,13 @@ class Learner:
 
         With a pipeline, the sums are zero but on the last stage.
         """
-        rows = completed(self.policy.fit(rows), self._nothing_found)
-        totals = zero_totals(self.algorithm, self._nothing_found(1), self.device)
+        rows = completed(self.policy.fit(rows), self.nothing_found)
+        totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
         self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
         return totals
 
-    def _nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
         """Zeros for all that is found out of so many tokens."""
         needs = self.algorithm.needs
         others = (["proximal_logprob_S"] if needs.proximal else []) + ([*FOUND] if needs.critic else [])
@@ -231,7 +232,7 @@ class Learner:
         If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
         """
         start = time.perf_counter()
-        totals = self._reduce(self.forward_backward(rows))
+        totals = self.reduce(self.forward_backward(rows))
         middle = time.perf_counter()
         try:
             if not math.isfinite(totals["loss"]):
@@ -254,7 +255,7 @@ class Learner:
             seconds_optimizer=time.perf_counter() - middle,
         )
 
-    def _reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
+    def reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
         """Over all ranks, each row once; the maximum travels apart from the sums."""
         largest = totals.pop("agreement_max").reshape(1)
         sums = sum_over_ranks(totals, is_counted=not self._tp_rank)  # others know the rows of rank 0 of their group

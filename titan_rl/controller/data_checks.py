@@ -1,0 +1,45 @@
+"""What a run without a generator learns from, checked before any process starts: ``[data]``, and what goes with it."""
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import Config
+from titan_rl.data.datasets import Dataset, check_format, make_dataset, read_files
+from titan_rl.environments.made_data import made_rows
+from titan_rl.environments.task import Task
+
+MADE = "task"
+"""``data.file`` that is no file: rows are made of ``[task]``."""
+
+
+def check_settings(config: Config, algorithm: Algorithm) -> None:
+    """Errors: ConfigError for a setting that would have no effect, or another one than its name says."""
+    said = f"algorithm.name = {config.algorithm.name!r}"
+    if config.algorithm.updates_per_batch > 1:
+        raise ConfigError("algorithm.updates_per_batch is of rollouts: with data.file set data.examples_per_step lower")
+    if config.algorithm.aggregation != "token" and algorithm.trains_on != "demonstrations":
+        raise ConfigError(
+            f"algorithm.aggregation has no effect: with {said} each of the {algorithm.trains_on} counts alike"
+        )
+    if config.recovery.bad_numbers == "rollback":
+        raise ConfigError("recovery.bad_numbers = 'rollback' would meet the same rows of data.file again: leave it out")
+    if config.sft.steps and algorithm.trains_on == "demonstrations":
+        raise ConfigError(f"[sft] steps are steps before another algorithm's: with {said} set training.steps instead")
+    if config.sft.steps and algorithm.head != "vocabulary":
+        raise ConfigError(f"[sft] steps need a model that writes: with {said} leave them out")
+
+
+def load_dataset(
+    config: Config, algorithm: Algorithm, task: Task, tokenizer, *, row_tokens: int, sample_tokens: int
+) -> Dataset:
+    """``row_tokens``, ``sample_tokens``: the longest that a row of the trainer and one answer with its question may be.
+    Errors: ConfigError that names the row which is at fault."""
+    data, kind = config.data, algorithm.trains_on
+    if data.file == MADE:
+        check_format(data, kind)
+        rows = made_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
+    else:
+        rows = read_files(data, kind, config.run.plugin_path)
+    limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows[1]))
+    if data.file != MADE:
+        limits["max_held_out"] = config.eval.prompts
+    return make_dataset(*rows, data, tokenizer, **limits)

@@ -1,0 +1,192 @@
+"""The loop of a run without a generator: data that others wrote goes to the trainer step by step, and only numbers come
+back. It shares with controller.py what both need, and the session drives either.
+
+    data ─▶ batch ─▶ optimizer step ─▶ metrics
+             (its examples follow from the step's number: data_steps.py)
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
+from titan_rl.controller.checkpointing import Checkpointing
+from titan_rl.controller.data_recovery import DataRecovery
+from titan_rl.controller.data_steps import DataSteps, HeldOut
+from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.kept_policy import keep_policy
+from titan_rl.controller.reporting import PhaseTimer, Reporter
+from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.records.checkpoints import ControllerState
+from titan_rl.records.metrics import read_metrics, trained_metrics
+from titan_rl.records.rundir import RunDir
+from titan_rl.records.summary import Progress
+
+_RESCUE_SECONDS = 60.0
+_OF_ROLLOUTS = ("agreement_mean", "agreement_max", "kl_k3")
+"""Metrics of a step that compare the trainer with who sampled."""
+_COMPARED = ("loss", "grad_norm")
+
+
+@dataclass(frozen=True)
+class DataComponents:
+    """What the loop asks. Each owns its own state, and none of them knows the loop."""
+
+    meshes: Meshes
+    steps: DataSteps
+    recovery: DataRecovery
+    checkpointing: Checkpointing
+    bad_batches: BadBatches
+    frozen: FrozenWeights
+    reporter: Reporter
+    progress: Progress
+
+
+class SupervisedController:
+    """Owns the order of things."""
+
+    def __init__(self, run_dir: RunDir, stop: StopRequest, parts: DataComponents):
+        self.run_dir, self.stop, self.frozen = run_dir, stop, parts.frozen
+        self.meshes, self.trainer = parts.meshes, parts.meshes.trainer
+        self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
+        self.bad_batches, self.reporter, self.progress = parts.bad_batches, parts.reporter, parts.progress
+        self.say = parts.reporter.display.say
+        self._is_between_steps = True
+        self._recorded = {int(record["step"]): record for record in read_metrics(run_dir.root) if "loss" in record}
+        """Steps that the run has done before it was resumed."""
+
+    # the beginning and the end of a run
+
+    async def begin(self) -> None:
+        """SFT steps if there are any, and what the model can do before any training."""
+        self._tell_data()
+        await self.stop.interrupts(self.recovery.sft(self.trainer))
+        await keep_policy(self.steps.config, self.steps.algorithm, self.run_dir, self.meshes)
+        await self.frozen.begin()
+        await self.trainer.begin_at(0)
+        found = await self.evaluate("before training")
+        self.progress.held_out_before = found.accuracy
+
+    async def resume(self) -> None:
+        """From the newest checkpoint or, without one, from the beginning; the steps after it draw the same data."""
+        start = time.perf_counter()
+        path = await self.recovery.load_newest(self.trainer)
+        if path is None:
+            await self.begin()
+        else:
+            self._tell_data()
+            await self.frozen.begin()
+            self.checkpointing.started_from(self.progress.step)
+        self.say(f"resumed from {path or 'the base model'} at step {self.progress.step}")
+        self.reporter.note("resumed", step=self.progress.step, seconds=time.perf_counter() - start)
+
+    def _tell_data(self) -> None:
+        dataset = self.steps.dataset
+        skipped = f", {dataset.num_too_long} left out as too long" if dataset.num_too_long else ""
+        self.say(f"data: {len(dataset.train)} rows to train on, {len(dataset.held_out)} held out{skipped}")
+
+    async def finish(self) -> None:
+        """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""
+        found = await self.evaluate("after")
+        await self.frozen.check()
+        self.progress.held_out_after = found.accuracy
+        await self.save()
+        await self.checkpointing.finish()
+        await self.trainer.call("save_hf", str(self.run_dir.model))
+
+    async def rescue(self, error: BaseException) -> None:
+        """Save a complete checkpoint if the trainer is between two steps and has something new."""
+        with suppress(Exception):  # the error that ended the run matters more
+            await within(_RESCUE_SECONDS, "writing the checkpoint before", self.checkpointing.finish())
+        if not self._can_be_rescued(error):
+            return
+        try:
+            await within(_RESCUE_SECONDS, "saving the last checkpoint", self.save())
+            await within(_RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
+            if isinstance(error, Stopped):
+                await self.trainer.call("save_hf", str(self.run_dir.model))
+        except Exception as failure:  # the error that ended the run matters more
+            self.say(f"could not save step {self.progress.step}: {failure}")
+
+    def _can_be_rescued(self, error: BaseException) -> bool:
+        if not self._is_between_steps or self.progress.step == self.checkpointing.saved_step:
+            return False
+        return bool(self.progress.step or isinstance(error, BadNumbersError)) and self.bad_batches.weights_are_finite
+
+    def cancel(self) -> None:
+        """Nothing is under way besides the step at hand."""
+
+    # one step
+
+    async def step(self) -> None:
+        """Train; then what is due besides. Errors: Stopped; BadNumbersError; an actor's fault."""
+        if self.stop.is_asked:
+            raise Stopped
+        await self._train(PhaseTimer())
+        config = self.steps.config
+        if self._is_due(config.eval.every) and self.progress.step < self.progress.steps_asked:
+            await self.evaluate(f"at step {self.progress.step}")
+        if self._is_due(config.checkpoint.every):
+            self.reporter.enter(self.progress.step, "saving")
+            await self.save()
+
+    async def _train(self, timer: PhaseTimer) -> None:
+        """A step counts as done also where bad numbers kept its update from being applied: the same rows would bring
+        them again, and so they do whenever the step is done again."""
+        step = self.progress.step + 1
+        self.reporter.enter(self.progress.step, "training")
+        self._is_between_steps = False
+        batch, answer = await self.steps.train(self.trainer, step)
+        self.progress.step, self._is_between_steps = step, True
+        timer.end("train")
+        if self.progress.seconds_to_first_step is None:
+            self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
+        if isinstance(answer, BadNumbers):
+            await self.bad_batches.met(step, [answer], len(self.steps.examples(step)), is_lost=False)
+            return
+        self.bad_batches.none_in(step)
+        self.reporter.trained(self._record(step, batch, answer, timer))
+        self._compare(step, answer)
+
+    def _record(self, step: int, batch: Batch, metrics: StepMetrics, timer: PhaseTimer) -> dict[str, float]:
+        record = {"step": step, "epoch": self.steps.position(step) / len(self.steps.dataset.train)}
+        record |= {name: value for name, value in trained_metrics(metrics).items() if name not in _OF_ROLLOUTS}
+        record |= self.steps.means(metrics, self.steps.examples(step))
+        seconds = {
+            "forward_backward": metrics.seconds_forward_backward,
+            "optimizer": metrics.seconds_optimizer,
+            "step": timer.total,
+        }
+        record |= {f"seconds_{name}": value for name, value in seconds.items()}
+        speed = batch.num_tokens / max(timer.total, 1e-9)
+        return record | {"num_tokens": batch.num_tokens, "tokens_per_second_step": speed}
+
+    def _compare(self, step: int, metrics: StepMetrics) -> None:
+        """With the same step before the run was resumed: it ought to come out as it did, bit for bit."""
+        if (before := self._recorded.pop(step, None)) is None:
+            return
+        new, old = {name: getattr(metrics, name) for name in _COMPARED}, {name: before[name] for name in _COMPARED}
+        self.reporter.note("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
+        if new != old:
+            self.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
+
+    # what happens besides steps
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.progress.step % every == 0
+
+    async def evaluate(self, when: str) -> HeldOut:
+        """Loss and accuracy on held-out data. Errors: Stopped; an actor's fault."""
+        found = await self.stop.interrupts(self.steps.held_out(self.trainer))
+        self.reporter.judged(self.progress.step, when, found.metrics, found.accuracy)
+        return found
+
+    async def save(self) -> None:
+        """Begin a checkpoint of this step; it is written while the run goes on."""
+        progress, before = self.progress, self.progress.held_out_before
+        position = self.steps.position(progress.step)
+        state = ControllerState(progress.step, position, before and before.as_dict(), progress.seconds_training)
+        await self.checkpointing.begin(state)

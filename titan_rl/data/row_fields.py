@@ -1,0 +1,69 @@
+"""What stands in a column of a data file's row: text and messages, each checked. Errors name place and column."""
+
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from titan_rl.config.load import ConfigError, nearest
+
+Message = dict[str, str]
+_ROLES = ("system", "user", "assistant", "tool")
+_SHOWN_NAMES = 8
+
+
+def text(place: str, name: str, value: Any) -> str:
+    """Errors: ConfigError for anything but text that is not empty."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}: {name!r} is {shown(value)}: give text")
+    if not value.strip():
+        raise ConfigError(f"{place}: {name!r} is empty: give text, or leave the row out")
+    return encodable(place, name, value)
+
+
+def encodable(place: str, name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{place}: {name!r} holds half a character (a lone surrogate) at {error.start}") from None
+    return text
+
+
+def messages(place: str, name: str, value: Any) -> list[Message]:
+    """Errors: ConfigError for anything but a list of {role, content} that is not empty."""
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{place}: {name!r} is {shown(value)}: give a list of {{role, content}}")
+    return [_message(f"{place}: message {number}", message) for number, message in enumerate(value, 1)]
+
+
+def _message(place: str, message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise ConfigError(f"{place} is {shown(message)}: give {{role, content}}")
+    given = {key: value for key, value in message.items() if value is not None}  # Parquet has all keys in all rows
+    if set(given) != {"role", "content"}:
+        raise ConfigError(f"{place} has {', '.join(map(repr, given)) or 'nothing'}: give role and content")
+    if given["role"] not in _ROLES:
+        raise ConfigError(f"{place}: role {given['role']!r} is unknown: {nearest(str(given['role']), _ROLES)}")
+    return {"role": given["role"], "content": text(place, "content", given["content"])}
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """As one text, to tell conversations apart by."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def names(columns: dict[str, Any], wanted: Sequence[str]) -> str:
+    """What a row has instead of these, the likely misspelling first."""
+    close = [name for name in columns if difflib.get_close_matches(name, wanted, n=1, cutoff=0.7)]
+    found = list(dict.fromkeys([*close, *columns]))
+    more = f" and {len(found) - _SHOWN_NAMES} more" if len(found) > _SHOWN_NAMES else ""
+    empty = [name for name in wanted if name in columns]
+    said = f"it has {', '.join(map(repr, found[:_SHOWN_NAMES]))}{more}" if found else "it is empty"
+    return f"{said}, but {', '.join(map(repr, empty))} is null" if empty else said
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:60]}..."
