@@ -8,8 +8,9 @@ from monarch.actor import Actor, ActorError, concurrent_endpoint
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.base import make_task
-from titan_rl.environments.episode import demonstrate, run_group
+from titan_rl.environments.episode import Judge, demonstrate, run_group
 from titan_rl.environments.grading import GradedScorer
+from titan_rl.environments.reward_model import RewardModelScorer
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
@@ -41,7 +42,18 @@ class Verifier(Actor):
         self.task = make_task(task, folders)
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
         self.scorer = GradedScorer(task, self.config.eval.grader, folders, self.config.verifier.score_timeout)
-        return await self.scorer.start()
+        self.judge, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
+        return pid
+
+    async def _start_judge(self) -> Judge | None:
+        """The reward model, if there is one, in a process of its own."""
+        settings, verifier = self.config.reward_model, self.config.verifier
+        if not settings.path:
+            return None
+        end = None if settings.reads_end else self.tokenizer.eos_token_id
+        scorer = RewardModelScorer(settings.path, verifier.score_timeout, self.config.mesh.start_timeout, end)
+        await scorer.start()
+        return scorer.score_tokens
 
     def _load_tokenizer(self):
         return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)
@@ -68,6 +80,7 @@ class Verifier(Actor):
                 score=self.scorer.score,
                 sampling=sampling,
                 seed=self.config.run.seed,
+                judge=self.judge,
             )
         except ReplicaFailed as failure:
             return Group(

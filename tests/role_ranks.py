@@ -23,17 +23,26 @@ class Study:
     """Of each rank: the role's weights before and after."""
 
 
-ASKS_FOR_ALL = {"name": "role_algorithms:AsksForAll"}
+ALGORITHMS = {
+    "asks for all": ("reference", {"name": "role_algorithms:AsksForAll"}),
+    "distillation": ("teacher", {"name": "distillation"}),
+    "top_k": ("teacher", {"name": "distillation", "top_k": 4}),
+}
+"""The role that each needs, and its section of the TOML."""
 
 
-def steps_with_roles(
-    layout: Layout, models: Path, out: Path, role: str = "reference", algorithm: dict = ASKS_FOR_ALL
-) -> Study:
+def with_algorithms(layouts: dict[str, Layout]) -> dict[str, Layout]:
+    """Each layout with each of the algorithms, whose name then ends that of the layout."""
+    return {f"{name}, {algorithm}": layout for name, layout in layouts.items() for algorithm in ALGORITHMS}
+
+
+def steps_with_roles(layout: Layout, models: Path, out: Path) -> Study:
     """``layout.start_from``: if set, the role is asked as if it lived elsewhere, on the same ranks."""
     from titan_rl.trainer.learner import Learner
     from titan_rl.trainer.lone_role import LoneRole
     from titan_rl.trainer.titan_config import build_titan
 
+    role, algorithm = ALGORITHMS[out.name.rpartition(", ")[2]]
     placement = "own" if layout.start_from else "with_trainer"
     settings = {"path": str(models / f"{layout.model}_reference"), "placement": placement}
     config = load_config(

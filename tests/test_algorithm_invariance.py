@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from batches import batch_of
 
+from titan_rl.algorithms.base import Needs
 from titan_rl.algorithms.registry import ALGORITHMS, make_algorithm
 from titan_rl.config.load import load_config
 from titan_rl.config.schema import AlgorithmConfig
@@ -15,12 +16,14 @@ from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
+ALONE = sorted(name for name, cls in ALGORITHMS.items() if cls().needs == Needs())
+"""Algorithms that need no other model unless their settings ask for one."""
 CORRECTED = {"decoupled": True, "importance": "token", "importance_high": 1.02}
 KL = {"kl_coefficient": 0.1}
 REJECT = {"reject": "geometric", "reject_low": 0.9, "reject_high": 1.1}
 CASES = [
-    *((name, {}) for name in ALGORITHMS),
-    *((name, KL | {"entropy_coefficient": 0.01, **REJECT}) for name in ALGORITHMS),
+    *((name, {}) for name in ALONE),
+    *((name, KL | {"entropy_coefficient": 0.01, **REJECT}) for name in ALONE),
     ("grpo", KL | CORRECTED | {"kl_estimator": "k3_unbiased"}),
     ("gspo", KL | CORRECTED | {"importance": "sequence", "token_gradient": True}),
     ("rloo", CORRECTED | {"importance": "geometric", "importance_bound": "mask"}),

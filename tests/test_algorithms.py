@@ -126,11 +126,11 @@ def test_an_algorithm_may_tell_its_needs_by_its_settings(make):
         + """
     def __init__(self, settings):
         super().__init__(settings)
-        self.needs = Needs(reward_model=settings.scale < 0)
+        self.needs = Needs(rewards="token" if settings.scale < 0 else "sample")
 """
     )
     assert make(text).needs == Needs()
-    assert "needs a reward model, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
+    assert "needs a reward for each token, which this release cannot serve yet" in mistake(make, text, scale=-1.0)
 
 
 METHODS = {
@@ -165,12 +165,8 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine() + "    @dataclass\n    class Settings:\n        x: np.ufunc = None\n", "its Settings cannot be made"),
         (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
-        (
-            mine("needs = Needs(critic=True, reward_model=True)"),
-            "needs a reward model, which",
-        ),
-        (mine("needs = Needs(reward_model=True)"), "needs a reward model, which this release cannot serve yet"),
-        (mine("needs = Needs(rewards='turn')"), "needs a reward for each turn, which this release cannot serve yet"),
+        (mine("needs = Needs(teacher_words=4)"), "its needs name teacher_words and no teacher: set teacher = True"),
+        (mine("needs = Needs(rewards='token')"), "needs a reward for each token, which this release cannot serve yet"),
     ],
 )
 def test_wrong_classes(make, text, said):
@@ -323,7 +319,7 @@ def test_what_gives_values_learns_by_values(make):
         ({"reject": "worst_token", "reject_low": 0.1}, Needs(), False),
     ],
 )
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", [name for name, cls in sorted(ALGORITHMS.items()) if cls().needs == Needs()])
 def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
     algorithm = make_algorithm(AlgorithmConfig(name=name, options=options), [])
     check_algorithm(algorithm, name)
@@ -373,4 +369,6 @@ def test_columns_that_nobody_provides_are_none():
         "proximal_logprob_S",
         "value_S",
         "teacher_logprob_S",
+        "word_logprob_SK",
+        "teacher_word_logprob_SK",
     ]

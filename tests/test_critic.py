@@ -34,10 +34,10 @@ def model(tmp_path_factory):
     return path
 
 
-def learner_of(model, *, algorithm: dict = {}, critic: dict = {}) -> Learner:  # noqa: B006 (never changed)
+def learner_of(model, *, algorithm: dict = {}, critic: dict | None = {}) -> Learner:  # noqa: B006 (never changed)
     tables = {
         "algorithm": {"name": "ppo"} | algorithm,
-        "critic": CRITIC | critic,
+        "critic": {} if critic is None else CRITIC | critic,
         "optimizer": {"lr": 1e-3},
         "training": {"steps": 10},
     }
@@ -183,6 +183,21 @@ def test_a_checkpoint_holds_both(model, tmp_path):
     load_learner(other, tmp_path)
     assert same(saved, weights(other))
     assert [numbers(step(other, seed)[0]) for seed in (7, 8)] == wanted
+
+
+def test_a_critic_that_the_checkpoint_lacks_begins_as_the_policy_in_it(model, tmp_path):
+    former = learner_of(model, algorithm={"name": "grpo"}, critic=None)
+    step(former, 0)
+    saver = BackgroundSave(former)
+    saver.begin(tmp_path)
+    saver.wait()
+    learner = learner_of(model)
+    step(learner, 1)
+    load_learner(learner, tmp_path)
+    now = weights(learner)
+    assert same(weights(former), now)
+    body = [name for name in now if name.startswith("critic.") and name != "critic.lm_head.weight"]
+    assert body and all(torch.equal(now[name], now[name.removeprefix("critic.")]) for name in body)
 
 
 def test_without_a_path_the_critic_begins_as_the_policy_is_after_its_supervised_steps(model, tmp_path):

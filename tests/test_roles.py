@@ -1,13 +1,12 @@
 """Roles beside the policy: what they find does not depend on layouts or processes, and the frozen ones stay frozen."""
 
 import json
-from functools import partial
 
 import pytest
 import running
 import torch
 from layout_ranks import Layout, run_layouts
-from role_ranks import steps_with_roles
+from role_ranks import ALGORITHMS, steps_with_roles, with_algorithms
 from test_layouts import parallelism
 from test_recovery import strike, wait_for_event
 
@@ -33,13 +32,6 @@ LAYOUTS = {
         "pp2 interleaved": Layout("qwen3", parallelism(pp=2, schedule="Interleaved1F1B")),
     },
 }
-DISTILLATION = {"role": "teacher", "algorithm": {"name": "distillation"}}
-WORDS = {"role": "teacher", "algorithm": {"name": "distillation", "top_k": 4}}
-STUDIES = {
-    "asks for all": steps_with_roles,
-    "distillation": partial(steps_with_roles, **DISTILLATION),
-    "top_k": partial(steps_with_roles, **WORDS),
-}
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +42,16 @@ def studies(tmp_path_factory):
             settings = dict(architecture=architecture, tie_word_embeddings=is_tied, hidden_size=64, num_layers=4)
             make_tiny(models / name, seed=seed, **settings)
     for world_size, layouts in LAYOUTS.items():
-        for algorithm, study in STUDIES.items():
-            (out / algorithm).mkdir(exist_ok=True)
-            run_layouts(world_size, models, out / algorithm, layouts, study)
-    return {
-        algorithm: {path.stem: torch.load(path, weights_only=False) for path in (out / algorithm).glob("*.pt")}
-        for algorithm in STUDIES
-    }
+        run_layouts(world_size, models, out, with_algorithms(layouts), steps_with_roles)
+    return {path.stem: torch.load(path, weights_only=False) for path in out.glob("*.pt")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", STUDIES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", [name for layouts in LAYOUTS.values() for name in layouts])
 def test_no_layout_and_no_placement_changes_a_step(studies, name, algorithm):
     layout = next(layouts[name] for layouts in LAYOUTS.values() if name in layouts)
-    found, wanted = studies[algorithm][name], studies[algorithm][layout.model]
+    found, wanted = studies[f"{name}, {algorithm}"], studies[f"{layout.model}, {algorithm}"]
     for rank in found["metrics"]:
         for update, other in zip(rank, wanted["metrics"][0], strict=True):
             assert update["loss"] == pytest.approx(other["loss"], rel=1e-5, abs=1e-6)

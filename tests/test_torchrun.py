@@ -214,8 +214,8 @@ def controller(job):
     process.wait()
 
 
-def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 30
+def wait_for(path: Path, seconds: float = 30) -> str:
+    deadline = time.monotonic() + seconds
     while not path.exists() or not path.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -269,3 +269,60 @@ def test_the_script_takes_the_variables_of_torchtitans(given, expected, tmp_path
     arguments = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     assert set(expected) <= set(arguments) and arguments[-3:] == [expected[-1], "--training.steps", "3"]
     assert arguments[arguments.index("-m") + 1] == "titan_rl.train"
+
+
+# the real torchrun, and a run that is none
+
+STUB = """
+import asyncio, sys, types
+from pathlib import Path
+sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
+from titan_rl import train
+from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.records.rundir import RunDir
+
+FOLDER = Path(sys.argv[1])
+
+class Stub:
+    '''The first start of its job fails, the second waits to be stopped.'''
+    def __init__(self, config, file, resume, ranks):
+        self.run_dir, self.stop_request, self.why_ended = RunDir(FOLDER / "run"), StopRequest(), "a fault"
+        self.is_first, self.stop = not resume, self.stop_request.ask
+        with open(FOLDER / "opened", "a") as record:
+            print(config.run.dir, resume, ranks.count, config.titan["parallelism"], file=record)
+    async def start(self):
+        if self.is_first:
+            raise ValueError("the first start fails")
+    async def run(self):
+        (FOLDER / "waits").write_text("waits")
+        while not self.stop_request.is_asked:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        raise Stopped
+    def say(self, text):
+        pass
+    async def close(self, error, why):
+        with open(FOLDER / "closed", "a") as record:
+            print(why, file=record)
+
+train._open = Stub
+sys.exit(train.main(["quickstart"]))
+"""
+
+
+def test_a_job_goes_on_with_its_run_when_it_is_started_again_and_ctrl_c_saves_it(tmp_path):
+    (tmp_path / "stub.py").write_text(STUB)
+    flags = ["--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *flags, str(tmp_path / "stub.py"), str(tmp_path)]
+    job = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(tmp_path / "waits", seconds=200)
+        job.send_signal(signal.SIGINT)
+        _, said = job.communicate(timeout=100)
+    finally:
+        job.kill()
+        job.wait()
+    layout = "{'data_parallel_shard_degree': 2}"
+    assert (tmp_path / "opened").read_text().splitlines() == [f" False 1 {layout}", f"{tmp_path}/run True 1 {layout}"]
+    assert (tmp_path / "closed").read_text().splitlines() == ["the first start fails", "stopped by the user"]
+    assert "forcefully" not in said  # both ranks ended by themselves

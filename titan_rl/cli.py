@@ -234,7 +234,12 @@ _WITHOUT_OVERRIDES = ("ledger", "hack-check", "scale", "tasks")
 
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
-    return answer(_run, given, join_torchrun if given[:1] == ["train"] else None)
+    return answer(_run, given, join_torchrun if _names(given)[:1] == ["train"] else None)
+
+
+def _names(arguments: list[str]) -> list[str]:
+    """What is no option and no override, the command first."""
+    return [argument for argument in join_overrides(arguments) if not argument.startswith("-")]
 
 
 def _run(arguments: list[str]) -> int:
@@ -242,8 +247,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return EXIT_USER
-    names = [argument for argument in join_overrides(arguments) if not argument.startswith("-")]
-    if names and names[0] not in _COMMANDS:
+    if (names := _names(arguments)) and names[0] not in _COMMANDS:
         raise ConfigError(f"unknown command {names[0]!r}: {nearest(names[0], _COMMANDS)}")
     options, overrides = parse(parser, arguments)
     if overrides and options.command in _WITHOUT_OVERRIDES:

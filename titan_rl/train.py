@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
 from titan_rl.config.load import ConfigError, load_config
@@ -68,7 +68,17 @@ def _train_under_torchrun(world: World, config: Config, config_file: str | None,
     code = drive(run_to_end(session))
     if code != EXIT_OK:
         tell_torchrun(world, f"titan-rl: {session.why_ended}")
+    if session.stop_request.is_forced:
+        _exit_at_once(code)
     return code
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """Monarch's own goodbye, as Python ends, waits for the dead host, and torchrun has no patience. What it would
+    remove, the run's reaper does."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def join_torchrun(world: World) -> None:

@@ -10,7 +10,8 @@ that divergence where k is the whole vocabulary. Which words were sampled is tak
 
 The task's reward is shown, and counts for nothing here.
 
-Source: GKD, arXiv 2306.13649, equation 4 with lambda = 1 and the reverse KL; MiniLLM, arXiv 2306.08543, equation 2.
+Source: GKD, arXiv 2306.13649, section 3 (on-policy data alone, lambda = 1, and the reverse KL); of whole answers,
+MiniLLM, arXiv 2306.08543, section 2.
 
 Dimensions: S trained tokens of a row, K words of the teacher's.
 """

@@ -27,7 +27,7 @@ _ROLE_COLUMNS = {
 """What the algorithm is given of what it needs."""
 _WORD_COLUMNS = ("word_logprob_SK", "teacher_word_logprob_SK")
 _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "accuracy", "response_length", "truncated"}
-_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment"}
+_TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment", "task_reward"}
 _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")
 _TAKEN_BEGINNINGS += ("filtered_", "alarm_")

@@ -25,6 +25,7 @@ from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.reward_model import RewardModel
 from titan_rl.algorithms.rloo import RLOO
 from titan_rl.algorithms.sft import SFT
+from titan_rl.algorithms.turns import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
 from titan_rl.config.schema import AlgorithmConfig
@@ -46,11 +47,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "rloo": RLOO,
     "sft": SFT,
     "simpo": SimPO,
+    "turn_grpo": TurnGRPO,
 }
 
 _COMMON_KEYS = {f.name for f in fields(AlgorithmConfig)} - {"options"}
-_ROLES = {"reward_model": "a reward model"}
-"""Of those that an algorithm may need, what nobody serves yet."""
 
 
 def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: bool = False) -> Algorithm:
@@ -140,7 +140,5 @@ def _check_needs(said: str, needs: Any) -> None:
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
     if needs.teacher_words and not needs.teacher:
         raise ConfigError(f"{said}: its needs name teacher_words and no teacher: set teacher = True, too")
-    missing = [role for name, role in _ROLES.items() if getattr(needs, name)]
-    missing += [f"a reward for each {needs.rewards}"] if needs.rewards != "sample" else []
-    if missing:
-        raise ConfigError(f"{said} needs {' and '.join(missing)}, which this release cannot serve yet")
+    if needs.rewards not in ("sample", "turn"):
+        raise ConfigError(f"{said} needs a reward for each {needs.rewards}, which this release cannot serve yet")

@@ -6,6 +6,7 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 
 import difflib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
-from titan_rl.config.model_directory.checks import find_model, find_value_model
-from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config
+from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
+from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config, RewardModelConfig
 from titan_rl.config.shipped import find_config, shipped
 
 RENAMED_SECTIONS = {"warmup": "sft"}
@@ -235,8 +236,19 @@ def _with_directories(config: Config) -> Config:
     if config.model.path != "tiny":
         is_chat = config.task.style == "chat"
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
+    if config.reward_model.path:
+        config = replace(config, reward_model=_reward_model(config.reward_model))
     roles = [role for role in ("reference", "teacher", "critic") if getattr(config, role).path]
     return replace(config, **{role: _found(config, role) for role in roles})
+
+
+def _reward_model(settings: RewardModelConfig) -> RewardModelConfig:
+    path, said = os.path.abspath(settings.path), f"reward_model.path = {settings.path!r}"
+    try:
+        check_reward_model(Path(path))
+    except ValueError as error:
+        raise ConfigError(f"{said}: {error}") from None
+    return replace(settings, path=path)
 
 
 def _found(config: Config, section: str, **wanted: bool):

@@ -116,6 +116,18 @@ class TeacherConfig:
 
 
 @dataclass(kw_only=True)
+class RewardModelConfig:
+    """A model whose score of a rollout is its reward, in place of the task's own. The task's is what held-out accuracy
+    is told by, and is recorded beside it."""
+
+    path: str = ""
+    """A Hugging Face directory of a model for sequence classification with one label, and with the policy's tokens;
+    empty: there is none."""
+    reads_end: bool = False
+    """Whether it reads the token that ends an answer; those that are trained here (``reward_model``) do not."""
+
+
+@dataclass(kw_only=True)
 class CriticConfig:
     """The model that foretells rewards, where the algorithm needs one. It learns beside the policy, in the trainer's
     processes and in their layout."""
@@ -317,6 +329,7 @@ class Config:
     lora: LoraConfig = field(default_factory=LoraConfig)
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)

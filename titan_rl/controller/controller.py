@@ -38,7 +38,7 @@ from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.rollout_queue import Collected, RolloutQueue
-from titan_rl.controller.stopping import Lost, Stopped, StopRequest
+from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.data.types import BadNumbers, Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import within
@@ -145,8 +145,6 @@ class Controller:
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
-        if isinstance(error, Lost):
-            return self.say("no checkpoint of the last steps can be saved; --resume trains them again as recorded")
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
                 await within(_RESCUE_SECONDS, "the last weight update", self.publishing.delivered())

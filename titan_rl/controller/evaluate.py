@@ -9,7 +9,9 @@ from titan_rl.records.statistics import Proportion
 
 
 async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -> Proportion:
-    """Share of right answers. An answer that the machinery failed to score is an error, not a wrong answer.
+    """Share of right answers, as the task scores them, whatever else rewards them in training.
+
+    An answer that the machinery failed to score is an error, not a wrong answer.
 
     Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored.
     """
@@ -23,4 +25,4 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
         why = f": {first.failure}" if first.failure else ""
         raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
-    return Proportion(sum(correct(rollout.reward) for rollout in rollouts), len(rollouts))
+    return Proportion(sum(correct(rollout.true_reward) for rollout in rollouts), len(rollouts))

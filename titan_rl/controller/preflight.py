@@ -12,7 +12,7 @@ from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
-from titan_rl.controller.role_checks import check_roles
+from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
@@ -80,7 +80,13 @@ def check(config: Config) -> Checked:
     checked = resolve(config, config.eval.prompts)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
+    if config.lora.rank and checked.algorithm.head == "value":
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank}: algorithm.name = {config.algorithm.name!r} trains a head for values, "
+            f"which adapters leave as it is: leave [lora] out"
+        )
     check_roles(config, checked.algorithm, checked.family)
+    check_reward_model(config, checked.algorithm, checked.family)
     check_transport(config)
     if config.data.file:
         return with_dataset(checked)

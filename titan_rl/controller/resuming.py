@@ -30,6 +30,7 @@ _RULES = {
     "model.path": _BY_CHECKSUM,
     "model.kernel": _NUMERIC,
     "lora": _ALWAYS,
+    "lora.adapter": _BY_CHECKSUM,
     "task": _ALWAYS,
     "task.options.file": _BY_CHECKSUM,
     "task.options.held_out_file": _BY_CHECKSUM,
@@ -37,6 +38,7 @@ _RULES = {
     "data.file": _BY_CHECKSUM,
     "data.held_out_file": _BY_CHECKSUM,
     "algorithm": _WHILE_REDOING,
+    "critic": _WHILE_REDOING,
     "rollout": _FREE,
     "rollout.max_new_tokens": _WHILE_REDOING,
     "rollout.temperature": _WHILE_REDOING,
@@ -52,7 +54,7 @@ _RULES = {
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
-_OPEN = ("task.options.", "optimizer.param_groups.")
+_OPEN = ("task.options.", "optimizer.param_groups.", "critic.optimizer.", "critic.lr_scheduler.")
 """Tables without a fixed list of keys."""
 
 Settings = dict[str, Any]

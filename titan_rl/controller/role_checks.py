@@ -2,6 +2,9 @@
 
 from dataclasses import asdict
 
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config, CriticConfig
@@ -38,6 +41,34 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
         raise ConfigError(f"[critic] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out")
 
 
+def check_reward_model(config: Config, algorithm: Algorithm, family: Family | None) -> None:
+    """Errors: ConfigError if there is none where the algorithm needs one, or it reads other tokens."""
+    path, said = config.reward_model.path, f"reward_model.path = {config.reward_model.path!r}"
+    if not path:
+        if algorithm.needs.reward_model:
+            raise ConfigError(
+                f"algorithm.name = {config.algorithm.name!r} needs a reward model: give its directory as "
+                f"reward_model.path"
+            )
+        if config.reward_model.reads_end:
+            raise ConfigError("reward_model.reads_end has no effect without reward_model.path: leave it out")
+        return
+    try:
+        model = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
+        raise ConfigError(f"{said}: {' '.join(str(error).split())}") from None
+    policy = _policy_config(config, family)
+    if model.get_text_config().vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"{said} has vocab_size = {model.get_text_config().vocab_size}, the policy {policy.vocab_size}: the reward "
+            f"model must read the policy's tokens"
+        )
+
+
+def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
+    return tiny_config() if config.model.path == "tiny" else read_hf_config(config.model.path, family)
+
+
 def _check_critic(config: Config, family: Family | None) -> None:
     path, steps = config.critic.path, critic_titan(config, build_titan(config)).training.steps
     if config.critic.warmup_steps >= steps:
@@ -55,8 +86,7 @@ def _check_critic(config: Config, family: Family | None) -> None:
 
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
     """``words``: how many of the likeliest the role is to give."""
-    path, own = config.model.path, getattr(config, role).path
-    policy = tiny_config() if path == "tiny" else read_hf_config(path, family)
+    own, policy = getattr(config, role).path, _policy_config(config, family)
     model = read_hf_config(own, family) if own else policy
     if model.vocab_size != policy.vocab_size:
         raise ConfigError(

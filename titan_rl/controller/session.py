@@ -35,7 +35,7 @@ from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import Reporter
 from titan_rl.controller.resuming import check_resumable, limits_of
 from titan_rl.controller.rollout_queue import RolloutQueue
-from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.stopping import Lost, Stopped, StopRequest
 from titan_rl.controller.supervised import DataComponents, SupervisedController
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
@@ -197,7 +197,9 @@ class Session:
         why = why or (one_line(error) if error else "completed" if self._is_finished else "closed")
         self.why_ended = why
         try:
-            if self.controller is not None and not self._is_finished:
+            if isinstance(error, Lost):
+                self.say("nothing more can be saved; --resume goes on")
+            elif self.controller is not None and not self._is_finished:
                 await self.controller.rescue(error or Stopped())
         finally:
             summary = await self._end(why)

@@ -85,12 +85,21 @@ class Rollout:
     status: Status
     reward: float = 0.0
     reward_parts: dict[str, float] = field(default_factory=dict)
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of each answer, where the task gives such; part of ``reward``, whose rest is the last answer's."""
+    task_reward: float | None = None
+    """What the task itself gives, where ``reward`` is a reward model's."""
     text: str = ""
     """What the model wrote, for people."""
     failure: str = ""
     """What went wrong, where something did; not recorded."""
     grade: float | None = None
-    """By ``eval.grader``: what nothing is trained on."""
+    """By ``eval.grader``, or by the task where a reward model rewards: what nothing is trained on."""
+
+    @property
+    def true_reward(self) -> float:
+        """By which it is told whether the answer is right."""
+        return self.reward if self.task_reward is None else self.task_reward
 
     @property
     def num_model_tokens(self) -> int:

@@ -22,6 +22,8 @@ from titan_rl.environments.task import Task
 Ask = Callable[[Request], Awaitable[list[Completion]]]
 ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
 """Scores of a prompt's rollouts, and the seconds that scoring took."""
+Judge = Callable[[list[np.ndarray]], Awaitable[tuple[list[Score], float]]]
+"""A reward model's, by the rollouts' tokens."""
 
 
 def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
@@ -62,8 +64,11 @@ class Episode:
     def add_reply(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
         self._append(tokens, provenance, np.zeros(len(tokens)), np.full(len(tokens), -1))
 
-    def finish(self, prompt: Prompt, sample: int, score: Score) -> Rollout:
-        score = Score("infra_error", {}, self.failure) if self.failure else score
+    def finish(self, prompt: Prompt, sample: int, score: Score, judged: Score | None = None) -> Rollout:
+        """``score``: the task's; ``judged``: a reward model's, which takes its place. Both must be there."""
+        task_score = Score("infra_error", {}, self.failure) if self.failure else score
+        is_judged = judged is not None and task_score.status == "ok"
+        score = judged if is_judged else task_score
         truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
         return Rollout(
             prompt_id=prompt.id,
@@ -76,14 +81,24 @@ class Episode:
             status="truncated" if truncated else score.status,
             reward=score.reward,
             reward_parts=score.parts,
+            turn_rewards=[] if is_judged else score.turn_rewards,
+            task_reward=task_score.reward if is_judged else None,
             text="\n".join(self.answers),
-            failure=score.message,
-            grade=score.grade,
+            failure=score.message or task_score.message,
+            grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
         )
 
 
 async def run_group(
-    prompt: Prompt, *, task: Task, tokenizer, ask: Ask, score: ScoreAll, sampling: Sampling, seed: int
+    prompt: Prompt,
+    *,
+    task: Task,
+    tokenizer,
+    ask: Ask,
+    score: ScoreAll,
+    sampling: Sampling,
+    seed: int,
+    judge: Judge | None = None,
 ) -> Group:
     """All samples of one prompt. The first turn is one request; later turns, if the task replies, one a sample.
 
@@ -103,9 +118,16 @@ async def run_group(
     await asyncio.gather(*(sampler.later_turns(episode, sample) for sample, episode in enumerate(episodes)))
     seconds_generate = time.perf_counter() - start
     scores, seconds_score = await score(prompt, [episode.answers for episode in episodes])
+    judged: list[Score | None] = [None] * len(episodes)
+    if judge is not None:
+        judged, seconds_judge = await judge([episode.tokens for episode in episodes])
+        seconds_score += seconds_judge
     return Group(
         prompt_id=prompt.id,
-        rollouts=[e.finish(prompt, i, s) for i, (e, s) in enumerate(zip(episodes, scores, strict=True))],
+        rollouts=[
+            episode.finish(prompt, sample, *scored)
+            for sample, (episode, *scored) in enumerate(zip(episodes, scores, judged, strict=True))
+        ],
         seconds_generate=seconds_generate,
         seconds_score=seconds_score,
     )

@@ -65,13 +65,27 @@ def source_file(thing: Any) -> str:
     return getattr(module, "__file__", None) or ""
 
 
-def as_parts(name: str, value: Any) -> dict[str, float]:
+def as_parts(name: str, value: Any) -> dict[str, float | list[float]]:
     """What the function ``name`` gave, as named parts of a reward. Errors: UserCodeError."""
     if not isinstance(value, dict):
         return {"reward": _number(name, value)}
     if not value or not all(isinstance(key, str) for key in value):
         raise UserCodeError(f"{name} gave {shown(value)}: name each part of the reward, as in {{'correct': 1.0}}")
-    return {key: _number(name, part, f" as {key!r}") for key, part in value.items()}
+    return {key: _numbers(name, part, f" as {key!r}") for key, part in value.items()}
+
+
+def _numbers(name: str, part: Any, where: str) -> float | list[float]:
+    """A list has one for each answer of the rollout."""
+    return [_number(name, each, where) for each in part] if isinstance(part, list) else _number(name, part, where)
+
+
+def in_turns(parts: dict[str, float | list[float]]) -> tuple[dict[str, float], list[float]]:
+    """Parts of a reward, lists by their sums; and the reward of each answer by all lists together, if there are any.
+
+    Errors: ValueError for lists of different lengths."""
+    lists = [part for part in parts.values() if isinstance(part, list)]
+    turn_rewards = [sum(rewards) for rewards in zip(*lists, strict=True)]
+    return {name: sum(part) if isinstance(part, list) else part for name, part in parts.items()}, turn_rewards
 
 
 def _number(name: str, value: Any, where: str = "") -> float:

@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt, Status
 from titan_rl.environments.base import make_task
+from titan_rl.environments.rewards import in_turns
 from titan_rl.environments.task import Task, UserCodeError
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.supervision.processes import MARK, is_stopped
@@ -43,17 +44,20 @@ class Score:
     message: str = ""
     grade: float | None = None
     """By ``eval.grader`` (grading.py), if there is one and it could."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of each answer, if the task gives such; they are in ``parts`` by their sum."""
 
     @property
     def reward(self) -> float:
         return sum(self.parts.values())
 
 
-class Scorer:
-    """One scorer process, started anew whenever it dies or an answer hangs it. One user at a time, by ``lock``."""
+class ScoringProcess:
+    """A process that scores, started anew whenever it dies or an answer hangs it. One user at a time, by ``lock``."""
 
-    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float):
-        self.task, self.folders, self.timeout = task, list(folders), timeout
+    def __init__(self, name: str, command: Sequence[str], timeout: float, start_seconds: float = _START_SECONDS):
+        """``command``: what Python runs. It says "ready", then answers each line with one."""
+        self.name, self.command, self.timeout, self.start_seconds = name, tuple(command), timeout, start_seconds
         self.lock = asyncio.Lock()
         self.process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -63,8 +67,7 @@ class Scorer:
         environment = {key: os.environ[key] for key in _HANDED_ON if key in os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "titan_rl.environments.scorer"),
-            *(json.dumps(asdict(self.task)), json.dumps(self.folders), str(self.timeout)),
+            *self.command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment | {"OMP_NUM_THREADS": "1"},
@@ -73,10 +76,10 @@ class Scorer:
         )
         self.process = process
         try:
-            ready = await within(_START_SECONDS, "starting a scorer", _line_of(process))
+            ready = await within(self.start_seconds, "starting a scorer", _line_of(process))
             if ready != b'"ready"\n':
                 why = ready.decode(errors="replace").strip() or "it died"
-                raise RuntimeError(f"the scorer of task {self.task.name} did not start: {why}")
+                raise RuntimeError(f"{self.name} did not start: {why}")
         except BaseException:  # cancelled included: a process that is not ready must not be taken for one
             await self.stop()
             raise
@@ -100,27 +103,26 @@ class Scorer:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
-    async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
-        """A score for each rollout's answers, each within the deadline, and the seconds that they took together."""
+    async def score_lines(self, lines: list[str]) -> tuple[list[Score], float]:
+        """A score for each, each within the deadline, and the seconds that they took together."""
         async with self.lock:
             start, scores = time.perf_counter(), []
             try:
-                while len(scores) < len(rollouts):
-                    async for score in self._score_until_failure(prompt, rollouts[len(scores) :]):
+                while len(scores) < len(lines):
+                    async for score in self._score_until_failure(lines[len(scores) :]):
                         scores.append(score)
             except BaseException:  # answers still under way must not be taken for the next prompt's
                 await self.stop()
                 raise
             return scores, time.perf_counter() - start
 
-    async def _score_until_failure(self, prompt: Prompt, rollouts: list[list[str]]) -> AsyncIterator[Score]:
+    async def _score_until_failure(self, lines: list[str]) -> AsyncIterator[Score]:
         """All are asked at once; after the first that fails the process is killed, and the caller asks for the rest."""
         await self._start_if_gone()
         if self.process is None:
             await self.start()
-        lines = [json.dumps({"prompt": asdict(prompt), "answers": answers}) for answers in rollouts]
         self.process.stdin.write(("\n".join(lines) + "\n").encode())
-        for _ in rollouts:
+        for _ in lines:
             try:
                 score = _read_score(await asyncio.wait_for(_line_of(self.process), self.timeout))
             except TimeoutError:
@@ -135,6 +137,20 @@ class Scorer:
             await self.stop()
             yield score
             return
+
+
+class Scorer(ScoringProcess):
+    """Scores by the task."""
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float):
+        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout)
+        super().__init__(f"the scorer of task {task.name}", ("-m", "titan_rl.environments.scorer", *arguments), timeout)
+
+    async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
+        """A score for each rollout's answers, and the seconds that they took together."""
+        return await self.score_lines(
+            [json.dumps({"prompt": asdict(prompt), "answers": answers}) for answers in rollouts]
+        )
 
 
 class StoppedError(RuntimeError):
@@ -158,7 +174,9 @@ async def _line_of(process: asyncio.subprocess.Process) -> bytes:
 def _read_score(line: bytes) -> Score:
     """Errors: ValueError, KeyError, TypeError or AttributeError for anything but a score."""
     result = json.loads(line)
-    score = Score(result["status"], {name: float(part) for name, part in result["parts"].items()}, result["message"])
+    parts = {name: float(part) for name, part in result["parts"].items()}
+    turns = [float(reward) for reward in result.get("turn_rewards", [])]
+    score = Score(result["status"], parts, result["message"], turn_rewards=turns)
     if not math.isfinite(score.reward):
         return Score("infra_error", {}, f"the scorer gave {score.reward}")
     return score
@@ -185,8 +203,10 @@ def _serve(task_config: TaskConfig, folders: Sequence[str], timeout: float) -> N
 
 def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        parts = task.score(Prompt(**request["prompt"]), request["answers"])
-        return dict(status="ok", parts=parts, message="")
+        parts, turn_rewards = in_turns(task.score(Prompt(**request["prompt"]), request["answers"]))
+        if turn_rewards and len(turn_rewards) != len(request["answers"]):
+            raise ValueError(f"{len(turn_rewards)} rewards for {len(request['answers'])} answers: give one for each")
+        return dict(status="ok", parts=parts, turn_rewards=turn_rewards, message="")
     except UserCodeError as error:
         message = str(error)
     except Exception as error:  # whatever a scorer trips over is reported by name, never a reward

@@ -47,5 +47,7 @@ class Task(Protocol):
     def row(self, prompt: Prompt) -> dict[str, Any]:
         """What a reward function gets besides the prompt and the answer, e.g. all columns of a data file's row."""
 
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only."""
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float | list[float]]:
+        """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only.
+
+        A part that is a list has one number for each answer: the rewards of turns (algorithms/turns.py)."""

@@ -20,9 +20,10 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
     return {
         **_with_range("reward", [r.reward for r in scored]),
+        **({} if scored[0].task_reward is None else {"task_reward": float(np.mean([r.true_reward for r in scored]))}),
         **_with_range("grade", [r.grade for r in scored if r.grade is not None]),
         "effective_answers": effective_number(Counter(r.text.strip() for r in scored)),
-        "accuracy": float(np.mean([correct(r.reward) for r in scored])),
+        "accuracy": float(np.mean([correct(r.true_reward) for r in scored])),
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),

@@ -26,6 +26,8 @@ _SCHEMA = pa.schema(
         "status": pa.string(),
         "reward": pa.float64(),
         "reward_parts": pa.map_(pa.string(), pa.float64()),
+        "turn_rewards": pa.list_(pa.float64()),
+        "task_reward": pa.float64(),
         "text": pa.string(),
         "grade": pa.float64(),
     }
@@ -40,7 +42,7 @@ def _path(folder: Path, step: int) -> Path:
 
 def _row(rollout: Rollout) -> dict:
     plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
-    return {name: getattr(rollout, name) for name in plain} | dict(
+    return {name: getattr(rollout, name) for name in (*plain, "task_reward", "turn_rewards")} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],
         stop_reason=[turn.stop_reason for turn in rollout.turns],
@@ -132,6 +134,7 @@ def _rollout(row: dict) -> Rollout:
             logprobs=np.asarray(row["logprobs"], np.float32),
             versions=np.asarray(row["versions"], np.int32),
             turns=[Turn(*turn) for turn in turns],
+            turn_rewards=row["turn_rewards"] or [],
             reward_parts=dict(row["reward_parts"]),
         )
     )
@@ -151,6 +154,8 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name} has a status or a provenance that there is not")
     if rollout.provenance[0] == Provenance.MODEL:
         raise ValueError(f"{name} begins with a token of the model's own")
+    if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
+        raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
         raise ValueError(f"{name} has a turn outside its {length} tokens")
     if limits is not None and length > limits.length:

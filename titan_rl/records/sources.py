@@ -13,6 +13,7 @@ Sources = dict[str, dict[str, str]]
 """Setting to file name to checksum."""
 
 _MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _DATA_OPTIONS = ("file", "held_out_file")
 
 
@@ -23,6 +24,9 @@ def find_sources(config: Config) -> Sources:
         root = Path(config.model.path)
         paths = sorted(path for pattern in _MODEL_FILES for path in root.glob(pattern) if path.is_file())
         found["model.path"] = {path.name: sampled_checksum(path) for path in paths}
+    if config.lora.adapter:
+        paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
+        found["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
     for option in _DATA_OPTIONS:
         if config.task.name == "jsonl" and (name := config.task.options.get(option)):
             setting = f"task.options.{option}"

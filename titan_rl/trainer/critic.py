@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 
 from titan_rl.algorithms.values import VALUE_SUMS, explained_variance, value_loss
+from titan_rl.config.model_directory.weight_checks import VALUE_HEAD
 from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Row
 from titan_rl.models.shards import Shard
@@ -73,26 +74,26 @@ class Critic:
 
     @torch.no_grad()
     def begin_as(self, policy: ShardedModel) -> None:
-        """Take the policy's weights, all but the head."""
-        theirs = {name: tensor for part in policy.parts for name, tensor in part.state_dict().items()}
-        for part in self.model_parts:
-            for name, tensor in part.state_dict().items():
-                if name != "lm_head.weight":
-                    tensor.copy_(theirs[name])
+        """Take the policy's weights, with its adapters if it has any; all but the head."""
+        theirs = {(shard.name, shard.start): shard.tensor for shard in policy.shards()}
+        for shard in self.shards():
+            if shard.name != VALUE_HEAD:
+                shard.tensor.copy_(theirs[shard.name, shard.start])
 
     # an update
 
     def learn(self, rows: list[Row]) -> dict[str, float] | BadNumbers:
-        """The critic's updates on a batch; metrics are those of the first, on the values of before."""
+        """The critic's updates on a batch. Metrics are those of the first, on the values of before; what is clipped is
+        that of the last, as in the first update of a step nothing is."""
         kept = self._copy() if self.settings.updates > 1 else []
         try:
-            told = [self._update(rows) for _ in range(self.settings.updates)][0]
+            told = [self._update(rows) for _ in range(self.settings.updates)]
         except FloatingPointError as error:
             self.optimizer.zero_grad()
             self._put_back(kept)
             return find_culprits(self, rows, f"critic: {error}")
         self.scheduler.step()
-        return told
+        return told[0] | {"critic_clip_fraction": told[-1]["critic_clip_fraction"]}
 
     def _update(self, rows: list[Row]) -> dict[str, float]:
         """Errors: FloatingPointError for a loss or gradient that is not finite; this update is not made then."""

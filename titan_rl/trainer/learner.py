@@ -275,9 +275,13 @@ class Learner:
                 if isinstance(metrics, BadNumbers):
                     raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
                 losses.append(metrics.loss)
+        self.begin_critic()
+        return losses
+
+    def begin_critic(self) -> None:
+        """The critic, if there is one that has no weights of its own, takes the policy's."""
         if self.critic is not None and not self.config.critic.path:
             self.critic.begin_as(self.policy)
-        return losses
 
     @contextmanager
     def _instead(self, algorithm: Algorithm, optimizer, scheduler) -> Iterator[None]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import torch
+from torchtitan.models.common.linear import ScaledBiasRowwiseLinear
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import PreTrainedConfig
 
@@ -28,6 +29,7 @@ def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family:
         raise ConfigError(str(error)) from None
     spec = spec_of(hf, "", family, config.lora)
     names, shapes = _adapters(spec)
+    _check_tensor_parallel(titan, spec)
     _check_groups(titan, names)
     _check_stages(titan, names, hf.num_hidden_layers)
     if config.lora.adapter:
@@ -44,6 +46,17 @@ def _adapters(spec: ModelSpec) -> tuple[list[str], dict[str, tuple[int, ...]]]:
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert all(map(is_adapter, names)), "the converter left something besides adapters to be trained"
     return names, {shard.name: shard.shape for shard in local_shards(spec, [model], adapters=True)}
+
+
+def _check_tensor_parallel(titan: TitanConfig, spec: ModelSpec) -> None:
+    """GPT-OSS's output projection works on each rank's own part, where TorchTitan's adapter wants a DTensor."""
+    degree = titan.parallelism.tensor_parallel_degree
+    projections = (config for _, config, _, _ in spec.model.traverse(ScaledBiasRowwiseLinear.Config))
+    if degree > 1 and any(hasattr(config, "rank") for config in projections):
+        raise ConfigError(
+            f"lora.targets: this model's 'o_proj' cannot have an adapter with parallelism.tensor_parallel_degree = "
+            f"{degree}: give lora.targets without it, or use data_parallel_shard_degree"
+        )
 
 
 def _check_groups(titan: TitanConfig, names: list[str]) -> None:

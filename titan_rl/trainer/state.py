@@ -118,14 +118,23 @@ def load_learner(learner, folder: Path) -> None:
         state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
     else:  # the checkpoint was written by fewer ranks
         del state[mine]
+    if learner.critic is not None and not any(name.startswith("critic.") for name in metadata):
+        del state["critic"]  # the run went on with an algorithm that had none
     learner.before_update()
     base = state.get(_BASE)
     load_state(state, folder)
     if state.get(_BASE) != base:
         raise StateError(f"the adapters in {folder} are of another model than {learner.model_path}: give that")
-    for learning, loaded in [(learner, state), *([(learner.critic, state["critic"])] if learner.critic else [])]:
-        learning.optimizer.load_state_dict(loaded["optimizer"])
-        learning.scheduler.load_state_dict(loaded["scheduler"])
+    _load_optimizer(learner, state)
+    if "critic" in state:
+        _load_optimizer(learner.critic, state["critic"])
+    elif learner.critic is not None:
+        learner.begin_critic()
     learner.weights_changed()
     if mine in state:
         set_random_state(state[mine])
+
+
+def _load_optimizer(learning, state: dict) -> None:
+    learning.optimizer.load_state_dict(state["optimizer"])
+    learning.scheduler.load_state_dict(state["scheduler"])

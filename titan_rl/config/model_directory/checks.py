@@ -29,6 +29,20 @@ def find_model(path: str, *, own_family: bool = False, is_chat: bool = False) ->
     return path
 
 
+def check_reward_model(path: Path) -> None:
+    """Of any type that transformers has. Errors: ValueError for what gives no score of a text."""
+    try:
+        read_config(path)
+        tensors = stored_tensors(path)
+        heads = [tensor for name, tensor in tensors.items() if name.rpartition(".")[0].split(".")[-1] == "score"]
+        if not heads or heads[0].shape[0] != 1:
+            had = f"{heads[0].shape[0]} labels" if heads else "no score.weight"
+            raise ValueError(f"it has {had}, and a reward model one label: give a directory that `reward_model` made")
+        check_finite(tensors)
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
 def find_value_model(path: str, *, own_family: bool = False) -> str:
     """``find_model`` for one that is to have a value head; its tokenizer is not used. Errors: ValueError."""
     if is_hub_name(path):

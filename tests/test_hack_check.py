@@ -1,0 +1,55 @@
+"""A reward with a planted loophole, and real runs on it: the alarm is raised, and on the honest reward it is not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from titan_rl.cli import main
+from titan_rl.config.load import load_config
+from titan_rl.controller.preflight import check
+from titan_rl.records.events import read_events
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rollouts import read_rollouts
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "loophole.toml"
+
+
+@pytest.mark.parametrize("reward", ["loophole:reward", "loophole:honest"])
+def test_its_toml_is_right(reward):
+    check(load_config(EXAMPLE, {"task": {"reward": reward}}))
+
+
+def train(root: Path, reward: str) -> str:
+    """What the run said."""
+    command = [sys.executable, "-m", "titan_rl.cli", "train", EXAMPLE, "--run.dir", root, "--task.reward", reward]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=root.parent)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_loophole_raises_the_alarm_in_log_metrics_and_events(tmp_path, capsys):
+    root = tmp_path / "run"
+    said = train(root, "loophole:reward")
+    assert "ALARM reward_gap: the reward went from" in said
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert records[-1]["reward"] > records[0]["reward"] + 0.3 and records[-1]["grade"] < records[-1]["reward"] - 0.3
+    assert any(record["alarm_reward_gap"] for record in records) and not records[0]["alarm_reward_gap"]
+    assert "reward_gap" in {event["name"] for event in read_events(root) if event["kind"] == "alarm"}
+    assert all(each.grade is not None for group in read_rollouts(root / "rollouts", 1) for each in group.rollouts)
+    capsys.readouterr()
+    assert main(["hack-check", str(root), "--json"]) == 1
+    assert "reward_gap" in {alarm["name"] for alarm in json.loads(capsys.readouterr().out)["alarms"]}
+
+
+@pytest.mark.slow
+def test_the_honest_reward_raises_none(tmp_path):
+    root = tmp_path / "run"
+    assert "ALARM" not in train(root, "loophole:honest")
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert all(record["reward"] == record["grade"] for record in records)
+    assert records[-1]["reward"] > records[0]["reward"] + 0.15, "it learnt something, so there was something to alarm"
+    assert main(["hack-check", str(root)]) == 0

@@ -1,0 +1,82 @@
+"""A reward model that scores rollouts, in a process of its own below the verifier: any that transformers loads as
+``AutoModelForSequenceClassification`` with one label.
+
+The other end is ``python -m titan_rl.environments.reward_model``, with the protocol of scorer.py: a deadline for each
+answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time and without padding,
+in fp32 on one thread: so the same rollout always gets the same reward.
+"""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from titan_rl.environments.scorer import Score, ScoringProcess
+
+PART = "reward_model"
+"""The name of its reward among a rollout's ``reward_parts``."""
+
+
+class RewardModelScorer(ScoringProcess):
+    """One such process, started anew whenever it dies or an answer takes too long."""
+
+    def __init__(self, path: str, timeout: float, start_seconds: float, end: int | None = None):
+        """``end``: the token that it is not to read where a rollout ends with it."""
+        command = ("-m", "titan_rl.environments.reward_model", path)
+        super().__init__(f"the reward model {path}", command, timeout, start_seconds)
+        self.end = end
+
+    async def score_tokens(self, rollouts: Sequence[np.ndarray]) -> tuple[list[Score], float]:
+        """A score for each rollout's tokens [T], and the seconds that they took together."""
+        return await self.score_lines([json.dumps({"tokens": self._read(tokens)}) for tokens in rollouts])
+
+    def _read(self, tokens_T: np.ndarray) -> list[int]:
+        """What of a rollout is read."""
+        tokens = tokens_T.tolist()
+        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.end else tokens
+
+
+def load_reward_model(path: str):
+    """Errors: whatever transformers raises. No code of the directory's is run, and nothing in it unpickled."""
+    from transformers import AutoModelForSequenceClassification
+
+    settings = {"trust_remote_code": False, "use_safetensors": True, "dtype": "float32", "local_files_only": True}
+    model = AutoModelForSequenceClassification.from_pretrained(path, **settings).eval()
+    model.config.pad_token_id = None  # nothing is padded: the last token is the last, whatever it is
+    return model
+
+
+def reward_of(model, tokens: list[int]) -> float:
+    """What the model's head says at the last of these tokens."""
+    import torch
+
+    with torch.inference_mode():
+        return float(model(input_ids=torch.tensor([tokens])).logits[0, 0])
+
+
+def _serve(path: str) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    output = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints must not look like a score
+    try:
+        model = load_reward_model(path)
+    except Exception as error:  # of transformers, safetensors or torch; the controller checked what it could
+        print(json.dumps(f"{type(error).__name__}: {error}"), file=output)
+        return
+    print('"ready"', file=output)
+    for line in sys.stdin:
+        print(json.dumps(_result(model, json.loads(line)["tokens"])), file=output)
+
+
+def _result(model, tokens: list[int]) -> dict:
+    try:
+        return dict(status="ok", parts={PART: reward_of(model, tokens)}, message="")
+    except Exception as error:  # whatever the model trips over is reported by name, never a reward
+        return dict(status="infra_error", parts={}, message=f"the reward model: {type(error).__name__}: {error}"[:500])
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
