@@ -191,8 +191,8 @@ def plan_replay(
         raise ConfigError(f"--from {first} --to {last}: give steps of the run, the first no later than the last")
     if read_settings(run_dir.config).get("data.file"):
         raise ConfigError(
-            f"{root} learned from data, not from rollouts: --resume trains the steps after its newest checkpoint again, "
-            f"and tells whether they come out as they did"
+            f"{root} learned from data, not from rollouts: --resume trains the steps after its newest checkpoint "
+            f"again, and tells whether they come out as they did"
         )
     known = sorted(recorded(run_dir))
     begin, checkpoint = _beginning(run_dir, first, say)
