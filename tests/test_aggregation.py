@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import titan_rl.models.device  # isort: skip  # noqa: F401  (before any other torchtitan module)
+
 from titan_rl.algorithms.base import LossInputs
 from titan_rl.algorithms.batching import checked_advantages
 from titan_rl.algorithms.registry import ALGORITHMS
