@@ -71,7 +71,9 @@ def _reference_scan(x_T: torch.Tensor, last_T: torch.Tensor, factor: float) -> t
     reach_T[-1:] = 0
     distance = 1
     while distance < len(x_T) and reach_T.any():
-        sums_T[:-distance] += reach_T[:-distance] * sums_T[distance:].clone()
+        # a segment must not hear of what is not finite in the one behind it
+        heard_T = torch.where(reach_T[:-distance] == 0, 0, reach_T[:-distance] * sums_T[distance:])
+        sums_T[:-distance] += heard_T
         reach_T[:-distance] *= reach_T[distance:].clone()
         reach_T[-distance:] = 0
         distance *= 2
@@ -105,7 +107,8 @@ if triton is not None:
     @triton.jit
     def _compose(left_factor, left_sum, right_factor, right_sum):
         """Of affine maps y -> sum + factor y: the right one after the left one."""
-        return left_factor * right_factor, right_sum + right_factor * left_sum
+        heard = tl.where(right_factor == 0, 0.0, right_factor * left_sum)  # not 0 times what is not finite
+        return left_factor * right_factor, right_sum + heard
 
     @triton.jit
     def _scan_kernel(
@@ -153,7 +156,7 @@ if triton is not None:
             carry = (word & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True).to(tl.float32, bitcast=True)
         if is_closed == 0:
             _publish(carries + block, first + reach * carry)
-        sums_T += reach_T * carry
+        sums_T += tl.where(reach_T == 0, 0.0, reach_T * carry)
         tl.store(sums + tokens_T, sums_T, mask=inside_T)
         if values is not None:
             tl.store(returns + tokens_T, sums_T + value_T, mask=inside_T)

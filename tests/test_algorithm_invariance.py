@@ -16,7 +16,7 @@ from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
-ALONE = sorted(name for name, cls in ALGORITHMS.items() if cls().needs == Needs())
+ALONE = sorted(name for name, cls in ALGORITHMS.items() if cls.trains_on == "rollouts" and cls().needs == Needs())
 """Algorithms that need no other model unless their settings ask for one."""
 CORRECTED = {"decoupled": True, "importance": "token", "importance_high": 1.02}
 KL = {"kl_coefficient": 0.1}

@@ -308,6 +308,11 @@ def test_what_gives_values_learns_by_values(make):
     assert "loss has no gradient for value_S: compute it from inputs.value_S" in said
 
 
+_ALONE = [
+    name for name, cls in sorted(ALGORITHMS.items()) if issubclass(cls, PolicyGradient) and cls().needs == Needs()
+]
+
+
 @pytest.mark.parametrize(
     ("options", "needs", "is_token_sum"),
     [
@@ -320,10 +325,7 @@ def test_what_gives_values_learns_by_values(make):
         ({"reject": "worst_token", "reject_low": 0.1}, Needs(), False),
     ],
 )
-@pytest.mark.parametrize(
-    "name",
-    [name for name, cls in sorted(ALGORITHMS.items()) if issubclass(cls, PolicyGradient) and cls().needs == Needs()],
-)
+@pytest.mark.parametrize("name", _ALONE)
 def test_settings_say_what_is_needed(name, options, needs, is_token_sum):
     algorithm = make_algorithm(AlgorithmConfig(name=name, options=options), [])
     check_algorithm(algorithm, name)

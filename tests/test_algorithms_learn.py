@@ -21,7 +21,7 @@ from titan_rl.trainer.titan_config import build_titan
 NUM_PROMPTS, GROUP, LENGTH, MIDDLE = 4, 12, 3, 50
 REWARD_KL = {"kl_coefficient": 0.01, "kl_in": "reward", "kl_estimator": "k1"}
 CORRECTED = {"decoupled": True, "importance": "token", "reject": "worst_token", "reject_low": 0.01}
-ALONE = sorted(name for name, cls in ALGORITHMS.items() if cls().needs == Needs())
+ALONE = sorted(name for name, cls in ALGORITHMS.items() if cls.trains_on == "rollouts" and cls().needs == Needs())
 """Algorithms that need no other model unless their settings ask for one."""
 CASES = [
     *((name, {}) for name in ALONE),

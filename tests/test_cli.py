@@ -261,7 +261,7 @@ def test_a_remote_traceback_becomes_one_line():
         (dict(mesh__transport="cuda_ipc"), "GPU"),
         (dict(mesh__transport="rdma_ibverbs"), "rdma_tcp"),
         (dict(generator__tensor_parallel=3), "num_attention_heads"),
-        (dict(algorithm__name="gpro"), "grpo"),
+        (dict(algorithm__name="grp"), "grpo"),
         (dict(algorithm__name="supervised"), "[sft]"),
     ],
 )

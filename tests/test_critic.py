@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from batches import batch_of, with_fault
 
-from titan_rl.config.load import load_config
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.controller.preflight import check
 from titan_rl.data.types import BadNumbers, StepMetrics
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
@@ -154,6 +155,15 @@ def test_what_the_policy_cannot_apply_the_critic_does_not_learn(model):
     assert same(before, weights(learner))
 
 
+def test_an_infinite_reward_is_blamed_on_its_sample_alone(model):
+    learner = learner_of(model)
+    batch = with_fault(batch_of(0), "loss", "p1", 2)
+    before = weights(learner)
+    [found] = learner.train_step([batch.rows[0]], [True])
+    assert {(c.prompt_id, c.sample, c.what) for c in found.culprits} == {("p1", 2, "return")}
+    assert same(before, weights(learner))
+
+
 @pytest.mark.parametrize("warmup_steps", [0, 3])
 def test_a_snapshot_brings_both_back(model, warmup_steps):
     learner = learner_of(model, critic={"warmup_steps": warmup_steps, "lr_scheduler": {"decay_ratio": 1.0}})
@@ -212,3 +222,38 @@ def test_without_a_path_the_critic_begins_as_the_policy_is_after_its_supervised_
     again = learner_of(model, critic={"path": str(tmp_path / "critic")})
     again.sft([batch_of(0).rows[0]], 1e-3)
     assert same({name: t for name, t in weights(learner).items() if name.startswith("critic.")}, weights(again))
+
+
+PPO = {"name": "ppo"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"critic": {"updates": 2}}, ["[critic] has no effect", "algorithm.name = 'grpo'"]),
+        ({"critic": {"placement": "own"}}, ["unknown key critic.placement"]),
+        ({"critic": {"value_clip": -1.0}}, ["critic.value_clip = -1.0"]),
+        ({"algorithm": PPO, "critic": {"optimizer": {"learning_rate": 1}}}, ["critic.optimizer.learning_rate"]),
+        ({"algorithm": PPO, "critic": {"lr_scheduler": {"decay": 1}}}, ["critic.lr_scheduler.decay"]),
+        ({"algorithm": PPO, "critic": {"warmup_steps": 100}}, ["critic.warmup_steps = 100", "training.steps"]),
+        ({"algorithm": PPO, "critic": {"path": "/nowhere"}}, ["critic.path = '/nowhere'"]),
+    ],
+)
+def test_a_mistake_in_the_critics_section_is_one_line(tables, words):
+    with pytest.raises(ConfigError) as caught:
+        check(load_config(None, tables))
+    said = str(caught.value)
+    assert "\n" not in said and all(word in said for word in words), said
+
+
+def test_a_critic_with_other_tokens_is_refused_and_one_of_two_labels(model, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    critic = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+    critic.save_pretrained(tmp_path / "two")
+    critic = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    critic.resize_token_embeddings(critic.config.vocab_size + 3)
+    critic.save_pretrained(tmp_path / "more")
+    for name, words in {"two": "a value head has one label", "more": "must read the policy's tokens"}.items():
+        with pytest.raises(ConfigError, match=words):
+            check(load_config(None, {"algorithm": {"name": "ppo"}, "critic": {"path": str(tmp_path / name)}}))

@@ -51,5 +51,6 @@ def test_the_honest_reward_raises_none(tmp_path):
     assert "ALARM" not in train(root, "loophole:honest")
     records = [record for record in read_metrics(root) if "reward" in record]
     assert all(record["reward"] == record["grade"] for record in records)
-    assert records[-1]["reward"] > records[0]["reward"] + 0.15, "it learnt something, so there was something to alarm"
+    first, last = (sum(each["reward"] for each in part) / 10 for part in (records[:10], records[-10:]))
+    assert last > first + 0.1, "it learnt something, so there was something to be alarmed by"
     assert main(["hack-check", str(root)]) == 0

@@ -53,6 +53,36 @@ def test_reference(lengths, discount, trace):
     compare("reference", lengths, discount, trace)
 
 
+def compare_beside_what_is_not_finite(implementation: str, number: float) -> None:
+    """The segment that holds it has it, up to there; those before and behind it do not."""
+    lengths = (20, 30, 5)
+    torch.manual_seed(3)
+    rewards_T, values_T = torch.randn(55), torch.randn(55)
+    last_T = last_tokens(torch.tensor([0, *lengths]).cumsum(0), 55)
+
+    def scans():
+        how = dict(implementation=implementation)
+        returns_T = discounted_returns(rewards_T, last_T, 0.9, **how)
+        return [returns_T, *advantages_and_returns(rewards_T, values_T, last_T, 0.9, 0.95, **how)]
+
+    wanted = scans()
+    rewards_T[40] = number
+    for found_T, wanted_T in zip(scans(), wanted, strict=True):
+        assert not found_T[20:41].isfinite().any()
+        others = [*range(20), *range(41, 55)]
+        assert torch.equal(found_T[others], wanted_T[others])
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_reference_beside_what_is_not_finite(number):
+    compare_beside_what_is_not_finite("reference", number)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def check_triton_beside_what_is_not_finite(number):
+    compare_beside_what_is_not_finite("triton", number)
+
+
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize(("discount", "trace"), DISCOUNTS)
 def check_triton(lengths, discount, trace):

@@ -14,14 +14,15 @@ REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 
 
 def filter_reason(group: Group, wanted: FilterConfig, algorithm: AlgorithmConfig) -> str | None:
-    """Why a group that could be trained on is left out, if it is, by the task's own rewards.
+    """Why a group that could be trained on is left out, if it is: pass rates by the task's own rewards, signal by the
+    ones that are trained on, before they are shaped.
 
     Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2: 0 < the group's right answers < G.
     """
     rollouts = usable_rollouts(group, algorithm)
     if wanted.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
         return "all_truncated"
-    pass_rate = sum(correct(rollout.reward) for rollout in rollouts) / len(rollouts)
+    pass_rate = sum(correct(rollout.true_reward) for rollout in rollouts) / len(rollouts)
     if pass_rate < wanted.min_pass_rate:
         return "too_hard"
     if pass_rate > wanted.max_pass_rate:

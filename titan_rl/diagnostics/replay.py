@@ -24,7 +24,7 @@ from titan_rl.controller.checkpointing import written
 from titan_rl.controller.kept_policy import check_kept, kept_policy
 from titan_rl.controller.preflight import Checked, resolve
 from titan_rl.controller.recorded_config import load_recorded, one_configuration
-from titan_rl.controller.resuming import check_own_models, check_readable, limits_of
+from titan_rl.controller.resuming import check_own_models, check_readable, limits_of, read_settings
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
 from titan_rl.environments.episode import demonstrate
@@ -189,6 +189,11 @@ def plan_replay(
         raise ConfigError(f"{root} holds no config.json: give a run directory, such as runs/quickstart-<date>-<time>")
     if not 1 <= first <= last:
         raise ConfigError(f"--from {first} --to {last}: give steps of the run, the first no later than the last")
+    if read_settings(run_dir.config).get("data.file"):
+        raise ConfigError(
+            f"{root} learned from data, not from rollouts: --resume trains the steps after its newest checkpoint "
+            f"again, and tells whether they come out as they did"
+        )
     known = sorted(recorded(run_dir))
     begin, checkpoint = _beginning(run_dir, first, say)
     if missing := next((step for step in range(first, last + 1) if step not in known), None):

@@ -66,7 +66,7 @@ class Curriculum:
         """What the groups that were sampled for a step came to. Errors: DiskFull."""
         seen: Seen = {}
         for prompt, group in groups:
-            rewards = [r.reward for r in group.rollouts if r.status in ("ok", "truncated")]
+            rewards = [r.true_reward for r in group.rollouts if r.status in ("ok", "truncated")]
             right, count = seen.get(name := class_of(self.task, prompt), (0, 0))
             seen[name] = (right + sum(map(correct, rewards)), count + len(rewards))
         if self._file is None:

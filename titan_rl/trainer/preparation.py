@@ -60,7 +60,8 @@ def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
 
 
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
-    """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows.
+    """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows. What is
+    not finite stays so and has no part in them, so that no other sample is blamed for it.
 
     One that is not a number stays so, and is no part of mean and deviation: its sample alone is at fault.
 
@@ -69,6 +70,7 @@ def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list
     Source: REINFORCE++, arXiv 2501.03262, section 3 (global advantage normalization).
     """
     advantage_S = np.concatenate([row.advantage_S[row.weight_S > 0] for row in rows]).astype(np.float64)
+    advantage_S = advantage_S[np.isfinite(advantage_S)]
     advantage_S = advantage_S[np.isfinite(advantage_S)]
     sums = torch.tensor([len(advantage_S), advantage_S.sum()], dtype=torch.float64, device=device) * is_counted
     count, total = _over_ranks(sums)
