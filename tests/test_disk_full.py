@@ -129,6 +129,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     import asyncio
 
     from titan_rl.controller.controller import Controller
+    from titan_rl.controller.rollout_queue import Collected
 
     async def train(batches, step):
         return []
@@ -141,7 +142,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     controller.checkpointing = SimpleNamespace(saved_step=3)
     controller._is_between_steps = True
     with largest_file(500), pytest.raises(DiskFull) as error:
-        asyncio.run(controller._train(groups(), []))
+        asyncio.run(controller._train(Collected(groups(), {}), []))
     assert not controller._can_be_rescued(error.value)
 
 
