@@ -152,9 +152,10 @@ def _tokenizer(config: Config):
     except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
         raise ConfigError(f"model.path = {path!r}: its tokenizer cannot be used: {_in_one_line(error)}") from None
     if (config.sft.steps or config.data.file) and tokenizer.eos_token_id is None:
+        setting = "sft.steps" if config.sft.steps else "data.file"
         raise ConfigError(
-            f"model.path = {path!r}: training on worked examples needs a tokenizer that has an eos_token, to "
-            f"end them with: add it to tokenizer_config.json"
+            f"model.path = {path!r}: {setting} needs a tokenizer that has an eos_token, to end worked examples with: "
+            f"add it to tokenizer_config.json"
         )
     return tokenizer
 
