@@ -199,10 +199,8 @@ class PolicyGradient(Algorithm):
         level = "token" if s.importance == "none" else s.importance
         columns = (inputs.proximal_logprob_S, inputs.sampling_logprob_S, inputs.weight_S, inputs.offsets_N)
         ratio_S = ratio_of(*columns, level)
-        if s.importance == "none":
-            return torch.ones_like(
-                ratio_S
-            ) + 0 * ratio_S, {}  # a log-probability that is not finite is told all the same
+        if s.importance == "none":  # a log-probability that is not finite is told all the same
+            return 1 + 0 * ratio_S, {}
         is_mask = s.importance_bound == "mask"
         low, high = s.importance_low if is_mask else 0.0, s.importance_high
         importance_S = masked(ratio_S, low, high) if is_mask else truncated(ratio_S, high)
