@@ -16,8 +16,9 @@ install: ## make the virtual environment (VENV=.venv, MODE=cpu or gpu); at once 
 train: install ## train as CONFIG=configs/quickstart.toml says; ARGS="--training.steps 20" overrides
 	$(BIN)/titan-rl train $(CONFIG) $(ARGS)
 
-test: install ## run the tests; ARGS="-m 'not slow'" leaves out those that spawn actors, ARGS='-m ""' runs all
-	$(BIN)/python -m pytest -q -m "not confirms" $(ARGS)
+test: install ## run the tests but those that only confirm; with ARGS="-m 'not slow'" those without actors, -m "" all
+	$(if $(ARGS),,$(BIN)/python -m pytest -q -m "not slow and not confirms" -n 2 --dist loadfile)
+	$(BIN)/python -m pytest -q -m "$(if $(ARGS),,slow and )not confirms" $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/python -m ruff check

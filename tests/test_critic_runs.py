@@ -13,7 +13,7 @@ from titan_rl import cli
 from titan_rl.records.events import read_events
 from titan_rl.records.metrics import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.confirms]
+pytestmark = [pytest.mark.slow, pytest.mark.confirms, pytest.mark.timeout(900)]
 STEPS = 12
 PPO = dict(
     algorithm__name="ppo",

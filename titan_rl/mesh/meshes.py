@@ -111,7 +111,7 @@ class Meshes:
             available_cores(),
             world_size,
             config.generator.replicas * config.generator.tensor_parallel,
-            alternating=config.rollout.max_staleness == 0 or "generators" not in parts,
+            alternating=config.rollout.max_staleness == 0,
         )
         self.processes = ActorProcesses(
             None if logs is None else str(logs),
