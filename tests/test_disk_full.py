@@ -129,21 +129,32 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     import asyncio
 
     from titan_rl.controller.controller import Controller
+    from titan_rl.controller.ending import Ending
     from titan_rl.controller.rollout_queue import Collected
 
     async def train(batches, step):
         return []
+
+    async def finish():
+        pass
+
+    async def save():
+        saved.append(controller.progress.step)
 
     controller = object.__new__(Controller)
     controller.run_dir = SimpleNamespace(rollouts=tmp_path)
     controller.reporter = SimpleNamespace(enter=lambda *_: None)
     controller.trainer = SimpleNamespace(train=train)
     controller.progress = SimpleNamespace(step=6)
-    controller.checkpointing = SimpleNamespace(saved_step=3)
-    controller._is_between_steps = True
+    checkpointing, finite = SimpleNamespace(saved_step=3, finish=finish), SimpleNamespace(weights_are_finite=True)
+    controller.ending = Ending(tmp_path, None, checkpointing, finite, controller.progress, save=save, say=print)
+    controller._is_between_steps, saved = True, []
+    asyncio.run(controller.rescue(RuntimeError("between two steps")))
+    assert saved == [6]
     with largest_file(500), pytest.raises(DiskFull) as error:
         asyncio.run(controller._train(Collected(groups(), {}), []))
-    assert not controller._can_be_rescued(error.value)
+    asyncio.run(controller.rescue(error.value))
+    assert saved == [6], "nothing more"
 
 
 @pytest.fixture

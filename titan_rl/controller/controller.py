@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batching import step_batches, update_parts
 from titan_rl.config.schema import Config
-from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
+from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.checkpointing import Checkpointing
+from titan_rl.controller.ending import RESCUE_SECONDS, Ending
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
@@ -48,8 +49,6 @@ from titan_rl.records.rollouts import write_rollouts
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress
-
-_RESCUE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,9 @@ class Controller:
         self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
         self.say = components.reporter.display.say
+        self.ending = Ending(
+            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, say=self.say
+        )
         self._is_between_steps = True
 
     # the beginning and the end of a run
@@ -139,35 +141,14 @@ class Controller:
         self.queue.ledger.verify()
         await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
-        await self.save()
-        await self.checkpointing.finish()
-        await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
+        await self.ending.complete()
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
-                await within(_RESCUE_SECONDS, "the last weight update", self.publishing.delivered())
-        with suppress(Exception):  # the error that ended the run matters more
-            await within(_RESCUE_SECONDS, "writing the checkpoint before", self.checkpointing.finish())
-        if not self._can_be_rescued(error):
-            return
-        try:
-            await within(_RESCUE_SECONDS, "saving the last checkpoint", self.save())
-            await within(_RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
-            if isinstance(error, Stopped):
-                await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
-        except Exception as failure:  # the error that ended the run matters more
-            self.say(f"could not save step {self.progress.step}: {failure}")
-
-    def _can_be_rescued(self, error: BaseException) -> bool:
-        if not self._is_between_steps or self.progress.step == self.checkpointing.saved_step:
-            return False
-        if not self.progress.step and not isinstance(error, BadNumbersError):
-            return False
-        if not self.bad_batches.weights_are_finite:
-            self.say("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
-        return self.bad_batches.weights_are_finite
+                await within(RESCUE_SECONDS, "the last weight update", self.publishing.delivered())
+        await self.ending.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
         """What is under way besides the step at hand."""

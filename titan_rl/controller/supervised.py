@@ -6,26 +6,24 @@ back. It shares with controller.py what both need, and the session drives either
 """
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
-from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
+from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.data_recovery import DataRecovery
 from titan_rl.controller.data_steps import DataSteps, HeldOut
+from titan_rl.controller.ending import Ending
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
 from titan_rl.controller.reporting import PhaseTimer, Reporter
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.data.types import BadNumbers, Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes
-from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.records.checkpoints import ControllerState
 from titan_rl.records.metrics import read_metrics, trained_metrics
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.summary import Progress
 
-_RESCUE_SECONDS = 60.0
 _OF_ROLLOUTS = ("agreement_mean", "agreement_max", "kl_k3")
 """Metrics of a step that compare the trainer with who sampled."""
 _COMPARED = ("loss", "grad_norm")
@@ -54,6 +52,9 @@ class SupervisedController:
         self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
         self.bad_batches, self.reporter, self.progress = parts.bad_batches, parts.reporter, parts.progress
         self.say = parts.reporter.display.say
+        self.ending = Ending(
+            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, say=self.say
+        )
         self._is_between_steps = True
         self._recorded = {int(record["step"]): record for record in read_metrics(run_dir.root) if "loss" in record}
         """Steps that the run has done before it was resumed."""
@@ -93,28 +94,11 @@ class SupervisedController:
         found = await self.evaluate("after")
         await self.frozen.check()
         self.progress.held_out_after = found.accuracy
-        await self.save()
-        await self.checkpointing.finish()
-        await self.trainer.call("save_hf", str(self.run_dir.model))
+        await self.ending.complete()
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
-        with suppress(Exception):  # the error that ended the run matters more
-            await within(_RESCUE_SECONDS, "writing the checkpoint before", self.checkpointing.finish())
-        if not self._can_be_rescued(error):
-            return
-        try:
-            await within(_RESCUE_SECONDS, "saving the last checkpoint", self.save())
-            await within(_RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
-            if isinstance(error, Stopped):
-                await self.trainer.call("save_hf", str(self.run_dir.model))
-        except Exception as failure:  # the error that ended the run matters more
-            self.say(f"could not save step {self.progress.step}: {failure}")
-
-    def _can_be_rescued(self, error: BaseException) -> bool:
-        if not self._is_between_steps or self.progress.step == self.checkpointing.saved_step:
-            return False
-        return bool(self.progress.step or isinstance(error, BadNumbersError)) and self.bad_batches.weights_are_finite
+        await self.ending.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
         """Nothing is under way besides the step at hand."""

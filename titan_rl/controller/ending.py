@@ -1,0 +1,65 @@
+"""What a run leaves that ends: as planned, because it was asked to stop, or by a fault."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
+from titan_rl.controller.checkpointing import Checkpointing
+from titan_rl.controller.stopping import Stopped
+from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.trainer_mesh import TrainerMesh
+from titan_rl.records.rundir import RunDir
+from titan_rl.records.summary import Progress
+
+RESCUE_SECONDS = 60.0
+
+
+class Ending:
+    """Asks the trainer for its last state. Whoever drives the loop says whether that is between two steps."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        trainer: TrainerMesh,
+        checkpointing: Checkpointing,
+        bad_batches: BadBatches,
+        progress: Progress,
+        *,
+        save: Callable[[], Awaitable[None]],
+        say: Callable[[str], None],
+    ):
+        """``save``: begins a checkpoint of the step at hand."""
+        self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
+        self.bad_batches, self.progress, self.save, self.say = bad_batches, progress, save, say
+
+    async def complete(self) -> None:
+        """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one)."""
+        await self.save()
+        await self.checkpointing.finish()
+        await self._save_model()
+
+    async def rescue(self, error: BaseException, *, is_between_steps: bool) -> None:
+        """A complete checkpoint, if there is something new to save; the model too, if the user stopped the run."""
+        with suppress(Exception):  # the error that ended the run matters more
+            await within(RESCUE_SECONDS, "writing the checkpoint before", self.checkpointing.finish())
+        if not (is_between_steps and self._has_news(error)):
+            return
+        try:
+            await within(RESCUE_SECONDS, "saving the last checkpoint", self.save())
+            await within(RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
+            if isinstance(error, Stopped):
+                await self._save_model()
+        except Exception as failure:  # the error that ended the run matters more
+            self.say(f"could not save step {self.progress.step}: {failure}")
+
+    def _has_news(self, error: BaseException) -> bool:
+        if self.progress.step == self.checkpointing.saved_step:
+            return False
+        if not self.progress.step and not isinstance(error, BadNumbersError):
+            return False
+        if not self.bad_batches.weights_are_finite:
+            self.say("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
+        return self.bad_batches.weights_are_finite
+
+    async def _save_model(self) -> None:
+        await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
