@@ -35,13 +35,13 @@ sys.exit(main(sys.argv[1:]))
 BAD_AT = """
 plain, bad_steps = controller.Controller._sample, {bad_steps}
 async def sample(self):
-    groups = await plain(self)
+    collected = await plain(self)
     if bad_steps and self.progress.step + 1 == bad_steps[0]:
         bad_steps.pop(0)
-        rollout = groups[1].rollouts[2]
+        rollout = collected.groups[1].rollouts[2]
         rollout.logprobs[-1] = np.nan
         print("INJECTED", rollout.prompt_id, rollout.sample, flush=True)
-    return groups
+    return collected
 controller.Controller._sample = sample
 """
 
