@@ -19,11 +19,6 @@ class Role(Actor):
         """What was found last, for as long as the trainer may read it."""
 
     @endpoint
-    def prepare(self) -> None:
-        """Have all imports done."""
-        import titan_rl.trainer.lone_role  # noqa: F401
-
-    @endpoint
     def join(self, rank: int, world_size: int, rendezvous_file: str) -> None:
         """Meet the other ranks in a new process group, and build this rank's part of the model."""
         from titan_rl.trainer.lone_role import LoneRole, role_titan

@@ -1,7 +1,5 @@
 """A trainer of one rank in this process, asked as the mesh is: for what needs no actors."""
 
-import torch.distributed as dist
-
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.controller.data_steps import DataSteps
@@ -25,10 +23,6 @@ class LocalTrainer:
 
     async def sft(self, batches):
         return self.learner.sft([rows[0] for rows in batches], self.learner.config.sft.lr)
-
-
-def open_process_group() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def make_steps(config) -> tuple[Checked, DataSteps]:

@@ -5,7 +5,6 @@ With everything on that its settings have: a reference (another model), the prox
 
 import pytest
 import torch
-import torch.distributed as dist
 from batches import batch_of
 
 from titan_rl.algorithms.base import Needs
@@ -15,6 +14,8 @@ from titan_rl.config.schema import AlgorithmConfig
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 ALONE = sorted(name for name, cls in ALGORITHMS.items() if cls.trains_on == "rollouts" and cls().needs == Needs())
 """Algorithms that need no other model unless their settings ask for one."""
@@ -36,13 +37,6 @@ TOLD = [
     if make_algorithm(AlgorithmConfig(name=name, options=options), []).is_token_sum
 ]
 CASE = pytest.mark.parametrize(("name", "options"), CASES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ The model is TorchTitan's, and the step is prepared and made as a run's.
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.algorithms.batching import step_batches
@@ -18,6 +17,8 @@ from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 NUM_PROMPTS, GROUP, LENGTH, MIDDLE = 4, 12, 3, 50
 REWARD_KL = {"kl_coefficient": 0.01, "kl_in": "reward", "kl_estimator": "k1"}
 CORRECTED = {"decoupled": True, "importance": "token", "reject": "worst_token", "reject_low": 0.01}
@@ -28,13 +29,6 @@ CASES = [
     ("grpo", {"kl_coefficient": 0.01, "kl_estimator": "k3_unbiased", "entropy_coefficient": 0.001, **CORRECTED}),
     ("reinforce_pp", {"baseline": True, **REWARD_KL}),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

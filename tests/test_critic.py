@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from batches import batch_of, with_fault
 
 from titan_rl.config.load import ConfigError, load_config
@@ -18,14 +17,9 @@ from titan_rl.trainer.snapshot import Snapshots
 from titan_rl.trainer.state import BackgroundSave, load_learner
 from titan_rl.trainer.titan_config import build_titan
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 CRITIC = {"optimizer": {"lr": 1e-2}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 import torch
-import torch.distributed as dist
-from local_trainer import LocalTrainer, make_steps, open_process_group
+from local_trainer import LocalTrainer, make_steps
 
 from titan_rl.config.load import load_config
 from titan_rl.controller.data_recovery import DataRecovery
@@ -13,14 +12,9 @@ from titan_rl.models.tiny import make_tiny
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.summary import Progress
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 ALGORITHMS = ("sft", "dpo", "simpo", "orpo", "kto", "reward_model")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    open_process_group()
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from batches import batch_of
 from family_models import CASES, EVEN, PLAIN, make
 from layout_ranks import Layout, Step, one_step, run_layouts
@@ -21,15 +20,10 @@ from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.titan_config import build_titan
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 WINDOWS = [name for name, (_, settings) in CASES.items() if settings.get("sliding_window")]
 every_case = pytest.mark.parametrize("case", CASES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -23,14 +23,9 @@ from titan_rl.models.heads import check_value_weights, load_value_model, save_va
 from titan_rl.models.shards import local_shards
 from titan_rl.models.spec import model_spec
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Values:

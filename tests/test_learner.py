@@ -25,12 +25,7 @@ from titan_rl.trainer.objective import agreement_sums, loss_and_sums
 from titan_rl.trainer.state import BackgroundSave, load_learner
 from titan_rl.trainer.titan_config import build_titan
 
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture(scope="module")

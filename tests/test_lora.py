@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 from batches import batch_of
 from family_models import make as make_family
 from safetensors.torch import load_file, save_file
@@ -26,16 +25,11 @@ from titan_rl.trainer.snapshot import Snapshots
 from titan_rl.trainer.state import BackgroundSave, load_learner
 from titan_rl.trainer.titan_config import build_titan
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 CPU = torch.device("cpu")
 LORA = {"rank": 4, "alpha": 8.0}
 ALL_TARGETS = {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def make(path, seed: int = 1, **settings):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from parity import (
     TOLERANCE,
     assert_documents_agree,
@@ -33,6 +32,8 @@ from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import build_titan
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 LLAMA3 = dict(
     rope_type="llama3",
@@ -68,13 +69,6 @@ def smollm2(tmp_path_factory) -> Path:
     except ConfigError as error:
         pytest.skip(f"SmolLM2 is not at hand: {error}")
     return out
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 from test_learner import batch_of, train, weights
 
 from titan_rl.config.load import load_config
@@ -16,12 +15,7 @@ from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.snapshot import Snapshots
 from titan_rl.trainer.titan_config import build_titan
 
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
-"""Ways to a step that a run has been at: its newest complete checkpoint, or the base model and its SFT steps; then the
-recorded rollouts of the steps that are missing.
+"""The way back to a step of a run with a generator: its recorded rollouts are trained once more.
 
 Nothing is sampled here, and nothing is decided: the controller says when.
 """
@@ -9,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.schema import Config
+from titan_rl.controller.way_back import WayBack
 from titan_rl.data.types import Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts import PromptStream, sft_stream
 from titan_rl.mesh.dispatch import Dispatcher
@@ -24,12 +23,11 @@ from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, trained_metrics
 from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.records.rundir import RunDir
-from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress
 
 
-class Recovery:
-    """Brings the trainer, the prompt stream, the ledger and the progress to one step."""
+class Recovery(WayBack):
+    """Brings prompt stream and ledger to that step, too."""
 
     def __init__(
         self,
@@ -48,11 +46,10 @@ class Recovery:
         note: Callable[..., None],
     ):
         """``limits``: of what a recorded rollout may be."""
+        super().__init__(folder, progress, say)
         self.config, self.algorithm, self.layout, self.limits = config, algorithm, layout, limits
-        self.run_dir, self.folder, self.stream, self.ledger = run_dir, folder, stream, ledger
-        self.metrics, self.progress, self.say, self.note = metrics, progress, say, note
-        self._sft_rows: list = []
-        """Of the SFT steps, once they are done: a trainer without any state must take them again."""
+        self.run_dir, self.stream, self.ledger = run_dir, stream, ledger
+        self.metrics, self.note = metrics, note
 
     async def sft(self, trainer: TrainerMesh, dispatcher: Dispatcher) -> None:
         """Supervised steps on demonstrations from a stream of their own."""
@@ -63,31 +60,11 @@ class Recovery:
         stream = sft_stream(self.stream.task, self.config.run.seed)
         rollouts = await dispatcher.demonstrate(list(islice(stream, settings.steps * settings.examples_per_step)))
         rows = [batch.rows for batch in sft_batches(rollouts, self.config, self.layout)]
-        losses = await trainer.sft(rows)
-        self._sft_rows = rows
-        self.progress.seconds_sft = time.perf_counter() - start
-        self.say(
-            f"SFT: {len(losses)} supervised steps in {self.progress.seconds_sft:.1f} s, "
-            f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
-        )
+        await self._take_sft(trainer, rows, start)
 
-    async def _newest_complete(self) -> tuple[Path, ControllerState] | None:
-        return await asyncio.to_thread(self.folder.newest_complete, say=self.say)
-
-    async def load_newest(self, trainer: TrainerMesh) -> Path | None:
-        """The checkpoint that trainer, prompt stream and progress are at now; None if none is complete."""
-        if (found := await self._newest_complete()) is None:
-            return None
-        path, state = found
-        await trainer.call("load_checkpoint", str(path))
-        await trainer.begin_at(state.step)
-        self.folder.drop_after(state.step)
+    def _go_to(self, state: ControllerState) -> None:
+        super()._go_to(state)
         self.stream.position = state.stream_position
-        self.progress.step = state.step
-        self.progress.seconds_training = state.seconds_training
-        if (before := state.held_out_before) is not None:
-            self.progress.held_out_before = Proportion(before["correct"], before["count"])
-        return path
 
     def rewind(self, step: int) -> deque[Prompt]:
         """Prompts that were issued and are not trained by this step must be sampled first: these, in order."""
@@ -129,24 +106,6 @@ class Recovery:
         if new != old:
             self.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
 
-    async def catch_up(self, trainers: Trainers, step: int | None) -> int:
-        """Repaired ranks are at this step, or (None) at the file's weights: bring them to the steps that are done.
-
-        Gives the number of steps that were done again. Errors: ActorDied, which the caller repairs.
-        """
-        if step is None:
-            step = await self._begin_again(trainers)
-        for redone in range(step + 1, self.progress.step + 1):
-            _, batches = await self._batches(redone)
-            await trainers.train(batches, redone)
-        return self.progress.step - step
-
-    async def _begin_again(self, trainers: Trainers) -> int:
-        """From a disk or from the beginning; the step that the ranks are at then."""
-        if (found := await self._newest_complete()) is not None:
-            path, state = found
-            await trainers.call("load_checkpoint", str(path), what=f"loading {path}")
-            return state.step
-        if self._sft_rows:
-            await trainers.sft(self._sft_rows)
-        return 0
+    async def _step_again(self, trainers: Trainers, step: int) -> None:
+        _, batches = await self._batches(step)
+        await trainers.train(batches, step)

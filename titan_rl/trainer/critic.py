@@ -25,7 +25,7 @@ from titan_rl.models.shards import Shard
 from titan_rl.trainer.bad_numbers import find_culprits
 from titan_rl.trainer.optimizer import build_optimizer
 from titan_rl.trainer.preparation import as_array, completed
-from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, sum_over_ranks
+from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, is_first_of_rows, sum_over_ranks
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig, critic_titan
 
@@ -58,8 +58,7 @@ class Critic:
         self.before_update = before_update
         self.statistics: dict[int, torch.Tensor] = {}
         """Values [1, S] of each row of the last pass, where this rank saw them."""
-        tp_mesh = parallel_dims.get_optional_mesh("tp")
-        self._is_counted = not (tp_mesh and tp_mesh.get_local_rank())
+        self._is_counted = is_first_of_rows(parallel_dims)
 
     # before a step's first update
 

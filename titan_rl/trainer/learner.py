@@ -24,8 +24,6 @@ import torch.distributed as dist
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed import utils as dist_utils
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
@@ -48,7 +46,13 @@ from titan_rl.trainer.objective import (
 )
 from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
 from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
-from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, sum_over_ranks
+from titan_rl.trainer.ranks import (
+    clipped_gradient_norm,
+    is_finite_everywhere,
+    is_first_of_rows,
+    parallel_dims,
+    sum_over_ranks,
+)
 from titan_rl.trainer.roles import BASE, WORDS, FrozenRole, found_columns, role_path, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
@@ -64,18 +68,14 @@ class Learner:
         """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.device = device.local_device(dist.get_rank())
-        dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
-        self.parallel_dims = ParallelDims.from_config(titan.parallelism, dist.get_world_size())
-        self.implementation = config.model.kernel
-        if self.implementation == "auto":
-            self.implementation = "triton" if self.device.type == "cuda" else "reference"
+        self.parallel_dims = parallel_dims(titan.parallelism)
         on_data = bool(config.data.file)
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
         self.policy = self._sharded(model_path, config.lora, self.algorithm.head)
         if config.lora.rank:
             self.policy.adapt(config.lora, config.run.seed)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
-        self.algorithm.implementation = self.implementation
+        self.algorithm.implementation = self.policy.implementation
         self.roles: dict[str, FrozenRole] = roles_with_trainer(
             *(config, self.algorithm.needs),
             path_of=lambda role: role_path(config, role, model_path, kept),
@@ -90,8 +90,7 @@ class Learner:
         self.statistics: dict[int, torch.Tensor] = {}
         """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
         where this rank saw them."""
-        tp_mesh = self.parallel_dims.get_optional_mesh("tp")
-        self._tp_rank = tp_mesh.get_local_rank() if tp_mesh else 0
+        self._is_counted = is_first_of_rows(self.parallel_dims)
 
     def _sharded(
         self,
@@ -104,7 +103,7 @@ class Learner:
         return ShardedModel(
             *(value_spec(spec) if head == "value" else spec, self.titan, path, self.parallel_dims, self.device),
             temperature=self.config.rollout.temperature,
-            implementation=self.implementation,
+            kernel=self.config.model.kernel,
         )
 
     def _critic(self) -> Critic:
@@ -130,7 +129,7 @@ class Learner:
         return self._whitened(batches, sees) if algorithm.normalizes_batch else batches
 
     def _whitened(self, batches: list[list[Row]], sees: bool) -> list[list[Row]]:
-        rows = whitened([row for rows in batches for row in rows], self.device, is_counted=sees and not self._tp_rank)
+        rows = whitened([row for rows in batches for row in rows], self.device, is_counted=sees and self._is_counted)
         rest = iter(rows)
         return [[next(rest) for _ in rows] for rows in batches]
 
@@ -258,7 +257,7 @@ class Learner:
     def reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
         """Over all ranks, each row once; the maximum travels apart from the sums."""
         largest = totals.pop("agreement_max").reshape(1)
-        sums = sum_over_ranks(totals, is_counted=not self._tp_rank)  # others know the rows of rank 0 of their group
+        sums = sum_over_ranks(totals, is_counted=self._is_counted)  # others know the rows of rank 0 of their group
         if dist.get_world_size() > 1:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return sums | {"agreement_max": float(largest)}

@@ -10,9 +10,6 @@ import torch.distributed as dist
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed import utils as dist_utils
-
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.data.packing import dummy_row
@@ -20,6 +17,7 @@ from titan_rl.data.types import Row
 from titan_rl.models.families import make_family
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.preparation import Found
+from titan_rl.trainer.ranks import is_first_of_rows, parallel_dims
 from titan_rl.trainer.roles import FROZEN, FrozenRole, num_words, role_path
 from titan_rl.trainer.sharded_model import ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
@@ -42,21 +40,15 @@ class LoneRole:
         self.titan = titan
         path = role_path(config, role, model_path, kept)
         local = device.local_device(dist.get_rank())
-        dist_utils.set_spmd_backend(titan.parallelism.spmd_backend)
-        dims = ParallelDims.from_config(titan.parallelism, dist.get_world_size())
-        kernel = config.model.kernel
-        if kernel == "auto":
-            kernel = "triton" if local.type == "cuda" else "reference"
+        dims = parallel_dims(titan.parallelism)
         self.model = ShardedModel(
             *(model_spec(path, make_family(config.model.family, config.run.plugin_path)), titan, path, dims, local),
             temperature=config.rollout.temperature,
-            implementation=kernel,
+            kernel=config.model.kernel,
         )
         needs = make_algorithm(config.algorithm, config.run.plugin_path).needs
         self.role = FrozenRole(FROZEN[role], self.model, num_words(role, needs))
-        tp_mesh = dims.get_optional_mesh("tp")
-        self._speaks = not (tp_mesh and tp_mesh.get_local_rank())
-        self._speaks &= self.model.pipeline is None or self.model.pipeline.has_last
+        self._speaks = is_first_of_rows(dims) and (self.model.pipeline is None or self.model.pipeline.has_last)
 
     def find(self, groups: list[list[list[Row]]]) -> list[list[Found]] | None:
         """``groups[group][update]`` are rows of the trainer's. Of each group, what was found of those of its rows that

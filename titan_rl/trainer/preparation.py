@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.data.types import Row
 from titan_rl.trainer.objective import loss_inputs, no_statistics
+from titan_rl.trainer.ranks import sum_over_ranks
 from titan_rl.trainer.sharded_model import Columns
 
 _EPSILON = 1e-8
@@ -61,29 +61,24 @@ def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
 
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
     """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows. What is
-    not finite stays so and has no part in them, so that no other sample is blamed for it.
-
-    One that is not a number stays so, and is no part of mean and deviation: its sample alone is at fault.
+    not finite stays so and has no part in them: its sample alone is at fault.
 
     ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
 
     Source: REINFORCE++, arXiv 2501.03262, section 3 (global advantage normalization).
     """
+
+    def over_ranks(**sums: float) -> dict[str, float]:
+        tensors = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in sums.items()}
+        return sum_over_ranks(tensors, is_counted=is_counted)
+
     advantage_S = np.concatenate([row.advantage_S[row.weight_S > 0] for row in rows]).astype(np.float64)
     advantage_S = advantage_S[np.isfinite(advantage_S)]
-    advantage_S = advantage_S[np.isfinite(advantage_S)]
-    sums = torch.tensor([len(advantage_S), advantage_S.sum()], dtype=torch.float64, device=device) * is_counted
-    count, total = _over_ranks(sums)
-    mean = total / max(count, 1)
-    squares = torch.tensor([np.square(advantage_S - mean).sum()], dtype=torch.float64, device=device) * is_counted
-    deviation = np.sqrt(_over_ranks(squares)[0] / max(count - 1, 1) + _EPSILON)
+    sums = over_ranks(count=len(advantage_S), total=advantage_S.sum())
+    mean = sums["total"] / max(sums["count"], 1)
+    squares = over_ranks(squares=np.square(advantage_S - mean).sum())["squares"]
+    deviation = np.sqrt(squares / max(sums["count"] - 1, 1) + _EPSILON)
     return [replace(row, advantage_S=((row.advantage_S - mean) / deviation).astype(np.float32)) for row in rows]
-
-
-def _over_ranks(sums: torch.Tensor) -> list[float]:
-    if dist.get_world_size() > 1:
-        dist.all_reduce(sums)
-    return sums.tolist()
 
 
 def as_array(values_S: torch.Tensor) -> np.ndarray:

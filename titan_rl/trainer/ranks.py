@@ -1,4 +1,4 @@
-"""Numbers that all ranks must agree on: gradient norms, sums over rows, whether something is finite anywhere."""
+"""How ranks stand to each other, and numbers that all must agree on: gradient norms, sums over rows, what is finite."""
 
 import math
 from collections.abc import Iterable
@@ -9,8 +9,21 @@ from torch import nn
 
 import titan_rl.models.device as device  # noqa: F401  isort: skip  (before any other torchtitan module)
 
+from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
+
+
+def parallel_dims(parallelism: ParallelismConfig) -> ParallelDims:
+    """Of the ranks that are up, which must be as many as it wants."""
+    dist_utils.set_spmd_backend(parallelism.spmd_backend)
+    return ParallelDims.from_config(parallelism, dist.get_world_size())
+
+
+def is_first_of_rows(dims: ParallelDims) -> bool:
+    """Of tensor-parallel ranks, which all have the same rows, one speaks for them."""
+    mesh = dims.get_optional_mesh("tp")
+    return mesh is None or mesh.get_local_rank() == 0
 
 
 def clipped_gradient_norm(model_parts: Iterable[nn.Module], max_norm: float, parallel_dims: ParallelDims) -> float:

@@ -45,12 +45,14 @@ class ShardedModel:
         device: torch.device,
         *,
         temperature: float,
-        implementation: str,
+        kernel: str,
     ):
         """``path``: the directory that it starts from. ``temperature``: of the distribution whose log-probabilities
-        are wanted."""
+        are wanted. ``kernel``: ``model.kernel``."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
-        self.temperature, self.implementation = temperature, implementation
+        self.temperature, self.implementation = temperature, kernel
+        if kernel == "auto":
+            self.implementation = "triton" if device.type == "cuda" else "reference"
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
         self.adapters: Adapters | None = None
         self.load(path)
