@@ -179,7 +179,8 @@ class GenerationEngine:
         action = _Action(command, Future())
         with self._posting:  # nothing may enter the inbox after the thread has given up
             if self._broken is not None:
-                raise RuntimeError(f"the vLLM engine failed: {self._broken!r}") from self._broken
+                why = f"{type(self._broken).__name__}: {self._broken}"
+                raise RuntimeError(f"the vLLM engine failed: {why}") from self._broken
             action.future.set_running_or_notify_cancel()  # from now on only the engine's thread completes it
             self._inbox.put(action)
         return action.future
