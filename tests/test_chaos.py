@@ -13,19 +13,21 @@ import pytest
 import running
 
 from titan_rl.cli import main
-from titan_rl.config.load import parse_overrides
+from titan_rl.config.load import ConfigError, load_config, override_arguments, parse_overrides
 from titan_rl.diagnostics.chaos import report as reports
 from titan_rl.diagnostics.chaos.audit import compare_records
 from titan_rl.diagnostics.chaos.baseline import among_seeds, compare_prompts, compare_steps
-from titan_rl.diagnostics.chaos.command import _as_ctrl_c, _on_signals
+from titan_rl.diagnostics.chaos.command import Options, _as_ctrl_c, _on_signals, chaos
 from titan_rl.diagnostics.chaos.injection import Fault, Injection, Witness, inject
 from titan_rl.diagnostics.chaos.outcomes import Outcome, is_repaired, outcome_of
-from titan_rl.diagnostics.chaos.run_process import RunProcess, override_arguments
+from titan_rl.diagnostics.chaos.run_process import RunProcess
 from titan_rl.diagnostics.chaos.schedule import (
+    BELOW_VERIFIERS,
     KINDS,
     PHASES,
     STATES,
     WAYS,
+    kinds_of,
     last_fault_step,
     phase_of,
     schedule_faults,
@@ -44,8 +46,8 @@ def test_the_schedule_depends_on_the_seed_alone():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_every_kind_state_and_way_is_scheduled(seed):
-    faults = schedule_faults(120, seed, 500, KINDS)
-    assert len(faults) == 120 and Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 20)
+    faults = schedule_faults(20 * len(KINDS), seed, 500, KINDS)
+    assert Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 20)
     for kind in KINDS:
         of_kind = [fault for fault in faults if fault.kind == kind]
         assert {fault.state for fault in of_kind} == set(STATES[kind])
@@ -58,12 +60,27 @@ def test_every_kind_state_and_way_is_scheduled(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_fault_in_a_start_follows_the_controllers_kill_directly(seed):
-    faults = schedule_faults(60, seed, 100, KINDS)
+    faults = schedule_faults(10 * len(KINDS), seed, 100, KINDS)
     starts = [index for index, fault in enumerate(faults) if fault.state == "starting"]
     assert starts
     for index in starts:
         before = faults[index - 1]
         assert before.kind == "controller" and before.after_step == faults[index].after_step
+
+
+def test_a_run_has_the_kinds_that_it_describes():
+    usual = {"trainer", "generator", "verifier", "scorer", "controller"}
+    assert set(kinds_of(load_config(None, {}))) == usual
+    own = {name: {"placement": "own"} for name in ("reference", "teacher")}
+    everything = load_config(None, {"mesh": {"worker_loops": 1}, **own})
+    everything.reward_model.path = "a"
+    assert set(kinds_of(everything)) == usual | {"host", "reward_model", "reference", "teacher"} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", ["host", "reward_model", "reference", "teacher"])
+def test_a_kind_that_the_run_lacks_is_no_target(kind):
+    with pytest.raises(ConfigError, match=f"no {kind} in processes of its own: give --"):
+        chaos(str(CONFIG), {"mesh": {"worker_loops": 0}}, Options(targets=("trainer", kind)))
 
 
 def test_targets_can_be_chosen():
@@ -81,7 +98,7 @@ def test_states_belong_to_phases_both_ways():
     for kind in KINDS:
         for state in STATES[kind]:
             phase, is_scoring = phase_of(kind, state), state == "scoring"
-            assert state_of(kind, phase, is_scoring=is_scoring) == state or kind == "scorer"
+            assert state_of(kind, phase, is_scoring=is_scoring) == state or kind in BELOW_VERIFIERS
     assert state_of("trainer", "generating", is_writing=True) == "mid-checkpoint"
     assert state_of("controller", "") == state_of("controller", "starting") == "starting"
     assert {state_of("generator", phase) for phase in PHASES} == set(STATES["generator"])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import running
@@ -13,7 +14,9 @@ from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError
 from titan_rl.config.shipped import shipped
 from titan_rl.controller.session import one_line
+from titan_rl.diagnostics.bench import learning
 from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
+from titan_rl.records.statistics import Proportion
 
 
 def test_tasks_are_listed_without_the_refused(capsys):
@@ -243,6 +246,23 @@ def test_benches_are_known_and_the_machine_is_told():
 def test_the_benches_are_listed(capsys):
     assert main(["bench", "list"]) == 0
     assert capsys.readouterr().out.splitlines() == list(BENCHES)
+
+
+def test_every_tiny_toml_is_measured_after_what_it_takes():
+    configs = {path.stem for path in (Path(__file__).parent.parent / "configs").glob("*_tiny.toml")}
+    names = [study.name for study in learning.STUDIES]
+    assert set(names) == configs | {"quickstart"} and len(names) == len(set(names))
+    assert all(names.index(study.of) < number for number, study in enumerate(learning.STUDIES) if study.of)
+
+
+def test_what_failed_has_learned_nothing():
+    study, nothing = learning.Study("grpo_tiny"), learning.Outcome(1.0)
+    assert not learning.row_of(study, {"grpo_tiny": nothing})["met"]
+    learned = learning.Outcome(1.0, Proportion(20, 100), Proportion(40, 100))
+    assert learning.row_of(study, {"grpo_tiny": learned})["met"]
+    student = learning.Study("student", learning._OF_TEACHER, 0.9, "teacher", "teacher")
+    assert not learning.row_of(student, {"student": learned, "teacher": nothing})["met"]
+    assert learning.row_of(student, {"student": learned, "teacher": learned})["value"] == 1
 
 
 def test_a_remote_traceback_becomes_one_line():

@@ -7,7 +7,7 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,19 @@ def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
                 raise ConfigError(f"--{name} and another override exclude each other: {part} is a value or a table")
         table[key] = _toml_value(text)
     return overrides
+
+
+def override_arguments(overrides: dict[str, Any]) -> list[str]:
+    """What ``parse_overrides`` makes that table of."""
+    return list(_overrides(overrides, ""))
+
+
+def _overrides(table: dict[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _overrides(value, f"{prefix}{key}.")
+        else:  # numbers, strings, booleans and lists of them look the same in JSON and in TOML
+            yield f"--{prefix}{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def _toml_value(text: str) -> Any:

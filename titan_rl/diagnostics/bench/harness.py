@@ -18,6 +18,7 @@ BENCHES = {
     "step-smollm2": "titan_rl.diagnostics.bench.step_smollm2",
     "generate": "titan_rl.diagnostics.bench.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weight_sync",
+    "learning": "titan_rl.diagnostics.bench.learning",
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "kernels": "titan_rl.diagnostics.bench.kernels",

@@ -5,9 +5,10 @@
                                 audit, baseline ─────────────┘
                                 (ledger and records, read independently; runs without faults)
 
-Targets, times and ways come from the seed: trainer ranks, generators, verifiers, their scorers, hosts and the
-controller itself, in every state, by SIGKILL, SIGSTOP, exceptions and exits. After its controller was killed, the run
-is resumed. Each fault has a witness that it happened, and the time until it was noticed and until it was repaired.
+Targets, times and ways come from the seed: trainer ranks, generators, verifiers, their scorers and reward models,
+references and teachers of their own, hosts and the controller itself, in every state, by SIGKILL, SIGSTOP, exceptions
+and exits. After its controller was killed, the run is resumed. Each fault has a witness that it happened, and the time
+until it was noticed and until it was repaired.
 Standbys and spares are never targets.
 """
 

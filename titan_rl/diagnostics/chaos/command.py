@@ -24,6 +24,12 @@ from titan_rl.diagnostics.chaos.run_process import RunProcess, TimedOut
 from titan_rl.diagnostics.chaos.schedule import KINDS, kinds_of, last_fault_step, schedule_faults
 from titan_rl.trainer.titan_config import build_titan
 
+_MENDS = {
+    "host": "--mesh.worker_loops 2",
+    "reward_model": "--reward_model.path",
+    "reference": "--reference.placement own",
+    "teacher": "--teacher.placement own",
+}
 Overrides = dict[str, dict[str, Any]]
 
 
@@ -50,7 +56,7 @@ def chaos(config_file: str | None, overrides: Overrides, options: Options) -> in
     config = load_config(config_file, overrides)
     steps = build_titan(config).training.steps
     if options.targets is None:
-        options = replace(options, targets=kinds_of(config.mesh.worker_loops))
+        options = replace(options, targets=kinds_of(config))
     _check(options, config, steps)
     scratch = None if config.run.dir else tempfile.mkdtemp(prefix="titan_rl_chaos_")
     root = Path(config.run.dir if scratch is None else f"{scratch}/run")
@@ -91,8 +97,9 @@ def _check_targets(targets: tuple[str, ...], config: Config) -> None:
         raise ConfigError(f"no such target: {unknown[0]!r}; --targets takes some of {','.join(KINDS)}")
     if not targets or len(set(targets)) < len(targets):
         raise ConfigError(f"--targets takes some of {','.join(KINDS)}, each once")
-    if "host" in targets and not config.mesh.worker_loops:
-        raise ConfigError("the run has no hosts of its own: give --mesh.worker_loops 2, or other --targets")
+    for kind in targets:
+        if kind not in kinds_of(config):
+            raise ConfigError(f"the run has no {kind} in processes of its own: give {_MENDS[kind]}, or other --targets")
     if "trainer" in targets and not config.recovery.snapshot_every:
         raise ConfigError("recovery.snapshot_every = 0 lets a trainer's death end the run: give other --targets")
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from titan_rl.diagnostics.chaos.injection import Injection, Witness, inject
 from titan_rl.diagnostics.chaos.outcomes import is_repaired
 from titan_rl.diagnostics.chaos.run_process import RunProcess
-from titan_rl.diagnostics.chaos.schedule import PHASES, Fault, phase_of, state_of
+from titan_rl.diagnostics.chaos.schedule import BELOW_VERIFIERS, PHASES, Fault, phase_of, state_of
 from titan_rl.diagnostics.chaos.targets import (
     GONE,
     Target,
+    below_verifier,
     is_running,
     is_well,
     process_state,
-    scorer_below,
     targets_of,
 )
 
@@ -131,8 +131,8 @@ class Experiment:
                 one.seen_repaired = time.time()
 
     def _has_restarted(self, one: Injection) -> bool:
-        if one.kind == "scorer":
-            pid = scorer_below(self.process.root, one.target.name)
+        if one.kind in BELOW_VERIFIERS:
+            pid = below_verifier(self.process.root, one.target.name, one.kind)
             return pid not in (None, one.target.pid) and is_well(pid)
         return one.kind == "controller" and self.process.position()[1] in PHASES
 
@@ -191,19 +191,20 @@ class Experiment:
         if time.monotonic() > self._looked_up + _LOOK_UP_SECONDS or self._looked_up_kind != kind:
             ready = [one for one in self._targets(kind) if not self._is_starting(one, kind)]
             self._looked_up, self._looked_up_kind = time.monotonic(), kind
-            self._scorers_known = [(one, scorer_below(self.process.root, one.name)) for one in ready]
+            below = "scorer" if kind == "verifier" else kind
+            self._scorers_known = [(one, below_verifier(self.process.root, one.name, below)) for one in ready]
         return self._scorers_known
 
     # what a target does
 
     def _is_starting(self, target: Target, kind: str) -> bool:
         since = [event for event in self.process.events() if event["time"] > self.process.started]
-        return kind not in ("scorer", "controller") and not is_repaired(kind, target.name, since)
+        return kind not in (*BELOW_VERIFIERS, "controller") and not is_repaired(kind, target.name, since)
 
     def _is_scoring(self, target: Target, kind: str) -> bool:
-        if kind == "scorer":
+        if kind in BELOW_VERIFIERS:
             return is_running(target.pid)
-        return kind == "verifier" and is_running(scorer_below(self.process.root, target.name))
+        return kind == "verifier" and is_running(below_verifier(self.process.root, target.name, "scorer"))
 
     def _state_now(self, target: Target, kind: str) -> tuple[int, str]:
         step, phase = self.process.position()

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from titan_rl.diagnostics.chaos.injection import Injection
+from titan_rl.diagnostics.chaos.schedule import BELOW_VERIFIERS
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def outcome_of(one: Injection, events: list[dict]) -> Outcome:
     later = [event for event in events if event["time"] >= one.witness.ordered]
     if one.kind == "controller":
         return _of_controller(one, later)
-    if one.kind == "scorer":
+    if one.kind in BELOW_VERIFIERS:
         return Outcome(None, _since(one, one.seen_repaired), repaired_by="itself" if one.seen_repaired else "")
     died = next((event for event in later if event["kind"] == "died" and event["pid"] == one.target.pid), None)
     if one.kind == "host":
@@ -90,7 +91,7 @@ def _is_repair(event: dict, kind: str, name: str) -> bool:
     """Whether this event says that ``name``, a process of that kind, has been replaced and works again."""
     if event["kind"] == "resumed":
         return True
-    if kind == "host":
+    if kind in ("host", "reference", "teacher"):
         return event["kind"] == "started" and event["name"] == name
     if kind == "trainer":
         return event["kind"] == "trainer_repaired" and name in re.split(r",\s*", event["who"])

@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.load import override_arguments
 from titan_rl.diagnostics.chaos.schedule import PHASES
 from titan_rl.diagnostics.chaos.targets import Members
 from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
@@ -160,21 +161,3 @@ class _EventTail:
 def _private(path: str, flags: int) -> int:
     """An opener: nobody else may read what a run says."""
     return os.open(path, flags, 0o600)
-
-
-def override_arguments(overrides: dict[str, dict[str, Any]]) -> list[str]:
-    """``{"training": {"steps": 3}}`` as command-line arguments: ``--training.steps 3``. Pure."""
-    return [part for name, value in _flat("", overrides) for part in (f"--{name}", _as_toml(value))]
-
-
-def _flat(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(f"{prefix}{key}.", value)
-        else:
-            yield prefix + key, value
-
-
-def _as_toml(value: Any) -> str:
-    """Numbers, strings, booleans and lists of them look the same in JSON and TOML."""
-    return json.dumps(value, ensure_ascii=False)

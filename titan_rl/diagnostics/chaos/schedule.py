@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from titan_rl.config.schema import Config
+
 PHASES = ("generating", "training", "publishing", "saving")
 """What a run's ``phase`` file says, from its first step on."""
 _PHASE_OF_STATE = {
@@ -16,6 +18,9 @@ _PHASE_OF_STATE = {
     "generator": {"generating": "generating", "idle": "training", "mid-sync": "publishing"},
     "verifier": {"generating": "generating", "scoring": "generating", "idle": "training"},
     "scorer": {"scoring": "generating", "idle": "training"},
+    "reward_model": {"scoring": "generating", "idle": "training"},
+    "reference": {"idle": "generating", "mid-forward": "training"},
+    "teacher": {"idle": "generating", "mid-forward": "training"},
     "host": {
         "generating": "generating",
         "mid-forward": "training",
@@ -39,15 +44,28 @@ WAYS = {
     "generator": ("kill", "stop", "exit", "raise"),
     "verifier": ("kill", "stop", "exit", "raise"),
     "scorer": ("kill", "stop"),
+    "reward_model": ("kill", "stop"),
+    "reference": ("kill", "stop"),
+    "teacher": ("kill", "stop"),
     "host": ("kill", "stop"),
     "controller": ("kill",),
 }
 """SIGKILL, SIGSTOP, an exit with code 0, an exception."""
 
 
-def kinds_of(num_hosts: int) -> tuple[str, ...]:
-    """The kinds that a run has: hosts only if it has worker loops."""
-    return tuple(kind for kind in KINDS if kind != "host" or num_hosts)
+BELOW_VERIFIERS = ("scorer", "reward_model")
+"""Kinds of which each verifier has a process, started anew by itself and without an event."""
+
+
+def kinds_of(config: Config) -> tuple[str, ...]:
+    """The kinds that a run has: hosts only if it has worker loops, and roles that have processes of their own."""
+    may_lack = {
+        "host": config.mesh.worker_loops > 0,
+        "reward_model": bool(config.reward_model.path),
+        "reference": config.reference.placement == "own",
+        "teacher": config.teacher.placement == "own",
+    }
+    return tuple(kind for kind in KINDS if may_lack.get(kind, True))
 
 
 _LAST_STEPS = 3
@@ -71,9 +89,9 @@ def phase_of(kind: str, state: str) -> str:
 def state_of(kind: str, phase: str, *, is_scoring: bool = False, is_writing: bool = False) -> str:
     """The state of a process of that kind in a phase.
 
-    ``is_scoring``: its scorer (or the scorer itself) runs; ``is_writing``: a checkpoint is being written.
+    ``is_scoring``: its scorer (or it itself, below a verifier) runs; ``is_writing``: a checkpoint is being written.
     """
-    if kind in ("verifier", "scorer") and is_scoring:
+    if kind in ("verifier", *BELOW_VERIFIERS) and is_scoring:
         return "scoring"
     if kind in ("trainer", "host", "controller") and is_writing:
         return "mid-checkpoint"

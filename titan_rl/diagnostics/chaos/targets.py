@@ -10,7 +10,8 @@ from pathlib import Path
 from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
 from titan_rl.mesh.supervision.processes import MARK
 
-_SCORER = b"titan_rl.environments.scorer"
+_MODULES = {"scorer": b"titan_rl.environments.scorer", "reward_model": b"titan_rl.environments.reward_model"}
+"""What the processes below a verifier run."""
 GONE = "gone"
 
 
@@ -39,12 +40,12 @@ def is_running(pid: int | None) -> bool:
     return pid is not None and process_state(pid) == "R"
 
 
-def scorer_of(verifier: int) -> int | None:
-    """The living scorer process below a verifier. ``pids.json`` is out of date once a scorer was replaced."""
+def child_of(verifier: int, kind: str) -> int | None:
+    """The living process of that kind below a verifier. ``pids.json`` is out of date once it was replaced."""
     for task in Path(f"/proc/{verifier}/task").glob("*/children"):
         with suppress(OSError):  # it ended meanwhile
             for child in map(int, task.read_text().split()):
-                if _SCORER in Path(f"/proc/{child}/cmdline").read_bytes() and process_state(child) != GONE:
+                if _MODULES[kind] in Path(f"/proc/{child}/cmdline").read_bytes() and process_state(child) != GONE:
                     return child
     return None
 
@@ -60,8 +61,9 @@ def named_processes(root: Path) -> dict[str, int]:
 def targets_of(root: Path, kind: str) -> list[Target]:
     """Processes of a kind (any but the controller) that are alive and not stopped."""
     named = named_processes(root)
-    if kind == "scorer":
-        pairs = [(f"scorer {_number(name)}", scorer_of(pid)) for name, pid in named.items() if _is_of("verifier", name)]
+    if kind in _MODULES:
+        verifiers = [(name, pid) for name, pid in named.items() if _is_of("verifier", name)]
+        pairs = [(f"{kind} {_number(name)}", child_of(pid, kind)) for name, pid in verifiers]
     else:
         pairs = [(name, pid) for name, pid in named.items() if _is_of(kind, name)]
     return [Target(name, pid) for name, pid in sorted(pairs) if pid is not None and is_well(pid)]
@@ -75,10 +77,10 @@ def _number(name: str) -> str:
     return name.split()[1]
 
 
-def scorer_below(root: Path, name: str) -> int | None:
-    """The scorer that ``scorer N`` or ``verifier N`` has now."""
+def below_verifier(root: Path, name: str, kind: str) -> int | None:
+    """The process of that kind that verifier N has now, of ``verifier N`` or of ``scorer N``."""
     pid = named_processes(root).get(f"verifier {_number(name)}")
-    return None if pid is None else scorer_of(pid)
+    return None if pid is None else child_of(pid, kind)
 
 
 class Members:
