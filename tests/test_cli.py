@@ -14,7 +14,7 @@ from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError
 from titan_rl.config.shipped import shipped
 from titan_rl.controller.session import one_line
-from titan_rl.diagnostics.bench import learning
+from titan_rl.diagnostics.bench import learning, off_policy
 from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 from titan_rl.records.statistics import Proportion
 
@@ -263,6 +263,15 @@ def test_what_failed_has_learned_nothing():
     student = learning.Study("student", learning._OF_TEACHER, 0.9, "teacher", "teacher")
     assert not learning.row_of(student, {"student": learned, "teacher": nothing})["met"]
     assert learning.row_of(student, {"student": learned, "teacher": learned})["value"] == 1
+
+
+def test_old_samples_are_held_to_what_seeds_differ_by():
+    def of(*values: float) -> list:
+        return [learning.Outcome(1.0, None, Proportion(round(100 * value), 100)) for value in values]
+
+    arms = {off_policy.ON_POLICY: of(0.6, 0.7, 0.8), off_policy.UNCORRECTED: of(0.1, 0.1, 0.1)}
+    near, far = (off_policy.rows_of(arms | {off_policy.CORRECTED: of(*c)})[-1] for c in ([0.6] * 3, [0.4] * 3))
+    assert near["met"] and not far["met"] and far["value"] == pytest.approx(0.3)
 
 
 def test_a_remote_traceback_becomes_one_line():

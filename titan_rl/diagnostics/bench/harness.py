@@ -19,6 +19,7 @@ BENCHES = {
     "generate": "titan_rl.diagnostics.bench.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weight_sync",
     "learning": "titan_rl.diagnostics.bench.learning",
+    "off-policy": "titan_rl.diagnostics.bench.off_policy",
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "kernels": "titan_rl.diagnostics.bench.kernels",
