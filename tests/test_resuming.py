@@ -101,6 +101,14 @@ def test_training_does_not_change_while_recorded_steps_must_be_trained_again(run
     assert asked in said and recorded in said and f"steps {checkpoint + 1} to {LAST}" in said and "\n" not in said
 
 
+@pytest.mark.parametrize("role", ["reference", "teacher"])
+def test_neither_does_a_role_that_they_were_compared_with(run, role):
+    run_dir, before = run(0), {f"{role}.path": "a", f"{role}.placement": "own"}
+    with pytest.raises(ConfigError, match=f'{role}.path = "b" is not what steps 1 to 2 of .* with, "a"'):
+        resuming._check_redone(run_dir, before, before | {f"{role}.path": "b"}, 1, 2, with_sft=False)
+    resuming._check_redone(run_dir, before, before | {f"{role}.placement": "with_trainer"}, 1, 2, with_sft=False)
+
+
 def test_rows_that_became_too_short_are_named_by_their_setting(run):
     """And not as rollouts that cannot be read, whose steps would be sampled again."""
     run_dir = run(1)
