@@ -21,8 +21,9 @@ class Role(Actor):
     @endpoint
     def join(self, rank: int, world_size: int, rendezvous_file: str) -> None:
         """Meet the other ranks in a new process group, and build this rank's part of the model."""
-        from titan_rl.trainer.lone_role import LoneRole, role_titan
+        from titan_rl.trainer.lone_role import LoneRole
         from titan_rl.trainer.process_group import join_group
+        from titan_rl.trainer.titan_config import role_titan
 
         titan = role_titan(self.config, self.role)
         join_group(rank, world_size, rendezvous_file, titan.comm.init_timeout_seconds)

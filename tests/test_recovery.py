@@ -63,64 +63,91 @@ def wait_for_name(root: Path, pid: int, name: str) -> None:
     wait_for(lambda: json.loads((root / "pids.json").read_text()).get(str(pid)) == name, f"{name} with id {pid}")
 
 
-def run_under_fire(root: Path, target: str, number: signal.Signals = signal.SIGKILL, **settings) -> str:
-    """A run of which one process is signalled after step 2; what it said. It must end well and leave no process."""
-    process = running.start(root, training__steps=STEPS, **settings)
-    running.wait_for_step(root, 2)
-    children = running.descendants(process.pid)
-    strike(root, target, number)
-    assert process.wait(150) == 0, running.output(root)[-3000:]
-    assert running.gone(children)
+def last_step(root: Path) -> int:
+    return max(record["step"] for record in read_metrics(root) if "reward" in record)
+
+
+def strike_and_wait(root: Path, target: str, number: signal.Signals = signal.SIGKILL) -> None:
+    """Until another process has its name, and two steps more are done."""
+    pid = pid_of(root, target)
+    os.kill(pid, number)
+    wait_for_event(root, "died", pid=pid)
+    running.wait_for_step(root, 2 + last_step(root))
+    assert pid_of(root, target) != pid
+
+
+def check_records(root: Path, last: int) -> None:
+    """Every step is there once, trained on what was sampled, and the account adds up."""
     records = [record for record in read_metrics(root) if "reward" in record]
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records] == list(range(1, last + 1))
     assert all(record["agreement_mean"] <= 1.0001 for record in records)
-    ledger = Ledger(root / "ledger.db")
-    ledger.verify()
-    return running.output(root)
+    Ledger(root / "ledger.db").verify()
 
 
 def replay(root: Path) -> int:
     """Whether every step comes out the same, bit for bit, from the rollouts that were written down."""
     from titan_rl import cli
 
-    return cli.main(["replay", str(root), "--from", "1", "--to", str(STEPS)])
+    return cli.main(["replay", str(root), "--from", "1", "--to", str(last_step(root))])
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=confirms), 2])
-def test_a_trainer_rank_is_replaced_from_memory(tmp_path, ranks):
-    """The replica of a rank that has no peers is held by a generator."""
-    root = tmp_path / "run"
-    layout = dict(parallelism__data_parallel_shard_degree=ranks)
-    said = run_under_fire(root, f"trainer rank {ranks - 1}", **layout)
-    assert f"trainer rank {ranks - 1} died: replaced, and all ranks at step" in said
+def test_one_kind_after_the_other_is_replaced(tmp_path, monkeypatch):
+    """Killed, hung, or with an exception where it works. The replica of a rank without peers is held by a generator."""
+    root, orders = tmp_path / "run", tmp_path / "orders"
+    orders.mkdir()
+    monkeypatch.setenv("TITAN_RL_CHAOS", str(orders))
+    process = running.start(root, training__steps=5000, mesh__step_timeout=15)
+    try:
+        running.wait_for_step(root, 2)
+        children = running.descendants(process.pid)
+        for target, number in (
+            ("generator 0", signal.SIGKILL),
+            ("verifier 0", signal.SIGKILL),
+            ("trainer rank 0", signal.SIGSTOP),
+            ("trainer rank 0", signal.SIGKILL),
+        ):
+            strike_and_wait(root, target, number)
+        for target in ("trainer rank 0", "generator 0", "verifier 0"):
+            pid = pid_of(root, target)
+            (orders / str(pid)).write_text("raise")
+            event = wait_for_event(root, "died", pid=pid)
+            assert event["name"] == target and "ChaosError: an exception that was ordered" in event["why"]
+            assert (orders / f"{pid}.obeyed").exists()
+            running.wait_for_step(root, 1 + last_step(root))
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, running.output(root)[-3000:]
+    assert running.gone(children)
+    said = running.output(root)
+    for line in (
+        "generator 0 died: its groups are sampled elsewhere",
+        "verifier 0 died: its groups are sampled again",
+        "trainer rank 0 hung: replaced",
+        "trainer rank 0 died: replaced, and all ranks at step",
+    ):
+        assert line in said, said
+    log = (root / "logs" / "trainer_rank_0_1.txt").read_text()
+    assert "Current thread" in log or "Thread 0x" in log, "the stacks of the one that hung are in its log"
+    check_records(root, last_step(root))
     assert replay(root) == 0
-
-
-def test_a_stopped_trainer_rank_is_replaced(tmp_path):
-    root = tmp_path / "run"
-    said = run_under_fire(root, "trainer rank 0", signal.SIGSTOP, mesh__step_timeout=15)
-    assert "trainer rank 0 hung: replaced" in said
-    [log] = (root / "logs").glob("trainer_rank_0_1.txt")
-    assert "Current thread" in log.read_text() or "Thread 0x" in log.read_text(), "its stacks are in its log"
-
-
-def test_a_generator_is_replaced(tmp_path):
-    said = run_under_fire(tmp_path / "run", "generator 0")
-    assert "generator 0 died: its groups are sampled elsewhere" in said and "generator 0 serves" in said
-
-
-@confirms
-def test_a_verifier_is_replaced(tmp_path):
-    said = run_under_fire(tmp_path / "run", "verifier 0")
-    assert "verifier 0 died: its groups are sampled again" in said
 
 
 @confirms
 def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
+    """And before that, a rank alone."""
     root = tmp_path / "run"
     layout = dict(parallelism__data_parallel_shard_degree=2, generator__replicas=2, mesh__worker_loops=2)
-    said = run_under_fire(root, "host 1", **layout)
+    process = running.start(root, training__steps=STEPS, **layout)
+    running.wait_for_step(root, 2)
+    children = running.descendants(process.pid)
+    strike_and_wait(root, "trainer rank 1")
+    strike(root, "host 1")
+    assert process.wait(150) == 0, running.output(root)[-3000:]
+    assert running.gone(children)
+    said = running.output(root)
+    assert "trainer rank 1 died: replaced, and all ranks at step" in said
     assert "trainer rank 1 lost host 1: replaced" in said and "lost host 1: its groups are sampled elsewhere" in said
+    check_records(root, STEPS)
     assert replay(root) == 0
 
 
@@ -135,7 +162,7 @@ def test_a_standby_takes_the_place_of_the_dead(tmp_path):
         for target, kind in (("trainer rank 0", "trainer"), ("generator 0", "generator"), ("verifier 0", "verifier")):
             strike(root, target)
             wait_for_name(root, standbys[kind], target)
-        running.wait_for_step(root, 1 + max(record["step"] for record in read_metrics(root)))
+        running.wait_for_step(root, 1 + last_step(root))
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130, running.output(root)[-3000:]
@@ -156,28 +183,6 @@ def test_warm_spare_serves_at_once(tmp_path):
     assert process.wait(60) == 130, running.output(root)[-3000:]
 
 
-@confirms
-def test_an_exception_is_repaired_as_a_death(tmp_path, monkeypatch):
-    """In each kind of actor, where it works."""
-    root, orders = tmp_path / "run", tmp_path / "orders"
-    orders.mkdir()
-    monkeypatch.setenv("TITAN_RL_CHAOS", str(orders))
-    process = running.start(root, training__steps=5000, generator__replicas=2)
-    try:
-        running.wait_for_step(root, 2)
-        for target in ("trainer rank 0", "generator 0", "verifier 0"):
-            pid = pid_of(root, target)
-            (orders / str(pid)).write_text("raise")
-            event = wait_for_event(root, "died", pid=pid)
-            assert event["name"] == target and "ChaosError: an exception that was ordered" in event["why"]
-            assert (orders / f"{pid}.obeyed").exists()
-            running.wait_for_step(root, 1 + max(record["step"] for record in read_metrics(root)))
-    finally:
-        process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, running.output(root)[-3000:]
-    Ledger(root / "ledger.db").verify()
-
-
 def test_generators_come_and_go(tmp_path):
     from titan_rl import cli
 
@@ -188,11 +193,11 @@ def test_generators_come_and_go(tmp_path):
         assert cli.main(["scale", str(root), "--generators", "2"]) == 0
         wait_for_event(root, "generator_serves", number=1)
         newcomer = pid_of(root, "generator 1")
-        running.wait_for_step(root, 2 + max(record["step"] for record in read_metrics(root)))
+        running.wait_for_step(root, 2 + last_step(root))
         assert cli.main(["scale", str(root), "--generators", "1"]) == 0
         wait_for_event(root, "generator_gone", number=1)
         assert running.gone({newcomer})
-        running.wait_for_step(root, 2 + max(record["step"] for record in read_metrics(root)))
+        running.wait_for_step(root, 2 + last_step(root))
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130, running.output(root)[-3000:]
@@ -201,30 +206,38 @@ def test_generators_come_and_go(tmp_path):
     assert cli.main(["scale", str(root), "--generators", "2"]) == 2, "no run is under way any more"
 
 
-@pytest.mark.parametrize("step", [pytest.param(0, marks=confirms), 3, pytest.param(8, marks=confirms)])
-def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path, step):
+def wait_for_resumed(root: Path, number: int) -> dict:
+    """The event of the resume of that number, from 0."""
+    return wait_for(lambda: [e for e in read_events(root) if e["kind"] == "resumed"][number:], "event resumed")[0]
+
+
+@confirms
+@pytest.mark.timeout(600)
+def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
     """Before the first step, before the first checkpoint, and after it."""
     root = tmp_path / "run"
     settings = dict(training__steps=STEPS, checkpoint__every=5)
     process = running.start(root, **settings)
-    if step:
-        running.wait_for_step(root, step)
-    else:
-        wait_for_event(root, "started", name="trainer rank 0")
-    children = running.descendants(process.pid)
-    folders = running.scratch_folders(children)
-    os.kill(max(children), signal.SIGSTOP)  # which cannot end by itself
-    process.kill()
-    process.wait()
-    assert running.gone(children, timeout=5), "no orphan stays"
-    assert len(folders) == 2 and not any(folder.exists() for folder in folders)
-    assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
-    records = [record for record in read_metrics(root) if "reward" in record]
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    for number, step in enumerate((0, 3, 8)):
+        if step:
+            running.wait_for_step(root, step)
+        else:
+            wait_for_event(root, "started", name="trainer rank 0")
+        children = running.descendants(process.pid)
+        folders = running.scratch_folders(children)
+        os.kill(max(children), signal.SIGSTOP)  # which cannot end by itself
+        process.kill()
+        process.wait()
+        assert running.gone(children, timeout=5), "no orphan stays"
+        assert len(folders) == 2 and not any(folder.exists() for folder in folders)
+        process = running.start(root, "--resume", **settings)
+        resumed = wait_for_resumed(root, number)
+        assert step <= resumed["step"] and resumed["redone"] == resumed["step"] - resumed["checkpoint_step"]
+    assert process.wait(180) == 0, running.output(root)[-3000:]
+    check_records(root, STEPS)
     events = read_events(root)
+    assert [event["kind"] for event in events].count("resumed") == 3
     assert all(event["same"] for event in events if event["kind"] == "redone")
-    [resumed] = [event for event in events if event["kind"] == "resumed"]
-    assert step <= resumed["step"] and resumed["redone"] == resumed["step"] - resumed["checkpoint_step"]
     account = Ledger(root / "ledger.db").account()
     assert account == {"issued": STEPS * 16, "trained": STEPS * 16, "pending": 0}
     assert replay(root) == 0

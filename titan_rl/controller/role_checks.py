@@ -12,10 +12,9 @@ from titan_rl.models.families import Family
 from titan_rl.models.heads import check_value_weights, value_spec
 from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
+from titan_rl.trainer.frozen_roles import FROZEN, num_words
 from titan_rl.trainer.layout import check_layout
-from titan_rl.trainer.lone_role import role_titan
-from titan_rl.trainer.roles import FROZEN, num_words
-from titan_rl.trainer.titan_config import build_titan, critic_titan
+from titan_rl.trainer.titan_config import build_titan, critic_titan, role_titan
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:

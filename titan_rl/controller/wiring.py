@@ -12,9 +12,8 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
-from titan_rl.trainer.lone_role import role_titan
-from titan_rl.trainer.roles import needed_roles
-from titan_rl.trainer.titan_config import TitanConfig
+from titan_rl.trainer.frozen_roles import needed_roles
+from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
 
 def make_meshes(

@@ -36,6 +36,7 @@ from titan_rl.models.shards import Shard
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
 from titan_rl.trainer.critic import FOUND, Critic
+from titan_rl.trainer.frozen_roles import BASE, WORDS, found_columns, role_path
 from titan_rl.trainer.objective import (
     add_sums,
     expected_gradient,
@@ -53,7 +54,7 @@ from titan_rl.trainer.ranks import (
     parallel_dims,
     sum_over_ranks,
 )
-from titan_rl.trainer.roles import BASE, WORDS, FrozenRole, found_columns, role_path, roles_with_trainer
+from titan_rl.trainer.roles import FrozenRole, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 

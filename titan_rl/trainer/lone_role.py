@@ -4,7 +4,6 @@ The trainer's rows are dealt out anew among the role's groups of ranks, and what
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -16,16 +15,12 @@ from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import Row
 from titan_rl.models.families import make_family
 from titan_rl.models.spec import model_spec
+from titan_rl.trainer.frozen_roles import FROZEN, num_words, role_path
 from titan_rl.trainer.preparation import Found
 from titan_rl.trainer.ranks import is_first_of_rows, parallel_dims
-from titan_rl.trainer.roles import FROZEN, FrozenRole, num_words, role_path
+from titan_rl.trainer.roles import FrozenRole
 from titan_rl.trainer.sharded_model import ShardedModel
-from titan_rl.trainer.titan_config import TitanConfig, build_titan
-
-
-def role_titan(config: Config, role: str) -> TitanConfig:
-    """The trainer's settings in the role's own layout. Errors: ConfigError."""
-    return build_titan(replace(config, titan=config.titan | {"parallelism": getattr(config, role).parallelism}))
+from titan_rl.trainer.titan_config import TitanConfig
 
 
 def dealt(rows: Sequence, part: int, num_parts: int) -> list:

@@ -15,16 +15,9 @@ import torch
 from titan_rl.algorithms.base import Needs
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Row
+from titan_rl.trainer.frozen_roles import FROZEN, WORDS, needed_roles, num_words
 from titan_rl.trainer.preparation import as_array
 from titan_rl.trainer.sharded_model import ShardedModel
-
-FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
-"""Role, which is also its section of the TOML, to the column that it gives."""
-WORDS = "teacher_words_SK"
-"""The column, int64 [S, K], of the teacher's likeliest words."""
-
-BASE = "base model"
-"""What a policy with adapters never changes, beside the names of roles."""
 
 
 class FrozenRole:
@@ -49,20 +42,6 @@ class FrozenRole:
         return found | {WORDS: words_KS.T.long().cpu().numpy(), "teacher_word_logprob_SK": as_array(logprob_KS.T)}
 
 
-def num_words(role: str, needs: Needs) -> int:
-    """Of its likeliest words at each token, how many a role is to give."""
-    return needs.teacher_words if role == "teacher" else 0
-
-
-def found_columns(needs: Needs, num_tokens: int) -> dict[str, np.ndarray]:
-    """All that frozen roles find, zeros for each of so many tokens."""
-    columns = {FROZEN[role]: np.zeros(num_tokens, np.float32) for role in needed_roles(needs)}
-    if needs.teacher_words:
-        shape = num_tokens, needs.teacher_words
-        columns |= {WORDS: np.zeros(shape, np.int64), "teacher_word_logprob_SK": np.zeros(shape, np.float32)}
-    return columns
-
-
 class PolicyWithoutAdapters(FrozenRole):
     """The policy's own model with its adapters off: no second one is held, and its weights are in no optimizer."""
 
@@ -72,21 +51,6 @@ class PolicyWithoutAdapters(FrozenRole):
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         with self.model.adapters.disabled():
             return super().find(rows)
-
-
-def needed_roles(needs: Needs) -> list[str]:
-    """The frozen roles among them."""
-    return [role for role in FROZEN if getattr(needs, role)]
-
-
-def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> str | Path:
-    """The directory of a role's weights.
-
-    ``kept``: where the run keeps the policy as it was when reinforcement learning began (controller/kept_policy.py);
-    until then, and where that is what the run starts from, the model that it starts from is the same.
-    """
-    own = getattr(config, role).path
-    return own or (kept if kept and Path(kept).exists() else model_path)
 
 
 def roles_with_trainer(

@@ -159,6 +159,11 @@ def build_titan(config: Config) -> TitanConfig:
     return titan
 
 
+def role_titan(config: Config, role: str) -> TitanConfig:
+    """Of a role in processes of its own: its own layout. Errors: ConfigError."""
+    return build_titan(replace(config, titan=config.titan | {"parallelism": getattr(config, role).parallelism}))
+
+
 def critic_titan(config: Config, titan: TitanConfig) -> TitanConfig:
     """The critic's: the policy's layout, with an optimizer and a schedule of its own. Errors: ConfigError."""
     optimizer = _optimizer(config.critic.optimizer, "critic.optimizer")
