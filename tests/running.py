@@ -24,6 +24,16 @@ SMALL = {
     "sft.steps": 10,
     "recovery.standby": False,  # its imports take longer than such a run
 }
+STEPS = 6
+FINISHED = dict(
+    sft__steps=60,
+    rollout__prompts_per_step=8,
+    training__steps=STEPS,
+    checkpoint__every=2,
+    checkpoint__keep_latest_k=3,
+    eval__every=3,
+)
+"""Of the run that tests share (conftest.py)."""
 
 
 def overrides(**settings) -> list[str]:
@@ -93,7 +103,7 @@ def gone(pids: set[int], timeout: float = 10) -> bool:
     return True
 
 
-def replay(root: Path, first: int, last: int, *, checkpoint: Path | None = None, **settings) -> list:
-    """StepMetrics of fresh trainer actors on a run's recorded rollouts of steps ``first`` to ``last``."""
+def replay(root: Path, first: int, last: int, **settings) -> list:
+    """StepMetrics of fresh trainer actors on a run's recorded rollouts of steps ``first`` to ``last``, without SFT."""
     config = load_config(None, parse_overrides(overrides(**settings)))
-    return asyncio.run(replay_steps(Plan(RunDir(root), resolve(config), first, last, checkpoint)))
+    return asyncio.run(replay_steps(Plan(RunDir(root), resolve(config), first, last)))

@@ -14,8 +14,7 @@ from titan_rl import cli, train
 from titan_rl.diagnostics.ledger_report import read_ledger
 
 pytestmark = pytest.mark.slow
-STEPS = 6
-SETTINGS = dict(sft__steps=60, rollout__prompts_per_step=8, checkpoint__every=2, checkpoint__keep_latest_k=3)
+STEPS = running.STEPS
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
@@ -24,13 +23,9 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """With a SFT long enough for groups to differ, and all checkpoints kept."""
-    root = tmp_path_factory.mktemp("replay") / "run"
-    code = running.train(root, training__steps=STEPS, **SETTINGS)
-    assert code == 0, running.output(root)[-3000:]
-    return root
+@pytest.fixture
+def run(finished_run) -> Path:
+    return finished_run
 
 
 def test_replay_from_the_base_model_arrives_at_the_same_bits(run):
@@ -103,7 +98,7 @@ def test_resume_with_neither_a_whole_checkpoint_nor_all_records_is_told(run, tmp
     for state in root.glob("checkpoints/*/state.json"):
         state.write_text("{}")
     (root / "rollouts" / "step-000002.parquet").unlink()
-    settings = running.overrides(training__steps=STEPS + 1, **SETTINGS)
+    settings = running.overrides(**running.FINISHED | {"training__steps": STEPS + 1})
     assert train.main(["--run.dir", str(root), "--resume", *settings]) == 2
     said = capsys.readouterr().err.strip()
     assert "no checkpoint" in said and "state.json" in said and "rollouts of step 2" in said and "\n" not in said
