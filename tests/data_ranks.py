@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from batches import poison, with_fault
 from layout_ranks import EPS, _everyones, whole_tensors
 from local_trainer import LocalTrainer, make_steps
 
@@ -34,6 +35,8 @@ class Steps:
     held_out: list[dict[str, float]]
     largest: list[list[float]]
     """Advantage of each step's samples: a margin, or what KTO's z makes of a label."""
+    blamed: list[list[str]]
+    """The row of a further step whose gradient is not finite, and what was said of that step."""
     trained: dict[str, torch.Tensor]
 
 
@@ -81,4 +84,13 @@ def data_steps(case: Case, folder: Path, out: Path) -> Steps:
 
     told, largest, held_out = asyncio.run(train())
     trained = whole_tensors(trainer.learner.shards())
-    return Steps(_everyones(told), _everyones(held_out), _everyones(largest), trained)
+    blamed = asyncio.run(meet_a_bad_row(trainer, steps))
+    return Steps(_everyones(told), _everyones(held_out), _everyones(largest), _everyones(blamed), trained)
+
+
+async def meet_a_bad_row(trainer: LocalTrainer, steps) -> list[str]:
+    place = steps.examples(NUM_STEPS + 1)[0].place
+    batch = await steps.batch(trainer, NUM_STEPS + 1)
+    poison(trainer.learner)
+    [found] = await trainer.train([with_fault(batch, "gradient", place, 0)], NUM_STEPS + 1)
+    return [place, str(found)]

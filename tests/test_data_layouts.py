@@ -101,6 +101,8 @@ def assert_same(found: dict, wanted: dict) -> None:
             assert found["steps"][rank][step] == pytest.approx(steps[step], rel=TOLERANCE, abs=1e-6)
         assert found["held_out"][rank] == pytest.approx(held_out, rel=TOLERANCE, abs=1e-6)
         assert found["largest"][rank] == pytest.approx(largest, rel=TOLERANCE)
+    for place, said in found["blamed"]:  # a pair by both its answers, which no rank sees apart
+        assert place == wanted["blamed"][0][0] and said.endswith(f": gradient of {place}")
     assert found["trained"].keys() == wanted["trained"].keys()
     for name, tensor in wanted["trained"].items():
         assert (found["trained"][name] - tensor).norm() <= TOLERANCE * tensor.norm(), name
