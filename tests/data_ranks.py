@@ -25,6 +25,8 @@ class Case:
     share_prefix: bool = True
     num_examples: int = 7
     """Of a step: a number that no layout divides."""
+    meets_a_bad_row: bool = False
+    """In one step more."""
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Steps:
     largest: list[list[float]]
     """Advantage of each step's samples: a margin, or what KTO's z makes of a label."""
     blamed: list[list[str]]
-    """The row of a further step whose gradient is not finite, and what was said of that step."""
+    """The row of a further step whose gradient is not finite, and what was said of that step; or nothing."""
     trained: dict[str, torch.Tensor]
 
 
@@ -84,7 +86,7 @@ def data_steps(case: Case, folder: Path, out: Path) -> Steps:
 
     told, largest, held_out = asyncio.run(train())
     trained = whole_tensors(trainer.learner.shards())
-    blamed = asyncio.run(meet_a_bad_row(trainer, steps))
+    blamed = asyncio.run(meet_a_bad_row(trainer, steps)) if case.meets_a_bad_row else []
     return Steps(_everyones(told), _everyones(held_out), _everyones(largest), _everyones(blamed), trained)
 
 
