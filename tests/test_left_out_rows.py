@@ -131,6 +131,18 @@ def test_the_row_is_named_and_of_a_pair_the_answer(tmp_path, model_path, fault, 
     assert all(torch.equal(before[shard.name], shard.tensor) for shard in trainer.learner.shards())
 
 
+def test_a_zero_that_is_no_number_puts_no_blame_on_others(tmp_path, model_path):
+    """KTO's, which is measured by all rows of a step: only the row that made it so is named."""
+    write_rows(tmp_path, "kto", {})
+    checked, steps = make_steps(config_of(tmp_path, "kto", examples_per_step=NUM_ROWS))
+    trainer = LocalTrainer(checked, model_path)
+    spoil(trainer, "reference logprob")
+    measured = asyncio.run(trainer.evaluate(asyncio.run(steps.batch(trainer, 1))))
+    assert np.isnan(measured.loss_metrics["log_ratio"])
+    _, found = asyncio.run(steps.train(trainer, 1))
+    assert [culprit.prompt_id for culprit in found.culprits] == [f"rows.jsonl line {BAD}"]
+
+
 # what becomes of it
 
 

@@ -124,8 +124,9 @@ class DataSteps:
             return examples
         others = [each for each in mismatched(examples) if each.num_tokens <= self.layout.row_tokens]
         metrics = await trainer.evaluate(self._pack(others)) if others else StepMetrics()
-        zero = max(0.0, _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0))
-        zero = zero if math.isfinite(zero) else 0.0  # the step itself tells whose numbers are not finite
+        divergence = _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0)
+        # with a zero that is no number all samples would be at fault: the step itself tells whose are not finite
+        zero = max(0.0, divergence) if math.isfinite(divergence) else 0.0
         return [_with_advantage(example, with_zero(example.samples[0].advantage, zero)) for example in examples]
 
 
