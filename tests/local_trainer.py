@@ -1,4 +1,6 @@
-"""A trainer of one rank in this process, asked as the mesh is: for what needs no actors."""
+"""This process's rank of a trainer, asked as the mesh is: for what needs no actors."""
+
+import torch.distributed as dist
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import AlgorithmConfig
@@ -11,20 +13,23 @@ from titan_rl.trainer.learner import Learner
 class LocalTrainer:
     def __init__(self, checked: Checked, path):
         self.learner = Learner(checked.config, checked.titan, path)
+        self.group = checked.titan.batch_rank(dist.get_rank())
+        """Whose rows this rank takes."""
 
     async def train(self, batches, step):
-        return self.learner.train_step([batch.rows[0] for batch in batches], [b.has_signal for b in batches])
+        return self.learner.train_step([b.rows[self.group] for b in batches], [b.has_signal for b in batches])
 
     async def evaluate(self, batch, name=""):
         algorithm = self.learner.algorithm
         if name:
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True)
-        return evaluate(self.learner, batch.rows[0], algorithm)
+        return evaluate(self.learner, batch.rows[self.group], algorithm)
 
     async def sft(self, batches):
-        return self.learner.sft([rows[0] for rows in batches], self.learner.config.sft.lr)
+        return self.learner.sft([rows[self.group] for rows in batches], self.learner.config.sft.lr)
 
 
-def make_steps(config) -> tuple[Checked, DataSteps]:
+def make_steps(config, is_left_out=lambda row, step: False) -> tuple[Checked, DataSteps]:
     checked = check(config)
-    return checked, DataSteps(checked.config, checked.algorithm, checked.titan.layout, checked.dataset)
+    parts = checked.config, checked.algorithm, checked.titan.layout, checked.dataset
+    return checked, DataSteps(*parts, is_left_out=is_left_out)

@@ -172,6 +172,7 @@ def test_who_is_at_fault_is_named_alone(alone, value):
     row = replace(refined(algorithm, row, columns), found={"reference_logprob_S": reference_S.astype(np.float32)})
     [row] = whitened([row], torch.device("cpu"), is_counted=True)
     assert np.flatnonzero(~np.isfinite(row.advantage_S)).tolist() == list(range(third.start, third.stop))
-    learner = SimpleNamespace(statistics={0: torch.zeros(2, len(row.target_S))}, loss_of=lambda *_: 0.0)
+    seen = {0: torch.zeros(2, len(row.target_S))}
+    learner = SimpleNamespace(statistics=seen, loss_of=lambda *_: 0.0, gives="logprob", samples_per_loss=1)
     prompt_id, sample, _ = row.owners[2]
     assert _seen(learner, [row]) == {(prompt_id, sample): "reference logprob"}

@@ -165,7 +165,7 @@ def test_rows_that_are_too_long_are_refused_or_counted_and_never_cut(tmp_path):
     with pytest.raises(ConfigError, match=r"data.jsonl line 8: 102 tokens do not fit .* data.too_long = 'skip'"):
         dataset_of(tmp_path, "demonstrations")
     dataset = dataset_of(tmp_path, "demonstrations", too_long="skip")
-    assert dataset.num_too_long == 1 and len(dataset.train) + len(dataset.held_out) == 39
+    assert len(dataset.too_long) == 1 and len(dataset.train) + len(dataset.held_out) == 39
     assert {len(example.samples[0].tokens) for example in (*dataset.train, *dataset.held_out)} <= {8, 9}
     with pytest.raises(ConfigError, match="all .* rows are longer"):
         dataset_of(tmp_path, "demonstrations", row_tokens=4, too_long="skip")

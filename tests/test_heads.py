@@ -22,6 +22,8 @@ from titan_rl.models.attention import plan_attention
 from titan_rl.models.heads import check_value_weights, load_value_model, save_value_model, value_spec
 from titan_rl.models.shards import local_shards
 from titan_rl.models.spec import model_spec
+from titan_rl.models.tiny import make_tiny
+from titan_rl.train import main
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -218,3 +220,37 @@ def test_two_ranks_compute_the_gradients_of_one(spread, case):
         for tensor, wanted in alone.gradients.items():
             got = found["gradients"][tensor]
             assert (got - wanted).norm() <= 1e-5 * wanted.norm() + 1e-7, (name, tensor)
+
+
+@pytest.mark.parametrize("role", ["model", "reference", "teacher"])
+@pytest.mark.parametrize("says", ["LlamaForSequenceClassification", "LlamaForCausalLM"])
+def test_a_classifier_where_words_are_wanted_is_one_line_with_the_mend(tmp_path, capsys, role, says):
+    """Also where its config.json calls it a model for generation: its weights tell."""
+    path = classifier(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": [says]}))
+    assert main(["--run.dir", str(tmp_path / "run"), f"--{role}.path", str(path)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said and f"{role}.path = '{path}'" in said and "sequence classification" in said
+    assert "give the language model that it was made of" in said and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_language_model_where_a_reward_is_wanted_is_one_line_with_the_mend(tmp_path, capsys, is_tied):
+    make_tiny(tmp_path / "words", seed=1, hidden_size=64, num_layers=1, tie_word_embeddings=is_tied)
+    assert main(["--run.dir", str(tmp_path / "run"), "--reward_model.path", str(tmp_path / "words")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert (
+        "\n" not in said
+        and "a language model without score.weight" in said
+        and "algorithm.name = 'reward_model'" in said
+    )
+
+
+def classifier(folder: Path) -> Path:
+    """With one label, beside the tokenizer of the language model that it was made of."""
+    path = folder / "classifier"
+    make_tiny(path, seed=1, hidden_size=64, num_layers=1)
+    model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
+    model.save_pretrained(path)
+    return path

@@ -173,7 +173,7 @@ def test_one_with_several_labels_or_other_tokens_is_refused(path, tmp_path):
     tables = {"reward_model": {"path": str(path)}}
     check(load_config(None, tables))
     make_reward_model(tmp_path / "labels", num_labels=2)
-    with pytest.raises(ConfigError, match="it has 2 labels, and a reward model one"):
+    with pytest.raises(ConfigError, match="it has 2 labels, and a reward model has one"):
         load_config(None, {"reward_model": {"path": str(tmp_path / "labels")}})
     make_reward_model(tmp_path / "words", vocab_size=300)
     with pytest.raises(ConfigError, match="must read the policy's tokens"):

@@ -1,10 +1,12 @@
 """What each step of a run without a generator is trained on, and what held-out data says of the weights.
 
-A step's examples follow from its number alone, so a run that goes on anywhere, and a trainer that is repaired, draws
-the same again: nothing is recorded, repeated or left out. The trainer is asked, and nothing is decided here.
+A step's examples follow from its number, and from which rows met bad numbers by then, which is recorded
+(records/left_out.py): so a run that goes on anywhere, and a trainer that is repaired, draws the same again. The trainer
+is asked, and nothing is decided here.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from titan_rl.algorithms.base import Algorithm
@@ -38,8 +40,17 @@ class HeldOut:
 class DataSteps:
     """Pure, but for what it asks of the trainer."""
 
-    def __init__(self, config: Config, algorithm: Algorithm, layout: Layout, dataset: Dataset):
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        layout: Layout,
+        dataset: Dataset,
+        is_left_out: Callable[[str, int], bool],
+    ):
+        """``is_left_out``: whether the row at a place has no part in a step."""
         self.config, self.algorithm, self.layout, self.dataset = config, algorithm, layout, dataset
+        self._is_left_out = is_left_out
 
     @property
     def _is_labelled(self) -> bool:
@@ -51,13 +62,16 @@ class DataSteps:
 
     def examples(self, step: int) -> list[Example]:
         count = self.config.data.examples_per_step
-        return self.dataset.draw(self.position(step - 1), count, self.config.run.seed)
+        drawn = self.dataset.draw(self.position(step - 1), count, self.config.run.seed)
+        return [example for example in drawn if not self._is_left_out(example.place, step)]
 
     async def batch(self, trainer: Trainer, step: int) -> Batch:
         return self._pack(await self._with_zero(trainer, self.examples(step)))
 
     async def train(self, trainer: Trainer, step: int) -> tuple[Batch, StepMetrics | BadNumbers]:
         """A step, and what it was trained on. The trainer must be at the step before."""
+        if not self.examples(step):
+            return self._pack([]), BadNumbers("all of its rows are left out", [], [], 0)
         batch = await self.batch(trainer, step)
         [answer] = await trainer.train([batch], step)
         return batch, answer
@@ -110,7 +124,9 @@ class DataSteps:
             return examples
         others = [each for each in mismatched(examples) if each.num_tokens <= self.layout.row_tokens]
         metrics = await trainer.evaluate(self._pack(others)) if others else StepMetrics()
-        zero = max(0.0, _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0))
+        divergence = _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0)
+        # with a zero that is no number all samples would be at fault: the step itself tells whose are not finite
+        zero = max(0.0, divergence) if math.isfinite(divergence) else 0.0
         return [_with_advantage(example, with_zero(example.samples[0].advantage, zero)) for example in examples]
 
 

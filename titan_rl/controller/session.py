@@ -47,6 +47,7 @@ from titan_rl.mesh.supervision.processes import watch
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
 from titan_rl.records.ledger import Ledger
+from titan_rl.records.left_out import LeftOutRows
 from titan_rl.records.metrics import MetricsLog
 from titan_rl.records.places import check_no_modules
 from titan_rl.records.plot import plot_curves
@@ -299,7 +300,11 @@ class Session:
 
     def _data_recovery(self) -> DataRecovery:
         checked = self.checked
-        steps = DataSteps(self.config, checked.algorithm, self.titan.layout, checked.dataset)
+        self.left_out = LeftOutRows(self.run_dir.left_out_rows)
+        self.left_out.list_too_long(checked.dataset.too_long)
+        steps = DataSteps(
+            *(self.config, checked.algorithm, self.titan.layout, checked.dataset), is_left_out=self.left_out.is_out
+        )
         return DataRecovery(steps, self._folder, self.progress, self.say)
 
     def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> SupervisedController:
@@ -314,6 +319,7 @@ class Session:
                 self._frozen(meshes),
                 reporter,
                 self.progress,
+                self.left_out,
             )
         )
         return SupervisedController(self.run_dir, self.stop_request, parts)

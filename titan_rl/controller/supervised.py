@@ -20,7 +20,8 @@ from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.data.types import BadNumbers, Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints import ControllerState
-from titan_rl.records.metrics import read_metrics, trained_metrics
+from titan_rl.records.left_out import LeftOutRows
+from titan_rl.records.metrics import UPDATE_LEFT_OUT, read_metrics, trained_metrics
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.summary import Progress
 
@@ -41,6 +42,7 @@ class DataComponents:
     frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
+    left_out: LeftOutRows
 
 
 class SupervisedController:
@@ -51,6 +53,7 @@ class SupervisedController:
         self.meshes, self.trainer = parts.meshes, parts.meshes.trainer
         self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
         self.bad_batches, self.reporter, self.progress = parts.bad_batches, parts.reporter, parts.progress
+        self.left_out = parts.left_out
         self.say = parts.reporter.display.say
         self.ending = Ending(
             *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, say=self.say
@@ -86,7 +89,8 @@ class SupervisedController:
 
     def _tell_data(self) -> None:
         dataset = self.steps.dataset
-        skipped = f", {dataset.num_too_long} left out as too long" if dataset.num_too_long else ""
+        count, place = len(dataset.too_long), self.run_dir.left_out_rows
+        skipped = f", {count} left out as too long ({place} names them)" if count else ""
         self.say(f"data: {len(dataset.train)} rows to train on, {len(dataset.held_out)} held out{skipped}")
 
     async def finish(self) -> None:
@@ -118,22 +122,46 @@ class SupervisedController:
             await self.save()
 
     async def _train(self, timer: PhaseTimer) -> None:
-        """A step counts as done also where bad numbers kept its update from being applied: the same rows would bring
-        them again, and so they do whenever the step is done again."""
+        """A step on all rows that are drawn for it; without those whose numbers are not finite, once they are known."""
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
-        self._is_between_steps = False
-        batch, answer = await self.steps.train(self.trainer, step)
-        self.progress.step, self._is_between_steps = step, True
+        batch, answer = await self._attempt(step)
+        while isinstance(answer, BadNumbers) and self.progress.step < step:
+            batch, answer = await self._attempt(step)
         timer.end("train")
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
+        if isinstance(answer, StepMetrics):
+            self.bad_batches.none_in(step)
+            self.reporter.trained(self._record(step, batch, answer, timer))
+            self._compare(step, answer)
+
+    async def _attempt(self, step: int) -> tuple[Batch, StepMetrics | BadNumbers]:
+        """After bad numbers, which change nothing, the step is still to be done if rows are to blame. If none is, it
+        counts as done: the same rows would bring them again, and so they do whenever the step is done again.
+
+        Errors: BadNumbersError."""
+        self._is_between_steps = False
+        batch, answer = await self.steps.train(self.trainer, step)
+        is_done = isinstance(answer, StepMetrics) or not self._leave_out(step, answer)
+        self.progress.step, self._is_between_steps = step if is_done else step - 1, True
         if isinstance(answer, BadNumbers):
+            if is_done:
+                self.reporter.metrics.write({"step": step, UPDATE_LEFT_OUT: 1})
             await self.bad_batches.met(step, [answer], len(self.steps.examples(step)), is_lost=False)
-            return
-        self.bad_batches.none_in(step)
-        self.reporter.trained(self._record(step, batch, answer, timer))
-        self._compare(step, answer)
+        return batch, answer
+
+    def _leave_out(self, step: int, found: BadNumbers) -> bool:
+        """From this step on leave out the rows that bad numbers came from. False if that is no remedy: where weights
+        are not finite, or no row is to blame, or all are, which tells of the model and not of them."""
+        why = {culprit.prompt_id: culprit.what for culprit in found.culprits}
+        drawn = {example.place for example in self.steps.examples(step)}
+        if found.weights or not why or drawn <= why.keys():
+            return False
+        self.left_out.leave_out(why, step)
+        self.say(f"step {step}: left out from now on, as {self.run_dir.left_out_rows} tells: {', '.join(why)}")
+        self.reporter.note("rows_left_out", step=step, rows=why)
+        return True
 
     def _record(self, step: int, batch: Batch, metrics: StepMetrics, timer: PhaseTimer) -> dict[str, float]:
         record = {"step": step, "epoch": self.steps.position(step) / len(self.steps.dataset.train)}

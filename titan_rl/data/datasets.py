@@ -1,6 +1,6 @@
 """The data of a run without a generator: read, checked, tokenized and split before anything starts. Pure.
 
-A row that does not fit is an error that names it, or, by ``data.too_long = "skip"``, counted; none is cut.
+A row that does not fit is an error that names it, or, by ``data.too_long = "skip"``, left out and listed; none is cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,22 @@ _SECTION = "data"
 
 
 @dataclass(frozen=True)
+class TooLong:
+    """A row that was left out."""
+
+    place: str
+    num_tokens: int
+    """Of its samples, in one row."""
+    is_held_out: bool
+
+
+@dataclass(frozen=True)
 class Dataset:
     """What a run trains on, and what it is measured on."""
 
     train: list[Example]
     held_out: list[Example]
-    num_too_long: int = 0
+    too_long: tuple[TooLong, ...] = ()
     """Rows of either kind that were left out."""
 
     def draw(self, first: int, count: int, seed: int, stream: str = _SECTION) -> list[Example]:
@@ -90,7 +100,12 @@ def make_dataset(
     for what, examples_kept, count in (("", kept[0], count_train), ("held-out ", kept[1], count_held_out)):
         if not examples_kept:
             raise ConfigError(f"all {count} {what}rows are longer than training.seq_len = {row_tokens}: raise it")
-    return Dataset(*kept, num_too_long=fitting.count(False))
+    too_long = [
+        TooLong(example.place, example.num_tokens, is_held_out=number >= count_train)
+        for number, (example, fits) in enumerate(zip(examples, fitting, strict=True))
+        if not fits
+    ]
+    return Dataset(*kept, too_long=tuple(too_long))
 
 
 def _fits(example: Example, settings: DataConfig, row_tokens: int, sample_tokens: int) -> bool:

@@ -222,10 +222,15 @@ class Culprit:
     """A sample, and what of it is not a finite number."""
 
     prompt_id: str
-    sample: int
+    """Or the place of a row of data."""
+    sample: int | None
+    """None: all of a row's, which are left out together."""
     what: str
-    """``sampling logprob``, ``logprob`` or a critic's ``value``, ``loss`` or ``gradient``: the first that is not
-    finite."""
+    """``sampling logprob``, ``logprob`` or a ``value``, ``loss`` or ``gradient``: the first that is not finite; of a
+    pair with the answer that it is of, if it is one alone."""
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.prompt_id}" + ("" if self.sample is None else f" sample {self.sample}")
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,7 @@ class BadNumbers:
     def __str__(self) -> str:
         if self.weights:
             return f"{self.reason}: {self.num_weights} weights are not finite, first {', '.join(self.weights)}"
-        named = [f"{c.what} of {c.prompt_id} sample {c.sample}" for c in self.culprits[:_MAX_NAMED]]
+        named = [str(culprit) for culprit in self.culprits[:_MAX_NAMED]]
         more = f" and {len(self.culprits) - _MAX_NAMED} more samples" if len(self.culprits) > _MAX_NAMED else ""
         return f"{self.reason}: {', '.join(named) + more or 'no sample by itself'}"
 

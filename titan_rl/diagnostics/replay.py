@@ -1,8 +1,8 @@
 """Training again from what a run recorded, bit for bit: how to find out why a step went wrong.
 
-Rollouts of each step are in the run directory, so neither generators nor verifiers are needed: trainer actors in the
-run's own layout begin at a checkpoint (or at the base model and its warm-up, which the seed makes) and take the
-recorded steps. Nothing of the run directory is written to.
+Rollouts of each step are in the run directory, or its rows are drawn by its number (replayed_steps.py), so neither
+generators nor verifiers are needed: trainer actors in the run's own layout begin at a checkpoint (or at the base model
+and its warm-up, which the seed makes) and take the recorded steps. Nothing of the run directory is written to.
 """
 
 import json
@@ -10,30 +10,27 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import written
 from titan_rl.controller.kept_policy import check_kept, kept_policy
-from titan_rl.controller.preflight import Checked, resolve
+from titan_rl.controller.preflight import Checked, resolve, with_dataset
 from titan_rl.controller.recorded_config import load_recorded, one_configuration
 from titan_rl.controller.resuming import check_own_models, check_readable, limits_of, read_settings
 from titan_rl.controller.wiring import Actors
-from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
-from titan_rl.environments.episode import demonstrate
-from titan_rl.environments.prompts import sft_stream
+from titan_rl.data.types import StepMetrics
+from titan_rl.diagnostics.replayed_steps import Recorded, as_metrics, recorded_steps, steps_of_replay
 from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.metrics import mean_metrics, read_metrics
 from titan_rl.records.places import check_no_modules
-from titan_rl.records.rollouts import RolloutsError, has_rollouts, read_rollouts
+from titan_rl.records.rollouts import RolloutsError, read_rollouts
 from titan_rl.records.rundir import RunDir, existing_run_dir
+from titan_rl.records.sources import check_sources, find_sources
 from titan_rl.train import drive
 from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
 
@@ -65,6 +62,9 @@ class ComparedStep:
 
     @property
     def equal(self) -> bool:
+        """Also where no update was applied, then and now."""
+        if math.isnan(self.loss) or math.isnan(self.recorded_loss):
+            return math.isnan(self.loss) and math.isnan(self.recorded_loss)
         return (self.loss, self.grad_norm) == (self.recorded_loss, self.recorded_grad_norm)
 
 
@@ -80,15 +80,6 @@ class ComparedState:
     """Within the first that differs."""
 
 
-def _demonstrations(checked: Checked, model_path: Path) -> list[Rollout]:
-    """What the run's SFT steps were made of."""
-    from transformers import AutoTokenizer
-
-    config, tokenizer = checked.config, AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
-    prompts = islice(sft_stream(checked.task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
-    return [demonstrate(prompt, checked.task, tokenizer) for prompt in prompts]
-
-
 async def replay_steps(
     plan: Plan, tell: Callable[[int, StepMetrics], None] = lambda step, metrics: None
 ) -> list[StepMetrics]:
@@ -97,32 +88,22 @@ async def replay_steps(
     path = base_model(config, plan.run_dir)
     # a death ends it: it can be asked again
     lone = replace(checked, config=replace(config, recovery=replace(config.recovery, snapshot_every=0)))
-    all_metrics = []
+    all_metrics, again = [], steps_of_replay(plan.run_dir, checked, path)
     kept = kept_policy(config, checked.algorithm, plan.run_dir)
     async with Actors(lone, path, frozenset({"trainer"}), kept) as actors:
         trainer = actors.meshes.trainer
         if plan.checkpoint is not None:
             await trainer.call("load_checkpoint", str(plan.checkpoint))
         elif plan.sft and config.sft.steps:
-            batches = sft_batches(_demonstrations(checked, Path(path)), config, checked.titan.layout)
-            await trainer.sft([batch.rows for batch in batches])
+            await trainer.sft(again.sft_rows())
         for step in range(plan.first, plan.last + 1):
-            groups = read_rollouts(plan.run_dir.rollouts, step)
-            batches = step_batches(groups, checked.algorithm, config, checked.titan.layout)
-            metrics = _as_metrics(await trainer.train(batches, step))
+            metrics = as_metrics(await again.train(trainer, step))
             all_metrics.append(metrics)
             tell(step, metrics)
         if plan.keep_in is not None:
             await trainer.call("begin_checkpoint", str(plan.keep_in))
             await written(trainer, plan.keep_in, config.mesh.step_timeout)
         return all_metrics
-
-
-def _as_metrics(answers: list[StepMetrics | BadNumbers]) -> StepMetrics:
-    """Of what was applied, as the run recorded it; of a batch that was not, numbers that equal none."""
-    if done := [answer for answer in answers if isinstance(answer, StepMetrics)]:
-        return mean_metrics(done)
-    return StepMetrics(loss=math.nan, grad_norm=math.nan)
 
 
 def compare_states(checkpoint: Path, other: Path) -> ComparedState:
@@ -168,13 +149,13 @@ def _read_tensor(checkpoint: Path, name: str, entry: TensorStorageMetadata) -> t
     return state[name].reshape(-1)
 
 
-def recorded(run_dir: RunDir) -> dict[int, tuple[float, float]]:
-    """Loss and gradient norm of each step whose rollouts are there too."""
-    return {
-        record["step"]: (record["loss"], record["grad_norm"])
-        for record in read_metrics(run_dir.root)
-        if {"loss", "grad_norm"} <= record.keys() and has_rollouts(run_dir.rollouts, record["step"])
-    }
+def recorded(run_dir: RunDir) -> Recorded:
+    """Loss and gradient norm of each step that can be trained again. Errors: ConfigError."""
+    return recorded_steps(run_dir, on_data=_learned_from_data(run_dir))
+
+
+def _learned_from_data(run_dir: RunDir) -> bool:
+    return bool(read_settings(run_dir.config).get("data.file"))
 
 
 def plan_replay(
@@ -189,11 +170,6 @@ def plan_replay(
         raise ConfigError(f"{root} holds no config.json: give a run directory, such as runs/quickstart-<date>-<time>")
     if not 1 <= first <= last:
         raise ConfigError(f"--from {first} --to {last}: give steps of the run, the first no later than the last")
-    if read_settings(run_dir.config).get("data.file"):
-        raise ConfigError(
-            f"{root} learned from data, not from rollouts: --resume trains the steps after its newest checkpoint "
-            f"again, and tells whether they come out as they did"
-        )
     known = sorted(recorded(run_dir))
     begin, checkpoint = _beginning(run_dir, first, say)
     if missing := next((step for step in range(first, last + 1) if step not in known), None):
@@ -202,7 +178,11 @@ def plan_replay(
     if missing := next((step for step in range(begin, first) if step not in known), None):
         raise ConfigError(f"step {missing}, on the way from {checkpoint} to {first}, is not recorded in {root}")
     config = load_recorded(run_dir, one_configuration(run_dir, begin, last), folders)
-    plan = Plan(run_dir, resolve(config), begin, last, checkpoint, sft=True)
+    checked = resolve(config)
+    if _learned_from_data(run_dir):
+        checked = with_dataset(checked)
+        check_sources(run_dir, find_sources(config), "or leave the replay")
+    plan = Plan(run_dir, checked, begin, last, checkpoint, sft=True)
     _check_readable(plan)
     return plan
 
@@ -226,6 +206,8 @@ def _check_readable(plan: Plan) -> None:
     """Errors: ConfigError if something that the replay will read is damaged, or was never written by a run."""
     check_own_models(plan.run_dir, plan.checked.config, plan.checked.family)
     check_kept(plan.checked.config, plan.checked.algorithm, plan.run_dir, "the replay")
+    if plan.checked.dataset is not None:
+        return
     limits = limits_of(plan.checked)
     for step in range(plan.first, plan.last + 1):
         try:

@@ -12,6 +12,9 @@ from titan_rl.data.files import LineFile
 from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics
 from titan_rl.environments.base import correct
 
+UPDATE_LEFT_OUT = "update_left_out"
+"""Of a step on data that counts as done although bad numbers kept its update from being applied."""
+
 
 def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     """What the groups of a step look like, whatever was trained of them."""

@@ -16,7 +16,7 @@ from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
-_FILES += ("pass_rates.jsonl",)
+_FILES += ("pass_rates.jsonl", "left_out_rows.jsonl")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
 _FOLDERS += ("earlier",)
 _DATE = "[0-9]{8}-[0-9]{6}"
@@ -44,6 +44,8 @@ class RunDir:
         """What was trained of it, as PEFT keeps it, if that were adapters."""
         self.pass_rates = root / "pass_rates.jsonl"
         """What the samples of each class of prompts came to, for the curriculum."""
+        self.left_out_rows = root / "left_out_rows.jsonl"
+        """Rows of data that are not trained on, and why (left_out.py)."""
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"

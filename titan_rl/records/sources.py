@@ -44,18 +44,19 @@ def write_sources(run_dir: RunDir, sources: Sources) -> None:
     replace_text(run_dir.sources, json.dumps(sources, indent=2) + "\n")
 
 
-def check_sources(run_dir: RunDir, sources: Sources) -> None:
-    """Errors: ConfigError that names what is not as it was when the run was begun. One that recorded nothing passes."""
+def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --resume out") -> None:
+    """``instead``: what can be done besides giving it. Errors: ConfigError that names what is not as it was when the
+    run was begun. One that recorded nothing passes."""
     if not run_dir.sources.exists():
         return
     try:
         recorded = {setting: dict(sums) for setting, sums in json.loads(run_dir.sources.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{run_dir.sources} is damaged ({type(error).__name__}): leave --resume out") from None
+        raise ConfigError(f"{run_dir.sources} is damaged ({type(error).__name__}): put it back, {instead}") from None
     for setting, now in sources.items():
         before = recorded.get(setting, now)
         if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
             raise ConfigError(
-                f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give what it was, or "
-                f"leave --resume out"
+                f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give what it was, "
+                f"{instead}"
             )

@@ -38,7 +38,7 @@ def _nothing_found(num_tokens: int) -> dict[str, np.ndarray]:
 
 
 class Critic:
-    gives = "value"
+    gives, samples_per_loss, names_rows = "value", 1, False
 
     def __init__(
         self,

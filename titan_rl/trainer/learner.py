@@ -63,8 +63,6 @@ class Learner:
     """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
     must be up."""
 
-    gives = "logprob"
-
     def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = ""):
         """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
@@ -110,6 +108,21 @@ class Learner:
     def _critic(self) -> Critic:
         model = self._sharded(self.config.critic.path or self.model_path, head="value")
         return Critic(self.config, self.titan, model, self.parallel_dims, lambda: self.before_update())
+
+    # what a search for bad numbers asks besides (bad_numbers.py)
+
+    @property
+    def gives(self) -> str:
+        return "value" if self.algorithm.head == "value" else "logprob"
+
+    @property
+    def samples_per_loss(self) -> int:
+        return 2 if self.algorithm.trains_on == "pairs" else 1
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether a sample's prompt names the row of data that it comes from."""
+        return bool(self.config.data.file)
 
     # before the updates of a step
 

@@ -11,7 +11,13 @@ from titan_rl.config.model_directory.directory import stored_tensors
 from titan_rl.config.model_directory.hub import fetch, is_hub_name
 from titan_rl.config.model_directory.tensor_names import expected_tensors, is_tied
 from titan_rl.config.model_directory.tokenizer_checks import check_tokenizer
-from titan_rl.config.model_directory.weight_checks import check_dtypes, check_finite, check_names, check_value_names
+from titan_rl.config.model_directory.weight_checks import (
+    check_dtypes,
+    check_finite,
+    check_names,
+    check_value_names,
+    check_writes,
+)
 
 
 def find_model(path: str, *, own_family: bool = False, is_chat: bool = False) -> str:
@@ -29,15 +35,22 @@ def find_model(path: str, *, own_family: bool = False, is_chat: bool = False) ->
     return path
 
 
+_TRAIN_ONE = (
+    "train a reward model (algorithm.name = 'reward_model', with a language model as model.path), and give that run's "
+    "model directory"
+)
+
+
 def check_reward_model(path: Path) -> None:
     """Of any type that transformers has. Errors: ValueError for what gives no score of a text."""
     try:
-        read_config(path)
-        tensors = stored_tensors(path)
+        config, tensors = read_config(path), stored_tensors(path)
         heads = [tensor for name, tensor in tensors.items() if name.rpartition(".")[0].split(".")[-1] == "score"]
-        if not heads or heads[0].shape[0] != 1:
-            had = f"{heads[0].shape[0]} labels" if heads else "no score.weight"
-            raise ValueError(f"it has {had}, and a reward model one label: give a directory that `reward_model` made")
+        if not heads:
+            what = "a language model" if "CausalLM" in str(config.get("architectures")) else "a model"
+            raise ValueError(f"it is {what} without score.weight, which says no reward: {_TRAIN_ONE}")
+        if heads[0].shape[0] != 1:
+            raise ValueError(f"it has {heads[0].shape[0]} labels, and a reward model has one: {_TRAIN_ONE}")
         check_finite(tensors)
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
@@ -68,5 +81,6 @@ def check_directory(path: Path, *, own_family: bool, is_chat: bool) -> None:
     tensors = stored_tensors(path)
     check_dtypes(tensors)
     if not own_family and (expected := expected_tensors(config)) is not None:
+        check_writes(tensors)
         check_names(tensors, expected, is_tied=is_tied(config))
     check_finite(tensors)

@@ -87,8 +87,16 @@ def check_plain_weights(config: dict[str, Any]) -> None:
 _PLAIN = "take the model in bfloat16, float16 or float32"
 
 
+CLASSIFIER = (
+    "it is a model for sequence classification, which writes no words: give the language model that it was made of, or "
+    "this one as reward_model.path or critic.path"
+)
+
+
 def _check_architectures(names: Any) -> None:
     """vLLM chooses what it builds by these. Errors: ValueError for a model that gives no next token."""
+    if isinstance(names, list) and any("SequenceClassification" in str(name) for name in names):
+        raise ValueError(f"architectures = {names!r} in config.json: {CLASSIFIER}")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and "CausalLM" in n for n in names):
         raise ValueError(
             f"architectures = {names!r} in config.json: it must name a model for generation, such as LlamaForCausalLM"

@@ -5,6 +5,7 @@ from itertools import count, takewhile
 
 import numpy as np
 
+from titan_rl.config.model_directory.config_checks import CLASSIFIER
 from titan_rl.config.model_directory.safetensors_files import ITEM_BYTES, StoredTensor
 
 SCANNED_BYTES = 2**30
@@ -26,6 +27,12 @@ def check_dtypes(tensors: Mapping[str, StoredTensor]) -> None:
                 f"{name} in {tensor.file.name} is {tensor.dtype}: quantized weights cannot be trained; take the model "
                 f"in bfloat16, float16 or float32"
             )
+
+
+def check_writes(tensors: Mapping[str, StoredTensor]) -> None:
+    """Errors: ValueError for weights of a classifier, whatever config.json calls the model."""
+    if VALUE_HEAD in tensors and _HEAD not in tensors:
+        raise ValueError(f"it holds {VALUE_HEAD} and no {_HEAD}: {CLASSIFIER}")
 
 
 def check_names(tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]], *, is_tied: bool) -> None:
