@@ -1,4 +1,4 @@
-"""Models that never learn and that the policy is compared with: the reference, the teacher.
+"""The models beside the policy, by name; and those that never learn and that it is compared with: reference, teacher.
 
 A frozen role is in no optimizer, and its parameters take no gradient; its digest tells that it is what it was. It lives
 in the trainer's processes, or in processes of its own (actors/role.py): here is what both do.
@@ -22,6 +22,9 @@ FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
 """Role, which is also its section of the TOML, to the column that it gives."""
 WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
+
+LEARNED = ("critic", "implicit_reward")
+"""Roles that learn beside the policy (trainer/learned_role.py), which are sections of the TOML, too."""
 
 BASE = "base model"
 """What a policy with adapters never changes, beside the names of roles."""
@@ -77,6 +80,11 @@ class PolicyWithoutAdapters(FrozenRole):
 def needed_roles(needs: Needs) -> list[str]:
     """The frozen roles among them."""
     return [role for role in FROZEN if getattr(needs, role)]
+
+
+def learned_role(needs: Needs) -> str | None:
+    """The one that learns beside the policy, if one does."""
+    return next((role for role in LEARNED if getattr(needs, role)), None)
 
 
 def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> str | Path:
