@@ -110,6 +110,8 @@ def _check_class(said: str, cls: Any) -> None:
     check_signature(said, cls, ("settings",))
     if not isinstance(cls.Settings, type) or not is_dataclass(cls.Settings):
         raise ConfigError(f"{said}: its Settings must be a dataclass: write @dataclass(kw_only=True) above it")
+    if cls.group_terms is not Algorithm.group_terms and cls.refine is Algorithm.refine:
+        raise ConfigError(f"{said} has group_terms, which nobody asks for without refine: write that, too")
     if taken := _COMMON_KEYS & {f.name for f in fields(cls.Settings)}:
         raise ConfigError(f"{said}: Settings.{min(taken)} is a key that every algorithm has: rename yours")
 
