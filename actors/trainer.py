@@ -190,6 +190,7 @@ class Trainer(Actor):
         return self.learner.digests()
 
     @endpoint
-    def save_hf(self, folder: str, adapter: str = "") -> None:
-        """Write the model as a Hugging Face directory, and its adapters, if it has any, to ``adapter`` besides."""
-        self.learner.save_hf(folder, adapter)
+    def save_hf(self, folder: str, adapter: str = "", beside: str = "") -> None:
+        """Write the model as a Hugging Face directory, and besides, where there are such, its adapters to ``adapter``
+        and the model that learns beside it into the folder ``beside``."""
+        self.learner.save_hf(folder, adapter, beside)

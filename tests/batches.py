@@ -10,8 +10,17 @@ from titan_rl.trainer.bad_numbers import parts
 VOCABULARY = 90
 
 
-def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scale: float = 1.0, **layout: int) -> Batch:
-    """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages.
+def batch_of(
+    seed: int,
+    *,
+    row_tokens: int = 64,
+    share_prefix: bool = True,
+    scale: float = 1.0,
+    with_outcomes: bool = False,
+    **layout: int,
+) -> Batch:
+    """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
+    a sample whose advantage is above 0 has the outcome 1.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -28,7 +37,8 @@ def batch_of(seed: int, *, row_tokens: int = 64, share_prefix: bool = True, scal
             provenance[len(prompt) + 4 : len(prompt) + 6] = Provenance.TOOL
             logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
             advantage = scale * float(rng.normal())
-            groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"p{group}", sample))
+            outcome = float(advantage > 0) if with_outcomes else None
+            groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"p{group}", sample, outcome))
     return pack(
         groups,
         row_tokens=row_tokens,

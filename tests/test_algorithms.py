@@ -143,7 +143,7 @@ METHODS = {
 def mine(extra: str = "", **methods: str) -> str:
     """A class with these methods' bodies, and plain ones for the rest."""
     plain = {name: text for name, text in METHODS.items() if name not in methods}
-    arguments = {"advantages": "rollouts", "loss": "inputs"}
+    arguments = {"advantages": "rollouts"} | dict.fromkeys(("loss", "refine", "group_terms"), "inputs")
     written = [f"    def {name}(self, {arguments[name]}): {body}\n" for name, body in methods.items()]
     return f"class Mine(Algorithm):\n    {extra or 'pass'}\n" + "".join([*plain.values(), *written])
 
@@ -167,6 +167,12 @@ def mine(extra: str = "", **methods: str) -> str:
         (mine() + "    @dataclass\n    class Settings:\n        x: int\n", "algorithm.x = {}: Field required"),
         (mine("needs = {'critic': True}"), "its needs must be a titan_rl.algorithms.base.Needs"),
         (mine("needs = Needs(teacher_words=4)"), "its needs name teacher_words and no teacher: set teacher = True"),
+        (mine("needs = Needs(implicit_reward=True)"), "its needs name implicit_reward and no reference"),
+        (
+            mine("needs = Needs(implicit_reward=True, reference=True, critic=True)"),
+            "trains one model beside the policy",
+        ),
+        (mine(group_terms="return None"), "has group_terms, which nobody asks for without refine"),
         (mine("needs = Needs(rewards='token')"), "needs a reward for each token, which this release cannot serve yet"),
     ],
 )
@@ -360,6 +366,28 @@ def test_settings_that_do_not_go_together(keys, said):
     assert said in mistake(make_algorithm, load_config(None, {"algorithm": keys}).algorithm, [])
 
 
+AS_IT_IS = "from titan_rl.algorithms.base import Refined; return Refined(inputs.advantage_S"
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ("return inputs.weight_S", "group_terms must return a tensor with a line of numbers for each of 4 samples"),
+        ("return 1.0", "group_terms must return a tensor with a line of numbers for each of 4 samples"),
+        ("return torch.full((len(inputs.offsets_N) - 1, 1), torch.nan)", "group_terms must be finite"),
+        ("return inputs.nothing", "group_terms: AttributeError"),
+    ],
+)
+def test_wrong_numbers_of_a_group(make, terms, said):
+    assert said in mistake(make, mine(refine=f"{AS_IT_IS})", group_terms=terms))
+
+
+def test_refine_finds_what_was_summed_up_over_a_group(make):
+    terms = "return torch.ones(len(inputs.offsets_N) - 1, 2)"
+    make(mine(refine=f"{AS_IT_IS} / inputs.group_sums_NM[0, 1].float())", group_terms=terms))
+    assert "'NoneType'" in mistake(make, mine(refine=f"{AS_IT_IS} / inputs.group_sums_NM[0, 1])"))
+
+
 def test_names_that_a_record_has_are_taken():
     rollout = Rollout("a", 0, *(np.array([0, 1]) for _ in range(4)), [], "ok")
     names = {f.name for f in fields(StepMetrics)} | set(trained_metrics(StepMetrics()))
@@ -377,4 +405,6 @@ def test_columns_that_nobody_provides_are_none():
         "teacher_logprob_S",
         "word_logprob_SK",
         "teacher_word_logprob_SK",
+        "process_reward_S",
+        "group_sums_NM",
     ]

@@ -1,4 +1,5 @@
-"""Every algorithm without other models learns, of its own samples in one process, to write words of the lower half.
+"""Every algorithm without other models, and PRIME, learns to write words of the lower half, of its own samples in one
+process.
 
 The model is TorchTitan's, and the step is prepared and made as a run's.
 """
@@ -28,6 +29,8 @@ CASES = [
     *((name, {}) for name in ALONE),
     ("grpo", {"kl_coefficient": 0.01, "kl_estimator": "k3_unbiased", "entropy_coefficient": 0.001, **CORRECTED}),
     ("reinforce_pp", {"baseline": True, **REWARD_KL}),
+    ("prime", {}),
+    ("prime", {"decoupled": True, "process_weight": 0.5}),
 ]
 
 

@@ -74,8 +74,8 @@ def test_values_are_those_of_before_the_first_update(model):
     batches = [batch_of(seed).rows[0] for seed in (0, 1)]
     wanted = learner.prepare(copy.deepcopy(batches))
     seen = []
-    learn = learner.critic.learn
-    learner.critic.learn = lambda rows: (seen.append(rows), learn(rows))[1]
+    learn = learner.learned.learn
+    learner.learned.learn = lambda rows: (seen.append(rows), learn(rows))[1]
     learner.train_step(batches, [True, True])
     for rows, expected in zip(seen, wanted, strict=True):
         for row, other in zip(rows, expected, strict=True):
@@ -100,7 +100,7 @@ def test_in_the_warm_up_only_the_critic_is_trained(model):
 def test_bad_numbers_of_the_critic_keep_the_batch_from_both(model, updates, fault, monkeypatch):
     learner = learner_of(model, critic={"updates": updates})
     step(learner, 3)
-    before, moments = weights(learner), [t.clone() for t in learner.critic._state()]
+    before, moments = weights(learner), [t.clone() for t in learner.learned._state()]
     if fault == "return":  # infinite squares, though the policy's own loss is finite
         refine = learner.algorithm.refine
 
@@ -111,23 +111,23 @@ def test_bad_numbers_of_the_critic_keep_the_batch_from_both(model, updates, faul
 
         monkeypatch.setattr(learner.algorithm, "refine", spoilt)
     else:  # it goes wrong in the last of its updates
-        update, count = learner.critic._update, []
+        update, count = learner.learned._update, []
 
         def failing(rows):
             count.append(1)
             if len(count) == updates:
-                learner.critic.forward_backward(rows)
+                learner.learned.forward_backward(rows)
                 raise FloatingPointError("the loss is nan")
             return update(rows)
 
-        monkeypatch.setattr(learner.critic, "_update", failing)
+        monkeypatch.setattr(learner.learned, "_update", failing)
     [found] = step(learner, 0)
     assert isinstance(found, BadNumbers) and found.reason.startswith("critic: the loss is")
     assert not found.weights
     if fault == "return":
         assert {culprit.what for culprit in found.culprits} == {"loss"} and found.culprits
     assert same(before, weights(learner))
-    assert all(torch.equal(a, b) for a, b in zip(moments, learner.critic._state(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(moments, learner.learned._state(), strict=True))
     monkeypatch.undo()
     assert isinstance(step(learner, 0)[0], StepMetrics)
 
@@ -212,7 +212,7 @@ def test_without_a_path_the_critic_begins_as_the_policy_is_after_its_supervised_
         if name.startswith("critic.") and name != "critic.lm_head.weight":
             assert torch.equal(tensor, now[name.removeprefix("critic.")]), name
     step(learner, 0)
-    learner.save_hf(tmp_path / "model")
+    learner.save_hf(tmp_path / "model", beside=tmp_path)
     again = learner_of(model, critic={"path": str(tmp_path / "critic")})
     again.sft([batch_of(0).rows[0]], 1e-3)
     assert same({name: t for name, t in weights(learner).items() if name.startswith("critic.")}, weights(again))

@@ -47,7 +47,7 @@ def ppo_step(layout: Layout, models: Path, out: Path, **packing) -> Step:
     batch = batch_of(0, num_ranks=titan.batch_degree, row_multiple=titan.row_multiple, **packing)
     [metrics] = learner.train_step([batch.rows[titan.batch_rank(dist.get_rank())]], [True])
     told = metrics.loss_metrics | {"loss": metrics.loss, "grad_norm": metrics.grad_norm}
-    return Step(told, whole_tensors(learner.shards()), whole_tensors(learner.critic.shards()))
+    return Step(told, whole_tensors(learner.shards()), whole_tensors(learner.learned.shards()))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 A new one is a subclass of ``Algorithm`` in a file of its own (grpo.py shows all of it), entered in registry.py or named
 ``pkg.module:name`` in a TOML.
 
-Dimensions: S trained tokens of a row.
+Dimensions: S trained tokens of a row, N samples of it, M numbers of each.
 """
 
 from abc import ABC, abstractmethod
@@ -48,6 +48,10 @@ class LossInputs:
     advantages are refined."""
     teacher_word_logprob_SK: torch.Tensor | None = None
     """Of the same words, under the teacher."""
+    process_reward_S: torch.Tensor | None = None
+    """The implicit reward of each token, before this step's first update of the policy."""
+    group_sums_NM: torch.Tensor | None = None
+    """Float64 [N, M], where advantages are refined: what ``group_terms`` gave, summed up over the sample's group."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ class Needs:
 
     reference: bool = False
     critic: bool = False
+    implicit_reward: bool = False
+    """A model beside the policy that learns the samples' outcomes, and by that rewards each token; it needs the
+    reference."""
     reward_model: bool = False
     teacher: bool = False
     teacher_words: int = 0
@@ -114,6 +121,15 @@ class Algorithm(ABC):
     def advantages(self, rollouts: list[Rollout]) -> Sequence[float | np.ndarray]:
         """One for each of a group's usable rollouts: a number for all its tokens, or an array [num_model_tokens] with
         one for each token that the model wrote."""
+
+    def group_terms(self, inputs: LossInputs) -> torch.Tensor:
+        """Numbers [N, M] of each sample of a row, of which ``refine`` wants the sums over the sample's group. Called as
+        ``refine`` is, and before it, where a subclass has it.
+
+        A group's samples may lie in several rows and on several ranks; one collective a step adds them up, the same
+        sums coming out wherever they lie. A sample that has a number here that is not finite has no part in them.
+        """
+        raise NotImplementedError
 
     def refine(self, inputs: LossInputs) -> Refined:
         """What the loss gets for ``advantage_S``, of what ``advantages`` gave (rewards at tokens, say) and of what the

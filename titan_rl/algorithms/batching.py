@@ -73,9 +73,13 @@ def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> l
     ]
 
 
-def _trained_rollouts(group: Group, config: Config) -> list[Rollout]:
-    """With the rewards that advantages are made of."""
-    return shaped(usable_rollouts(group, config.algorithm), config)
+def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[Sample]:
+    """Advantages are made of shaped rewards; an outcome is what was verified, whatever an answer looks like."""
+    usable = usable_rollouts(group, config.algorithm)
+    samples = _samples(group.prompt_id, shaped(usable, config), algorithm)
+    if not algorithm.needs.implicit_reward:
+        return samples
+    return [replace(sample, outcome=rollout.outcome) for sample, rollout in zip(samples, usable, strict=True)]
 
 
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
@@ -92,7 +96,7 @@ def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layo
     aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
     return [
         pack(
-            [_samples(group.prompt_id, _trained_rollouts(group, config), algorithm) for group in part],
+            [_group_samples(group, algorithm, config) for group in part],
             **asdict(layout),
             share_prefix=config.rollout.share_prefix,
             weigh=lambda samples: token_weights(samples, aggregation, max_new_tokens),

@@ -23,6 +23,7 @@ _ROLE_COLUMNS = {
     "proximal": "proximal_logprob_S",
     "critic": "value_S",
     "teacher": "teacher_logprob_S",
+    "implicit_reward": "process_reward_S",
 }
 """What the algorithm is given of what it needs."""
 _WORD_COLUMNS = ("word_logprob_SK", "teacher_word_logprob_SK")
@@ -30,7 +31,7 @@ _TAKEN = {f.name for f in fields(StepMetrics)} | {"step", "count", "reward", "ac
 _TAKEN |= {"groups_with_signal", "bad_batches_in_a_row", "sampled_per_trained", "overlong_punishment", "task_reward"}
 _TAKEN |= {"passed_over", "reward_min", "reward_max", "grade", "grade_min", "grade_max", "effective_answers"}
 _TAKEN_BEGINNINGS = ("seconds_", "tokens_per_second_", "held_out_", "checkpoint_", "slowest_", "staleness_", "critic_")
-_TAKEN_BEGINNINGS += ("filtered_", "alarm_")
+_TAKEN_BEGINNINGS += ("filtered_", "alarm_", "implicit_reward_")
 """Of the names in a step's record (records/metrics.py, controller): a loss's metric would overwrite them."""
 
 
@@ -127,7 +128,7 @@ def _refined(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
     learned = _learned(algorithm)
     unknown = {"entropy_S": nothing_S, "logprob_S": nothing_S, learned: torch.zeros_like(getattr(inputs, learned))}
     with torch.no_grad():
-        found = _call(f"{said}: refine", algorithm.refine, replace(inputs, **unknown))
+        found = _call(f"{said}: refine", algorithm.refine, _summed(algorithm, said, replace(inputs, **unknown)))
     if not isinstance(found, Refined):
         raise ConfigError(f"{said}: refine must return a Refined, not a {type(found).__name__}")
     for name, column in vars(found).items():
@@ -140,6 +141,20 @@ def _refined(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
         if not torch.isfinite(column).all():
             raise ConfigError(f"{said}: refine's {name} must be finite, and is {column.tolist()!s:.200}")
     return replace(inputs, advantage_S=found.advantage_S)
+
+
+def _summed(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
+    """With what ``refine`` wants summed up, as if all samples were of one group. Errors: ConfigError."""
+    if type(algorithm).group_terms is Algorithm.group_terms:
+        return inputs
+    terms_NM, num_samples = _call(f"{said}: group_terms", algorithm.group_terms, inputs), len(inputs.offsets_N) - 1
+    if not isinstance(terms_NM, torch.Tensor) or terms_NM.dim() != 2 or len(terms_NM) != num_samples:
+        raise ConfigError(
+            f"{said}: group_terms must return a tensor with a line of numbers for each of {num_samples} samples"
+        )
+    if not torch.isfinite(terms_NM).all():
+        raise ConfigError(f"{said}: group_terms must be finite, and are {terms_NM.tolist()!s:.200}")
+    return replace(inputs, group_sums_NM=terms_NM.double().sum(0).expand_as(terms_NM))
 
 
 def _loss_and_gradient(algorithm: Algorithm, said: str, inputs: LossInputs):

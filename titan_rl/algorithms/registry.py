@@ -20,6 +20,7 @@ from titan_rl.algorithms.kto import KTO
 from titan_rl.algorithms.maxrl import MaxRL
 from titan_rl.algorithms.offline import OfflineAlgorithm
 from titan_rl.algorithms.ppo import PPO
+from titan_rl.algorithms.prime import PRIME
 from titan_rl.algorithms.reference_free import ORPO, SimPO
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.reward_model import RewardModel
@@ -42,6 +43,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "maxrl": MaxRL,
     "orpo": ORPO,
     "ppo": PPO,
+    "prime": PRIME,
     "reinforce_pp": ReinforcePP,
     "reward_model": RewardModel,
     "rloo": RLOO,
@@ -66,6 +68,7 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     except Exception as error:  # a user's algorithm may raise anything
         raise ConfigError(f"{said}: making it failed: {what_happened(error)}") from None
     check_signature(f"{said}: advantages", algorithm.advantages, ("rollouts",))
+    check_signature(f"{said}: group_terms", algorithm.group_terms, ("inputs",))
     check_signature(f"{said}: refine", algorithm.refine, ("inputs",))
     check_signature(f"{said}: loss", algorithm.loss, ("inputs",))
     _check_needs(said, algorithm.needs)
@@ -107,6 +110,8 @@ def _check_class(said: str, cls: Any) -> None:
     check_signature(said, cls, ("settings",))
     if not isinstance(cls.Settings, type) or not is_dataclass(cls.Settings):
         raise ConfigError(f"{said}: its Settings must be a dataclass: write @dataclass(kw_only=True) above it")
+    if cls.group_terms is not Algorithm.group_terms and cls.refine is Algorithm.refine:
+        raise ConfigError(f"{said} has group_terms, which nobody asks for without refine: write that, too")
     if taken := _COMMON_KEYS & {f.name for f in fields(cls.Settings)}:
         raise ConfigError(f"{said}: Settings.{min(taken)} is a key that every algorithm has: rename yours")
 
@@ -140,5 +145,11 @@ def _check_needs(said: str, needs: Any) -> None:
         raise ConfigError(f"{said}: its needs must be a titan_rl.algorithms.base.Needs, not {needs!r:.80}")
     if needs.teacher_words and not needs.teacher:
         raise ConfigError(f"{said}: its needs name teacher_words and no teacher: set teacher = True, too")
+    if needs.implicit_reward and not needs.reference:
+        raise ConfigError(f"{said}: its needs name implicit_reward and no reference: set reference = True, too")
+    if needs.implicit_reward and needs.critic:
+        raise ConfigError(
+            f"{said} needs a critic and an implicit reward model: this release trains one model beside the policy"
+        )
     if needs.rewards not in ("sample", "turn"):
         raise ConfigError(f"{said} needs a reward for each {needs.rewards}, which this release cannot serve yet")

@@ -251,7 +251,7 @@ def _with_directories(config: Config) -> Config:
         config = replace(config, model=_found(config, "model", is_chat=is_chat))
     if config.reward_model.path:
         config = replace(config, reward_model=_reward_model(config.reward_model))
-    roles = [role for role in ("reference", "teacher", "critic") if getattr(config, role).path]
+    roles = [role for role in ("reference", "teacher", "critic", "implicit_reward") if getattr(config, role).path]
     return replace(config, **{role: _found(config, role) for role in roles})
 
 

@@ -59,20 +59,36 @@ class RewardModelConfig:
 
 
 @dataclass(kw_only=True)
-class CriticConfig:
-    """The model that foretells rewards, where the algorithm needs one. It learns beside the policy, in the trainer's
-    processes and in their layout."""
+class LearnedRoleConfig:
+    """A model that learns beside the policy, in the trainer's processes and in their layout."""
 
     path: str = ""
-    """A Hugging Face directory, with a value head (``score.weight``) or without; empty: the policy as it is when
-    reinforcement learning begins. A head that was not there says 0 at first."""
+    """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
     optimizer: dict[str, Any] = field(default_factory=dict)
-    """Its own ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
+    """Its own, such as ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
     lr_scheduler: dict[str, Any] = field(default_factory=dict)
-    """Its own ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's does."""
+    """Its own, such as ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's."""
     warmup_steps: Whole = 0
-    """Steps at the beginning in which the critic learns alone, and the policy stays as it is."""
+    """Steps at the beginning in which it learns alone, and the policy stays as it is."""
     updates: Count = 1
-    """Optimizer steps of the critic for each of the policy's, all on the same rows."""
+    """Its optimizer steps for each of the policy's, all on the same rows."""
+
+
+@dataclass(kw_only=True)
+class ImplicitRewardConfig(LearnedRoleConfig):
+    """The language model that learns the outcomes of answers and by that rewards their tokens, where the algorithm
+    needs one."""
+
+    beta: Annotated[float, Field(gt=0, le=1e6)] = 0.05
+    """A token's reward is this times the log of how much likelier it is under the model than under the reference."""
+    update: Literal["before", "after"] = "before"
+    """Whether the model learns a step's outcomes before it rewards that step's tokens, or after."""
+
+
+@dataclass(kw_only=True)
+class CriticConfig(LearnedRoleConfig):
+    """The model that foretells rewards, where the algorithm needs one. Its ``path`` may have a value head
+    (``score.weight``) or none; a head that was not there says 0 at first."""
+
     value_clip: Annotated[float, Field(ge=0)] = 0.2
     """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""

@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from titan_rl.config.kinds import Count, Seconds, Share, Whole
-from titan_rl.config.role_sections import CriticConfig, LoraConfig, ReferenceConfig, RewardModelConfig, TeacherConfig
+from titan_rl.config.role_sections import (
+    CriticConfig,
+    ImplicitRewardConfig,
+    LoraConfig,
+    ReferenceConfig,
+    RewardModelConfig,
+    TeacherConfig,
+)
 
 TITAN_SECTIONS = (
     "training",
@@ -260,6 +267,7 @@ class Config:
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    implicit_reward: ImplicitRewardConfig = field(default_factory=ImplicitRewardConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

@@ -62,4 +62,5 @@ class Ending:
         return self.bad_batches.weights_are_finite
 
     async def _save_model(self) -> None:
-        await self.trainer.call("save_hf", str(self.run_dir.model), str(self.run_dir.adapter))
+        run_dir = self.run_dir
+        await self.trainer.call("save_hf", str(run_dir.model), str(run_dir.adapter), str(run_dir.root))

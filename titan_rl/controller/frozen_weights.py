@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.mesh.meshes import Meshes
-from titan_rl.trainer.frozen_roles import BASE, needed_roles
+from titan_rl.trainer.role_names import BASE, needed_roles
 
 Digests = dict[str, list[str]]
 """Role to the digests of its ranks' weights."""

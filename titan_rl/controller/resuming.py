@@ -21,6 +21,7 @@ from titan_rl.records.ledger_audit import flaws, read
 from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
 from titan_rl.records.rundir import RunDir
 from titan_rl.trainer.plain_state import state_flaw
+from titan_rl.trainer.role_names import LEARNED
 
 _ALWAYS, _BY_CHECKSUM, _WHILE_REDOING, _NUMERIC, _FREE = range(5)
 _RULES = {
@@ -43,6 +44,7 @@ _RULES = {
     "teacher.path": _WHILE_REDOING,
     "reference.parallelism": _NUMERIC,
     "teacher.parallelism": _NUMERIC,
+    "implicit_reward": _WHILE_REDOING,
     "rollout": _FREE,
     "rollout.max_new_tokens": _WHILE_REDOING,
     "rollout.temperature": _WHILE_REDOING,
@@ -58,7 +60,8 @@ _RULES = {
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
-_OPEN = ("task.options.", "optimizer.param_groups.", "critic.optimizer.", "critic.lr_scheduler.")
+_OPEN = ("task.options.", "optimizer.param_groups.")
+_OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
 """Tables without a fixed list of keys."""
 
 Settings = dict[str, Any]

@@ -7,14 +7,14 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config, CriticConfig
+from titan_rl.config.schema import Config
 from titan_rl.models.families import Family
 from titan_rl.models.heads import check_value_weights, value_spec
 from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
-from titan_rl.trainer.frozen_roles import FROZEN, num_words
 from titan_rl.trainer.layout import check_layout
-from titan_rl.trainer.titan_config import build_titan, critic_titan, role_titan
+from titan_rl.trainer.role_names import FROZEN, LEARNED, num_words
+from titan_rl.trainer.titan_config import build_titan, learned_titan, role_titan
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -34,10 +34,14 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
                 f"trainer's layout: set placement = 'own', or leave it out"
             )
         _check_model(config, role, family, num_words(role, algorithm.needs))
-    if algorithm.needs.critic:
-        _check_critic(config, family)
-    elif asdict(config.critic) != asdict(CriticConfig()):
-        raise ConfigError(f"[critic] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out")
+    for role in LEARNED:
+        settings = getattr(config, role)
+        if getattr(algorithm.needs, role):
+            _check_learned(config, role, family)
+        elif asdict(settings) != asdict(type(settings)()):
+            raise ConfigError(
+                f"[{role}] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out"
+            )
 
 
 def check_reward_model(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -68,19 +72,21 @@ def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
     return tiny_config() if config.model.path == "tiny" else read_hf_config(config.model.path, family)
 
 
-def _check_critic(config: Config, family: Family | None) -> None:
-    path, steps = config.critic.path, critic_titan(config, build_titan(config)).training.steps
-    if config.critic.warmup_steps >= steps:
+def _check_learned(config: Config, role: str, family: Family | None) -> None:
+    settings, steps = getattr(config, role), learned_titan(config, build_titan(config), role).training.steps
+    if settings.warmup_steps >= steps:
         raise ConfigError(
-            f"critic.warmup_steps = {config.critic.warmup_steps} leaves the policy none of training.steps = {steps}: "
+            f"{role}.warmup_steps = {settings.warmup_steps} leaves the policy none of training.steps = {steps}: "
             f"lower it, or raise training.steps"
         )
-    if path:
+    if path := settings.path:
         try:
-            check_value_weights(value_spec(model_spec(path, family)), path)
+            spec = model_spec(path, family)
+            if role == "critic":
+                check_value_weights(value_spec(spec), path)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
-            raise ConfigError(f"critic.path = {path!r}: {' '.join(str(error).split())}") from None
-        _check_model(config, "critic", family)
+            raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
+        _check_model(config, role, family)
 
 
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:

@@ -12,7 +12,7 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
-from titan_rl.trainer.frozen_roles import needed_roles
+from titan_rl.trainer.role_names import needed_roles
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
 

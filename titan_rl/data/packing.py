@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from titan_rl.data.types import Batch, Provenance, Row, Sample, Segment
+from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Provenance, Row, Sample, Segment
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,14 @@ def _advantage_S(sample: Sample, count: int) -> np.ndarray:
 
 
 class _RowBuilder:
-    def __init__(self) -> None:
+    def __init__(self, num_samples: int) -> None:
+        """``num_samples``: of the whole batch."""
+        self.num_samples = num_samples
         self.tokens: list[np.ndarray] = []
         self.positions: list[np.ndarray] = []
         self.segments: list[Segment] = []
         self.trained: list[tuple[np.ndarray, ...]] = []
+        self.outcomes: list[tuple[np.ndarray, ...]] = []
         self.owners: list[tuple[str, int, int]] = []
         self.size = 0
 
@@ -136,6 +139,9 @@ class _RowBuilder:
                     np.full(len(trained_S), weight),
                 )
             )
+            if sample.outcome is not None:
+                share = 1 / (self.num_samples * max(len(trained_S), 1))
+                self.outcomes.append((np.full(len(trained_S), sample.outcome), np.full(len(trained_S), share)))
 
     def build(self) -> Row:
         if not self.size:
@@ -143,6 +149,7 @@ class _RowBuilder:
         source, target, logprob, advantage, weight = (
             np.concatenate(column) for column in zip(*self.trained, strict=True)
         )
+        outcomes = (np.concatenate(column).astype(np.float32) for column in zip(*self.outcomes, strict=True))
         return Row(
             tokens_T=np.concatenate(self.tokens).astype(np.int64),
             positions_T=np.concatenate(self.positions).astype(np.int64),
@@ -153,6 +160,7 @@ class _RowBuilder:
             advantage_S=advantage.astype(np.float32),
             weight_S=weight.astype(np.float32),
             owners=self.owners,
+            found=dict(zip(OUTCOME_COLUMNS, outcomes, strict=False)),
         )
 
 
@@ -182,7 +190,7 @@ def pack(
     assert all(unit.num_tokens <= row_tokens for unit in units), "a group is longer than a row"
     rows = []
     for row_units in _deal(units, row_tokens, num_ranks * row_multiple):
-        builder = _RowBuilder()
+        builder = _RowBuilder(len(samples))
         for unit in row_units:
             builder.add(unit)
         rows.append(builder.build())

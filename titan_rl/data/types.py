@@ -12,6 +12,9 @@ import numpy as np
 _MAX_NAMED = 8
 """Samples that a message about bad numbers names."""
 
+OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
+"""Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
+
 Status = Literal["ok", "truncated", "timeout", "infra_error"]
 """How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
 
@@ -102,6 +105,11 @@ class Rollout:
         return self.reward if self.task_reward is None else self.task_reward
 
     @property
+    def outcome(self) -> float:
+        """What was verified of the answer, from 0 to 1: the true reward, cut to that."""
+        return min(max(self.true_reward, 0.0), 1.0)
+
+    @property
     def num_model_tokens(self) -> int:
         return int((self.provenance == Provenance.MODEL).sum())
 
@@ -134,6 +142,8 @@ class Sample:
     """Of all tokens that the model wrote, or [num_model_tokens] of each."""
     prompt_id: str = ""
     sample: int = 0
+    outcome: float | None = None
+    """What was verified of it, from 0 to 1, where a model is to learn that."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,8 @@ class Row:
     """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
-    algorithms.base.LossInputs; and int64 [S, K], which words it is that a teacher spoke of."""
+    algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
+    ``OUTCOME_COLUMNS``, of samples that have an outcome."""
 
     @property
     def offsets_N(self) -> np.ndarray:

@@ -33,6 +33,7 @@ from titan_rl.records.rundir import RunDir, existing_run_dir
 from titan_rl.records.sources import check_sources, find_sources
 from titan_rl.train import drive
 from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
+from titan_rl.trainer.role_names import LEARNED
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
     found = read_metadata(checkpoint).state_dict_metadata
     return {
         name: entry
-        for kind in ("model.", "optimizer.", "critic.model.", "critic.optimizer.")
+        for role in ("", *(f"{role}." for role in LEARNED))
+        for kind in (f"{role}model.", f"{role}optimizer.")
         for name, entry in found.items()
         if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
     }

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import BadNumbers, Culprit, Row
+from titan_rl.trainer.ranks import gathered
 
 _MAX_WEIGHTS = 4
 """Names of weights that are told."""
@@ -110,12 +111,6 @@ def _bad_weights(learner) -> list[str]:
     return found
 
 
-def _gather(value) -> list:
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
-
-
 def _has_bad_gradient(learner, row: Row) -> bool:
     learner.forward_backward([row])
     norm = learner.gradient_norm()
@@ -126,7 +121,7 @@ def _has_bad_gradient(learner, row: Row) -> bool:
 def _bad_gradients(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     """Each row of each group of ranks by itself, the others idle; then each unit of the rows that are bad."""
     mine, found = learner.titan.batch_rank(dist.get_rank()), {}
-    owners = {learner.titan.batch_rank(rank): names for rank, names in enumerate(_gather([r.owners for r in rows]))}
+    owners = {learner.titan.batch_rank(rank): names for rank, names in enumerate(gathered([r.owners for r in rows]))}
     for group in range(learner.titan.batch_degree):
         for index, names in enumerate(owners[group]):
             row = rows[index] if group == mine else dummy_row()
@@ -140,11 +135,11 @@ def _bad_gradients(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
 
 def find_culprits(learner, rows: list[Row], reason: str) -> BadNumbers:
     """All ranks together, after a pass whose gradients were thrown away; the same answer on each."""
-    gathered = _gather((_seen(learner, rows), _bad_weights(learner)))
+    everyones = gathered((_seen(learner, rows), _bad_weights(learner)))
     found: dict[tuple[str, int], str] = {}
-    for seen, _ in gathered:
+    for seen, _ in everyones:
         found |= seen
-    weights = list(dict.fromkeys(name for _, names in gathered for name in names))
+    weights = list(dict.fromkeys(name for _, names in everyones for name in names))
     if not found and not weights:
         found = _bad_gradients(learner, rows)
     names_rows = learner.names_rows

@@ -1,6 +1,6 @@
 """What a trainer rank does to its model (sharded_model.py): this drives its steps.
 
-    train_step: prepare (roles, advantages) ─▶ for each update: forward_backward ─▶ critic.learn ─▶ optimizer_step
+    train_step: roles ─▶ advantages ─▶ for each update: forward_backward ─▶ the learned role's update ─▶ optimizer_step
 
 ``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
 meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, what is found out before
@@ -12,7 +12,6 @@ Dimensions: S trained tokens of a row.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -25,9 +24,7 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
-from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import make_algorithm
-from titan_rl.algorithms.sft import SFT
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.families import make_family
@@ -35,8 +32,8 @@ from titan_rl.models.heads import value_spec
 from titan_rl.models.shards import Shard
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.critic import FOUND, Critic
-from titan_rl.trainer.frozen_roles import BASE, WORDS, found_columns, role_path
+from titan_rl.trainer.learned_role import Told
+from titan_rl.trainer.learned_roles import learned_with_trainer
 from titan_rl.trainer.objective import (
     add_sums,
     expected_gradient,
@@ -45,8 +42,16 @@ from titan_rl.trainer.objective import (
     step_metrics,
     zero_totals,
 )
-from titan_rl.trainer.optimizer import build_optimizer, build_sft_optimizer
-from titan_rl.trainer.preparation import Found, as_array, completed, refined, whitened, with_found, with_places
+from titan_rl.trainer.optimizer import build_optimizer
+from titan_rl.trainer.preparation import (
+    Found,
+    as_array,
+    completed,
+    is_refined,
+    with_advantages,
+    with_found,
+    with_places,
+)
 from titan_rl.trainer.ranks import (
     clipped_gradient_norm,
     is_finite_everywhere,
@@ -54,8 +59,10 @@ from titan_rl.trainer.ranks import (
     parallel_dims,
     sum_over_ranks,
 )
+from titan_rl.trainer.role_names import BASE, WORDS, found_columns, learned_role, role_path
 from titan_rl.trainer.roles import FrozenRole, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
+from titan_rl.trainer.supervised import supervised_steps
 from titan_rl.trainer.titan_config import TitanConfig
 
 
@@ -81,7 +88,11 @@ class Learner:
             sharded=self._sharded,
             adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
         )
-        self.critic = self._critic() if self.algorithm.needs.critic else None
+        self.learned = learned_with_trainer(
+            *(config, titan, self.algorithm.needs, self.model_path, self._sharded, self.parallel_dims),
+            before_update=lambda: self.before_update(),
+        )
+        """The role that learns beside the policy, if one does."""
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
         self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
         self.before_update: Callable[[], None] = lambda: None
@@ -90,6 +101,8 @@ class Learner:
         """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
         where this rank saw them."""
         self._is_counted = is_first_of_rows(self.parallel_dims)
+        if config.lora.adapter:
+            self.begin_learned()
 
     def _sharded(
         self,
@@ -104,10 +117,6 @@ class Learner:
             temperature=self.config.rollout.temperature,
             kernel=self.config.model.kernel,
         )
-
-    def _critic(self) -> Critic:
-        model = self._sharded(self.config.critic.path or self.model_path, head="value")
-        return Critic(self.config, self.titan, model, self.parallel_dims, lambda: self.before_update())
 
     # what a search for bad numbers asks besides (bad_numbers.py)
 
@@ -128,24 +137,23 @@ class Learner:
 
     def prepare(self, batches: list[list[Row]]) -> list[list[Row]]:
         """The rows of each update of a step, with what roles found of them, and the advantages that the loss gets."""
+        return self._with_advantages(self._compared(batches))
+
+    def _compared(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """With what is found by roles that never learn, and by the policy itself as it is."""
         algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
         if algorithm.needs.proximal:
             finders.append(self._find_proximal)
-        if self.critic is not None:
-            finders.append(self.critic.find)
-        is_refined = type(algorithm).refine is not Algorithm.refine
-        if not (finders or is_refined or algorithm.normalizes_batch):
+        if not (finders or self.learned or is_refined(algorithm) or algorithm.normalizes_batch):
             return batches
-        batches = [completed(with_found(self.policy.fit(rows), finders), self.nothing_found) for rows in batches]
-        sees = self.pipeline is None or self.pipeline.has_last
-        if is_refined and sees:
-            batches = [[refined(algorithm, row, self.policy.columns(row)) for row in rows] for rows in batches]
-        return self._whitened(batches, sees) if algorithm.normalizes_batch else batches
+        return [completed(with_found(self.policy.fit(rows), finders), self.nothing_found) for rows in batches]
 
-    def _whitened(self, batches: list[list[Row]], sees: bool) -> list[list[Row]]:
-        rows = whitened([row for rows in batches for row in rows], self.device, is_counted=sees and self._is_counted)
-        rest = iter(rows)
-        return [[next(rest) for _ in rows] for rows in batches]
+    def _with_advantages(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """With what the role finds that learns, and refined by all that was found."""
+        if self.learned is not None:
+            batches = [with_found(rows, [self.learned.find]) for rows in batches]
+        sees = self.pipeline is None or self.pipeline.has_last
+        return with_advantages(self.algorithm, batches, self.policy, sees=sees, is_counted=self._is_counted)
 
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
@@ -155,11 +163,15 @@ class Learner:
     ) -> list[StepMetrics | BadNumbers]:
         """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it; ``found``: what
         roles in other processes found of them."""
-        batches = with_places(batches, found)
-        prepared, moves = self.prepare(batches), not self.algorithm.is_still_without_advantage
-        waits = self.critic is not None and self.critic.learns_alone
-        pairs = zip(prepared, has_signal, strict=True)
-        return [self.train(rows, (signal or moves) and not waits) for rows, signal in pairs]
+        batches, moves = self._compared(with_places(batches, found)), not self.algorithm.is_still_without_advantage
+        waits, told = self.learned is not None and self.learned.learns_alone, [None] * len(batches)
+        if first := self.learned is not None and self.learned.learns_first:
+            kept, told = self.learned.kept(), [self.learned.learn(rows) for rows in batches]
+        updates = zip(self._with_advantages(batches), has_signal, told, strict=True)
+        answers = [self.train(rows, (signal or moves) and not waits, said) for rows, signal, said in updates]
+        if first:
+            self.learned.settle(kept, batches, told, answers)
+        return answers
 
     # an update
 
@@ -194,8 +206,14 @@ class Learner:
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
         """Zeros for all that is found out of so many tokens."""
         needs = self.algorithm.needs
-        others = (["proximal_logprob_S"] if needs.proximal else []) + ([*FOUND] if needs.critic else [])
-        return found_columns(needs, num_tokens) | {name: np.zeros(num_tokens, np.float32) for name in others}
+        proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
+        learned = self.learned.nothing_found(num_tokens) if self._teaches else {}
+        return found_columns(needs, num_tokens) | proximal | learned
+
+    @property
+    def _teaches(self) -> bool:
+        """Whether the role that learns beside the policy has a part in the present updates: not in supervised ones."""
+        return learned_role(self.algorithm.needs) is not None
 
     def optimizer_step(self, has_signal: bool) -> float:
         """Step and clear; the learning rate used.
@@ -239,11 +257,14 @@ class Learner:
         loss, _ = self.algorithm.loss(loss_inputs(self.algorithm, statistics, columns, columns["offsets_N"]))
         return float(loss)
 
-    def train(self, rows: list[Row], has_signal: bool) -> StepMetrics | BadNumbers:
-        """One optimizer step on this rank's rows, after the critic's; every rank gets the same metrics.
+    def train(self, rows: list[Row], has_signal: bool, told: Told | None = None) -> StepMetrics | BadNumbers:
+        """One optimizer step on this rank's rows, after the learned role's; every rank gets the same metrics.
 
         If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
+        ``told``: what came of the role's own update on these rows, if that was made before.
         """
+        if isinstance(told, BadNumbers):
+            return told
         start = time.perf_counter()
         totals = self.reduce(self.forward_backward(rows))
         middle = time.perf_counter()
@@ -254,7 +275,8 @@ class Learner:
         except FloatingPointError as error:
             self.optimizer.zero_grad()
             return find_culprits(self, rows, str(error))
-        told = self.critic.learn(rows) if self.algorithm.needs.critic else {}
+        if told is None:
+            told = self.learned.learn(rows) if self._teaches else {}
         if isinstance(told, BadNumbers):
             self.optimizer.zero_grad()
             return told
@@ -281,47 +303,31 @@ class Learner:
 
         Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
         """
-        losses = []
-        with self._instead(SFT(), *build_sft_optimizer(self.model_parts, lr, len(batches))):
-            for rows in batches:
-                metrics = self.train(rows, True)
-                if isinstance(metrics, BadNumbers):
-                    raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
-                losses.append(metrics.loss)
-        self.begin_critic()
+        losses = supervised_steps(self, batches, lr)
+        self.begin_learned()
         return losses
 
-    def begin_critic(self) -> None:
-        """The critic, if there is one that has no weights of its own, takes the policy's."""
-        if self.critic is not None and not self.config.critic.path:
-            self.critic.begin_as(self.policy)
-
-    @contextmanager
-    def _instead(self, algorithm: Algorithm, optimizer, scheduler) -> Iterator[None]:
-        """Train by these for a while."""
-        kept = self.algorithm, self.optimizer, self.scheduler
-        self.algorithm, self.optimizer, self.scheduler = algorithm, optimizer, scheduler
-        try:
-            yield
-        finally:
-            self.algorithm, self.optimizer, self.scheduler = kept
+    def begin_learned(self) -> None:
+        """The role that learns beside the policy, if it has no weights of its own, takes the policy's."""
+        if self.learned is not None and not self.learned.settings.path:
+            self.learned.begin_as(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters of all that learns, by name."""
         for part in self.model_parts:
             yield from part.named_parameters()
-        if self.critic is not None:
-            yield from self.critic.weights()
+        if self.learned is not None:
+            yield from self.learned.weights()
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Of all that learns, in an order that all ranks agree on."""
-        critics = self.critic.optimizer.optimizers if self.critic is not None else []
-        return [*self.optimizer.optimizers, *critics]
+        others = self.learned.optimizer.optimizers if self.learned is not None else []
+        return [*self.optimizer.optimizers, *others]
 
     def schedulers(self) -> dict[str, LRSchedulersContainer]:
         """Of all that learns, by role."""
-        critic = {"critic": self.critic.scheduler} if self.critic is not None else {}
-        return {"policy": self.scheduler} | critic
+        learned = {self.learned.name: self.learned.scheduler} if self.learned is not None else {}
+        return {"policy": self.scheduler} | learned
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
@@ -332,10 +338,11 @@ class Learner:
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
-    def save_hf(self, out: str | Path, adapter: str | Path = "") -> None:
-        """``adapter``: where the policy's adapters go besides, if it has any."""
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "") -> None:
+        """``adapter``: where the policy's adapters go besides, if it has any; ``beside``: in which folder the role that
+        learns beside it goes by its name, if there is one. Empty: that is not wanted."""
         self.policy.save(out)
         if adapter and self.policy.adapters:
             self.policy.adapters.save(self.model_path, Path(adapter))
-        if self.critic is not None:
-            self.critic.model.save(Path(out).with_name("critic"))
+        if beside and self.learned is not None:
+            self.learned.model.save(Path(beside) / self.learned.name)

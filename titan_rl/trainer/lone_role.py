@@ -15,9 +15,9 @@ from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import Row
 from titan_rl.models.families import make_family
 from titan_rl.models.spec import model_spec
-from titan_rl.trainer.frozen_roles import FROZEN, num_words, role_path
 from titan_rl.trainer.preparation import Found
 from titan_rl.trainer.ranks import is_first_of_rows, parallel_dims
+from titan_rl.trainer.role_names import FROZEN, num_words, role_path
 from titan_rl.trainer.roles import FrozenRole
 from titan_rl.trainer.sharded_model import ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig

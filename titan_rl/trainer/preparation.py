@@ -3,20 +3,21 @@ each token, and advantages refined by it, then brought to mean 0 and deviation 1
 
 Rows in, rows out: the same rows always get the same numbers, so a step that is begun anew comes out as it did.
 
-Dimensions: S trained tokens of a row.
+Dimensions: S trained tokens of a row, N samples of it, M numbers of each.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.base import Algorithm, LossInputs
 from titan_rl.data.types import Row
 from titan_rl.trainer.objective import loss_inputs, no_statistics
-from titan_rl.trainer.ranks import sum_over_ranks
-from titan_rl.trainer.sharded_model import Columns
+from titan_rl.trainer.ranks import gathered, sum_over_ranks
+from titan_rl.trainer.sharded_model import ShardedModel
 
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
@@ -50,13 +51,70 @@ def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) ->
     return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
 
 
+def is_refined(algorithm: Algorithm) -> bool:
+    """Whether its advantages are other ones than the controller made."""
+    return type(algorithm).refine is not Algorithm.refine
+
+
+def with_advantages(
+    algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
+) -> list[list[Row]]:
+    """The rows of each update with the advantages that the loss gets, and what a critic is to foretell of them.
+
+    ``sees``: whether this rank has what roles found; the others take part in what all ranks do together.
+    ``is_counted``: of ranks that have the same rows, one must be.
+    """
+    rows, is_counted = [row for rows in batches for row in rows], sees and is_counted
+    if is_refined(algorithm):
+        inputs = [_inputs(algorithm, row, model) for row in rows] if sees else []
+        if type(algorithm).group_terms is not Algorithm.group_terms:
+            inputs = _with_group_sums(algorithm, rows, inputs, is_counted=is_counted)
+        rows = [_refined(algorithm, row, given) for row, given in zip(rows, inputs, strict=True)] if sees else rows
+    if algorithm.normalizes_batch:
+        rows = whitened(rows, model.device, is_counted=is_counted)
+    rest = iter(rows)
+    return [[next(rest) for _ in rows] for rows in batches]
+
+
+def _inputs(algorithm: Algorithm, row: Row, model: ShardedModel) -> LossInputs:
+    columns = model.columns(row)
+    statistics = no_statistics(algorithm, len(row.target_S), model.device)
+    return loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
+
+
 @torch.no_grad()
-def refined(algorithm: Algorithm, row: Row, columns: Columns) -> Row:
-    """The row with the advantages that the loss gets, and what a critic is to foretell of it."""
-    statistics = no_statistics(algorithm, len(row.target_S), columns["weight_S"].device)
-    result = algorithm.refine(loss_inputs(algorithm, statistics, columns, columns["offsets_N"]))
+def _refined(algorithm: Algorithm, row: Row, inputs: LossInputs) -> Row:
+    result = algorithm.refine(inputs)
     found = row.found if result.return_S is None else row.found | {"return_S": as_array(result.return_S)}
     return replace(row, advantage_S=as_array(result.advantage_S), found=found)
+
+
+@torch.no_grad()
+def _with_group_sums(
+    algorithm: Algorithm, rows: list[Row], inputs: list[LossInputs], *, is_counted: bool
+) -> list[LossInputs]:
+    """Each row's with ``group_sums_NM``. All ranks call this together: their samples are compared, in one collective.
+
+    Numbers are sorted before they are added up, so the sums are the same to the bit wherever a sample lies.
+    """
+    all_terms = [algorithm.group_terms(given).double() for given in inputs]
+    mine = [
+        (prompt_id, numbers)
+        for row, terms_NM in zip(rows, all_terms, strict=False)
+        for (prompt_id, _, _), numbers in zip(row.owners, terms_NM.tolist(), strict=False)
+        if is_counted and np.isfinite(numbers).all()
+    ]
+    groups = defaultdict(list)
+    for prompt_id, numbers in (entry for entries in gathered(mine) for entry in entries):
+        groups[prompt_id].append(numbers)
+    sums = {prompt_id: np.sort(numbers, axis=0).sum(axis=0) for prompt_id, numbers in groups.items()}
+
+    def of(row: Row, terms_NM: torch.Tensor) -> torch.Tensor:
+        nothing = np.zeros(terms_NM.shape[1])  # of samples without a finite one in their group, and of what fills up
+        found = [sums.get(prompt_id, nothing) for prompt_id, _, _ in row.owners] or [nothing]
+        return torch.from_numpy(np.stack(found)).to(terms_NM.device)
+
+    return [replace(g, group_sums_NM=of(r, t)) for g, r, t in zip(inputs, rows, all_terms, strict=False)]
 
 
 def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:

@@ -46,6 +46,13 @@ def is_finite_everywhere(value: float, on: torch.device) -> bool:
     return not bad.item()
 
 
+def gathered(value) -> list:
+    """Every rank's, in their order; anything that pickles."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
 def sum_over_ranks(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict[str, float]:
     """``is_counted``: whether this rank's are; of ranks that have the same rows, one must be."""
     sums = torch.stack(list(totals.values()))

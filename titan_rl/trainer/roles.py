@@ -15,8 +15,8 @@ import torch
 from titan_rl.algorithms.base import Needs
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Row
-from titan_rl.trainer.frozen_roles import FROZEN, WORDS, needed_roles, num_words
 from titan_rl.trainer.preparation import as_array
+from titan_rl.trainer.role_names import FROZEN, WORDS, needed_roles, num_words
 from titan_rl.trainer.sharded_model import ShardedModel
 
 

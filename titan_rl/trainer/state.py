@@ -47,9 +47,9 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
 def _learner_state(learner) -> dict:
     adapters = learner.policy.adapters
     base = {_BASE: adapters.base} if adapters else {}
-    critic = {} if learner.critic is None else {"critic": _model_state(learner.critic)}
+    learned = {} if learner.learned is None else {learner.learned.name: _model_state(learner.learned)}
     policy = _model_state(learner, adapters_alone=adapters is not None)
-    return policy | base | critic | {f"random_rank{dist.get_rank()}": random_state()}
+    return policy | base | learned | {f"random_rank{dist.get_rank()}": random_state()}
 
 
 def _model_state(learning, *, adapters_alone: bool = False) -> dict:
@@ -118,18 +118,19 @@ def load_learner(learner, folder: Path) -> None:
         state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
     else:  # the checkpoint was written by fewer ranks
         del state[mine]
-    if learner.critic is not None and not any(name.startswith("critic.") for name in metadata):
-        del state["critic"]  # the run went on with an algorithm that had none
+    role = learner.learned
+    if role is not None and not any(name.startswith(f"{role.name}.") for name in metadata):
+        del state[role.name]  # the run went on with an algorithm that had none
     learner.before_update()
     base = state.get(_BASE)
     load_state(state, folder)
     if state.get(_BASE) != base:
         raise StateError(f"the adapters in {folder} are of another model than {learner.model_path}: give that")
     _load_optimizer(learner, state)
-    if "critic" in state:
-        _load_optimizer(learner.critic, state["critic"])
-    elif learner.critic is not None:
-        learner.begin_critic()
+    if role is not None and role.name in state:
+        _load_optimizer(role, state[role.name])
+    elif role is not None:
+        learner.begin_learned()
     learner.weights_changed()
     if mine in state:
         set_random_state(state[mine])

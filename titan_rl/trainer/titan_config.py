@@ -164,12 +164,14 @@ def role_titan(config: Config, role: str) -> TitanConfig:
     return build_titan(replace(config, titan=config.titan | {"parallelism": getattr(config, role).parallelism}))
 
 
-def critic_titan(config: Config, titan: TitanConfig) -> TitanConfig:
-    """The critic's: the policy's layout, with an optimizer and a schedule of its own. Errors: ConfigError."""
-    optimizer = _optimizer(config.critic.optimizer, "critic.optimizer")
-    schedule = _lr_scheduler(config.critic.lr_scheduler, "critic.lr_scheduler")
+def learned_titan(config: Config, titan: TitanConfig, role: str) -> TitanConfig:
+    """Of a role that learns beside the policy: its layout, with an optimizer and a schedule of its own. Errors:
+    ConfigError."""
+    settings = getattr(config, role)
+    optimizer = _optimizer(settings.optimizer, f"{role}.optimizer")
+    schedule = _lr_scheduler(settings.lr_scheduler, f"{role}.lr_scheduler")
     own = replace(titan, optimizer=optimizer, lr_scheduler=schedule)
-    _check_optimizer(own, "critic.optimizer")
+    _check_optimizer(own, f"{role}.optimizer")
     return own
 
 

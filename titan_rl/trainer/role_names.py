@@ -1,5 +1,4 @@
-"""Which models never learn, what each of them gives, and where its weights are. Nothing of torch: the controller asks,
-too."""
+"""The models beside the policy, by name: what each gives, and where its weights are. The controller asks, too."""
 
 from pathlib import Path
 
@@ -13,6 +12,8 @@ FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
 WORDS = "teacher_words_SK"
 """The column, int64 [S, K], of the teacher's likeliest words."""
 
+LEARNED = ("critic", "implicit_reward")
+"""Roles that learn beside the policy (trainer/learned_role.py), which are sections of the TOML, too."""
 BASE = "base model"
 """What a policy with adapters never changes, beside the names of roles."""
 
@@ -30,6 +31,11 @@ def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> s
     """
     own = getattr(config, role).path
     return own or (kept if kept and Path(kept).exists() else model_path)
+
+
+def learned_role(needs: Needs) -> str | None:
+    """The one that learns beside the policy, if one does."""
+    return next((role for role in LEARNED if getattr(needs, role)), None)
 
 
 def num_words(role: str, needs: Needs) -> int:

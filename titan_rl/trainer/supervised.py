@@ -1,0 +1,32 @@
+"""The supervised steps before reinforcement learning, with an optimizer and a schedule of their own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.sft import SFT
+from titan_rl.data.types import BadNumbers, Row
+from titan_rl.trainer.optimizer import build_sft_optimizer
+
+
+def supervised_steps(learner, batches: list[list[Row]], lr: float) -> list[float]:
+    """The loss of each. Errors: FloatingPointError (Learner.sft)."""
+    losses = []
+    with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
+        for rows in batches:
+            metrics = learner.train(rows, True)
+            if isinstance(metrics, BadNumbers):
+                raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
+            losses.append(metrics.loss)
+    return losses
+
+
+@contextmanager
+def _instead(learner, algorithm: Algorithm, optimizer, scheduler) -> Iterator[None]:
+    """Train by these for a while."""
+    kept = learner.algorithm, learner.optimizer, learner.scheduler
+    learner.algorithm, learner.optimizer, learner.scheduler = algorithm, optimizer, scheduler
+    try:
+        yield
+    finally:
+        learner.algorithm, learner.optimizer, learner.scheduler = kept
