@@ -32,8 +32,9 @@ def model(tmp_path_factory):
     return path
 
 
-def learner_of(model, *, algorithm: dict = {}, **settings) -> Learner:  # noqa: B006 (never changed)
+def learner_of(model, *, algorithm: dict = {}, lora: dict = {}, **settings) -> Learner:  # noqa: B006 (never changed)
     tables = {
+        "lora": lora,
         "algorithm": {"name": "prime"} | algorithm,
         "implicit_reward": MODEL | settings,
         "optimizer": {"lr": 1e-3},
@@ -283,6 +284,17 @@ def test_without_a_path_it_begins_as_the_policy_and_transformers_loads_what_it_b
     again = learner_of(model, path=str(tmp_path / "implicit_reward"))
     again.sft([batch_of(0).rows[0]], 1e-3)
     assert same(ours(weights(learner)), weights(again))
+
+
+def test_of_a_policy_with_adapters_it_takes_what_they_add(model):
+    """In one process the reference is then the policy without them."""
+    learner = learner_of(model, lora={"rank": 2})
+    learner.sft([batch_of(0).rows[0]] * 3, 1e-2)
+    plain = {shard.name: shard.tensor for shard in learner.shards()}
+    merged = {shard.name: shard.merged() for shard in learner.shards()}
+    found = {shard.name: shard.tensor for shard in learner.learned.shards()}
+    assert found.keys() == merged.keys() and all(torch.equal(found[name], merged[name]) for name in found)
+    assert any(not torch.equal(found[name], plain[name]) for name in found)
 
 
 def test_the_policy_alone_is_saved_where_nothing_beside_it_is_asked_for(model, tmp_path):
