@@ -18,7 +18,7 @@ train: install ## train as CONFIG=configs/quickstart.toml says; ARGS="--training
 
 test: install ## run the tests but those that only confirm; with ARGS="-m 'not slow'" those without actors, -m "" all
 	$(if $(ARGS),,$(BIN)/python -m pytest -q -m "not slow and not confirms" -n 2 --dist loadfile)
-	$(BIN)/python -m pytest -q -m "$(if $(ARGS),,slow and )not confirms" $(ARGS)
+	$(BIN)/python -m pytest -q -m "$(if $(ARGS),,slow and )not confirms" $(if $(ARGS),,-n 2 --dist loadfile) $(ARGS)
 
 lint: install ## ruff: rules and format
 	$(BIN)/python -m ruff check

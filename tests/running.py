@@ -57,7 +57,7 @@ def output(root: Path) -> str:
     return (root.parent / f"{root.name}.out").read_text()
 
 
-def train(root: Path, *flags: str, timeout: float = 180, **settings) -> int:
+def train(root: Path, *flags: str, timeout: float = 300, **settings) -> int:
     """A whole training run; its exit code."""
     return start(root, *flags, **settings).wait(timeout)
 
@@ -84,7 +84,7 @@ def scratch_folders(pids: set[int]) -> list[Path]:
     return [Path(folder) for folder in command.split()[4:]]
 
 
-def wait_for_step(root: Path, step: int, timeout: float = 120) -> None:
+def wait_for_step(root: Path, step: int, timeout: float = 240) -> None:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         metrics = root / "metrics.jsonl"

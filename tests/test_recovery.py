@@ -28,7 +28,7 @@ def pid_of(root: Path, name: str) -> int:
     return next(int(pid) for pid, known in pids.items() if known == name)
 
 
-def wait_for(condition, what: str, timeout: float = 120):
+def wait_for(condition, what: str, timeout: float = 240):
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < deadline, f"no {what} within {timeout} s"
@@ -116,7 +116,7 @@ def test_one_kind_after_the_other_is_replaced(tmp_path, monkeypatch):
             running.wait_for_step(root, 1 + last_step(root))
     finally:
         process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, running.output(root)[-3000:]
+    assert process.wait(120) == 130, running.output(root)[-3000:]
     assert running.gone(children)
     said = running.output(root)
     for line in (
@@ -142,7 +142,7 @@ def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
     children = running.descendants(process.pid)
     strike_and_wait(root, "trainer rank 1")
     strike(root, "host 1")
-    assert process.wait(150) == 0, running.output(root)[-3000:]
+    assert process.wait(300) == 0, running.output(root)[-3000:]
     assert running.gone(children)
     said = running.output(root)
     assert "trainer rank 1 died: replaced, and all ranks at step" in said
@@ -165,7 +165,7 @@ def test_a_standby_takes_the_place_of_the_dead(tmp_path):
         running.wait_for_step(root, 1 + last_step(root))
     finally:
         process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, running.output(root)[-3000:]
+    assert process.wait(120) == 130, running.output(root)[-3000:]
 
 
 @confirms
@@ -180,7 +180,7 @@ def test_warm_spare_serves_at_once(tmp_path):
         wait_for_name(root, pid, "generator 0")
     finally:
         process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, running.output(root)[-3000:]
+    assert process.wait(120) == 130, running.output(root)[-3000:]
 
 
 def test_generators_come_and_go(tmp_path):
@@ -200,7 +200,7 @@ def test_generators_come_and_go(tmp_path):
         running.wait_for_step(root, 2 + last_step(root))
     finally:
         process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, running.output(root)[-3000:]
+    assert process.wait(120) == 130, running.output(root)[-3000:]
     account = Ledger(root / "ledger.db").account()
     assert not any(name.startswith("discarded") for name in account), "nothing was lost by it"
     assert cli.main(["scale", str(root), "--generators", "2"]) == 2, "no run is under way any more"
@@ -212,7 +212,6 @@ def wait_for_resumed(root: Path, number: int) -> dict:
 
 
 @confirms
-@pytest.mark.timeout(600)
 def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
     """Before the first step, before the first checkpoint, and after it."""
     root = tmp_path / "run"
@@ -250,6 +249,6 @@ def test_without_recovery_a_dead_trainer_ends_the_run_by_name(tmp_path):
     children = running.descendants(process.pid)
     strike(root, "trainer rank 0")
     start = time.monotonic()
-    assert process.wait(60) == 1, running.output(root)[-3000:]
+    assert process.wait(120) == 1, running.output(root)[-3000:]
     assert time.monotonic() - start < 30 and running.gone(children)
     assert "trainer rank 0 died" in json.loads((root / "summary.json").read_text())["why_ended"]

@@ -56,7 +56,7 @@ class LearnedRole(ABC):
     sums: ClassVar[tuple[str, ...]]
     """What ``_loss`` counts besides."""
     samples_per_loss, names_rows = 1, False
-    """For a search for bad numbers (bad_numbers.py): samples have losses of their own, and prompts are no rows of data."""
+    """For a search for bad numbers (bad_numbers.py): samples have losses of their own, prompts are no rows of data."""
 
     def __init__(
         self,
