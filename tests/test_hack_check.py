@@ -25,7 +25,7 @@ def test_its_toml_is_right(reward):
 def train(root: Path, reward: str) -> str:
     """What the run said."""
     command = [sys.executable, "-m", "titan_rl.cli", "train", EXAMPLE, "--run.dir", root, "--task.reward", reward]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=root.parent)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=root.parent)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

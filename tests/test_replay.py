@@ -19,7 +19,7 @@ STEPS = running.STEPS
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "titan_rl.cli", *map(str, arguments)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "titan_rl.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300
     )
 
 
