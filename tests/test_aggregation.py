@@ -20,7 +20,7 @@ from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Provenance, Rollout, Row, Sample
 from titan_rl.trainer.bad_numbers import _seen
 from titan_rl.trainer.objective import loss_inputs
-from titan_rl.trainer.preparation import refined, whitened
+from titan_rl.trainer.preparation import with_advantages
 
 LENGTHS = (4, 1, 2, 6, 3, 1)
 """Tokens that the model wrote, of two groups of three samples behind prompts of two tokens."""
@@ -76,9 +76,10 @@ def inputs_of(algorithm, row: Row) -> LossInputs:
     return loss_inputs(algorithm, torch.stack((logprob_S, 0 * logprob_S)), columns, columns["offsets_N"])
 
 
-def prepared(algorithm, rows: list[Row]) -> list[Row]:
-    rows = [refined(algorithm, row, columns_of(row)) for row in rows]
-    return whitened(rows, torch.device("cpu"), is_counted=True) if algorithm.normalizes_batch else rows
+def prepared(algorithm, rows: list[Row], columns_of=columns_of) -> list[Row]:
+    model = SimpleNamespace(columns=columns_of, device=torch.device("cpu"))
+    [rows] = with_advantages(algorithm, [rows], model, sees=True, is_counted=True)
+    return rows
 
 
 def total_loss(name: str, options: dict, aggregation: str, layout) -> float:
@@ -168,9 +169,8 @@ def test_who_is_at_fault_is_named_alone(alone, value):
     reference_S = reference_of(row.target_S)
     third = slice(*row.offsets_N[2:4])
     reference_S[third.start] = value
-    columns = columns_of(row) | {"reference_logprob_S": torch.tensor(reference_S)}
-    row = replace(refined(algorithm, row, columns), found={"reference_logprob_S": reference_S.astype(np.float32)})
-    [row] = whitened([row], torch.device("cpu"), is_counted=True)
+    row = replace(row, found={"reference_logprob_S": reference_S.astype(np.float32)})
+    [row] = prepared(algorithm, [row], lambda row: columns_of(row) | {"reference_logprob_S": torch.tensor(reference_S)})
     assert np.flatnonzero(~np.isfinite(row.advantage_S)).tolist() == list(range(third.start, third.stop))
     seen = {0: torch.zeros(2, len(row.target_S))}
     learner = SimpleNamespace(statistics=seen, loss_of=lambda *_: 0.0, gives="logprob", samples_per_loss=1)
