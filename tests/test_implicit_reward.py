@@ -347,7 +347,7 @@ def test_one_with_other_tokens_is_refused_and_one_that_has_no_words(model, tmp_p
     more.resize_token_embeddings(more.config.vocab_size + 3)
     more.save_pretrained(tmp_path / "more")
     AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(tmp_path / "values")
-    for name, words in {"more": "must read the policy's tokens", "values": "a model for generation"}.items():
+    for name, words in {"more": "must read the policy's tokens", "values": "which writes no words"}.items():
         path = str(tmp_path / name)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(model / file, path)
