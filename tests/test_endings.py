@@ -228,56 +228,67 @@ sys.exit(drive(run_to_end(Stub(Path(sys.argv[1])))))
 """
 
 
-def start_stub(folder: Path, *before: str, **options) -> subprocess.Popen:
-    process = subprocess.Popen([*before, sys.executable, "-c", STUB, str(folder)], **options)
-    deadline = time.monotonic() + 60
-    while not (folder / "waits").exists():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    return process
+@pytest.fixture
+def start_stub():
+    """Starts it as from a terminal, also where these tests run under nohup; none outlives its test."""
+    started = []
+
+    def start(folder: Path, *before: str, **options) -> subprocess.Popen:
+        command = [*before, sys.executable, "-c", STUB, str(folder)]
+        process = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL), **options)
+        started.append(process)
+        deadline = time.monotonic() + 60
+        while not (folder / "waits").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(5)
 
 
-def test_a_closed_terminal_ends_the_run_saved(tmp_path):
+def test_a_closed_terminal_ends_the_run_saved(start_stub, tmp_path):
     """The kernel sends SIGHUP, and from then on nothing can be written; the run's log has it."""
     ours, its = pty.openpty()
-    pty_options = dict(stdin=its, stdout=its, stderr=its, start_new_session=True)
-    process = start_stub(tmp_path, "setsid", "--ctty", "--wait", **pty_options)
+    process = start_stub(tmp_path, "setsid", "--ctty", stdin=its, stdout=its, stderr=its)
     os.close(its)
     os.close(ours)
-    assert process.wait(90) == 130
+    assert process.wait(20) == 130
     assert (tmp_path / "saved").read_text() == "stopped by the user"
     assert (tmp_path / "log.txt").read_text().splitlines() == ["waits", *3 * ["a step ends"], "stopped by the user"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_saved(tmp_path, number):
+def test_a_signal_ends_the_run_saved(start_stub, tmp_path, number):
     """SIGHUP may come twice, from the kernel and from the shell."""
     process = start_stub(tmp_path, stdout=subprocess.DEVNULL)
     for _ in range(2 if number == signal.SIGHUP else 1):
         process.send_signal(number)
         time.sleep(0.1)
-    assert process.wait(90) == 130 and (tmp_path / "saved").read_text() == "stopped by the user"
+    assert process.wait(20) == 130 and (tmp_path / "saved").read_text() == "stopped by the user"
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path):
+def test_a_second_ctrl_c_does_not_wait(start_stub, tmp_path):
     process = start_stub(tmp_path, stdout=subprocess.DEVNULL)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-    assert process.wait(90) == 130 and (tmp_path / "saved").read_text() == "stopped by the user at once"
+    assert process.wait(20) == 130 and (tmp_path / "saved").read_text() == "stopped by the user at once"
 
 
-def test_under_nohup_a_closed_terminal_is_nothing(tmp_path):
+def test_under_nohup_a_closed_terminal_is_nothing(start_stub, tmp_path):
     process = start_stub(tmp_path, "nohup", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
     process.terminate()
-    assert process.wait(90) == 130 and (tmp_path / "saved").exists()
+    assert process.wait(20) == 130 and (tmp_path / "saved").exists()
 
 
-def test_who_reads_the_output_may_go(tmp_path):
+def test_who_reads_the_output_may_go(start_stub, tmp_path):
     process = start_stub(tmp_path, stdout=subprocess.PIPE)
     process.stdout.close()
     process.terminate()
-    assert process.wait(90) == 130 and (tmp_path / "saved").exists()
+    assert process.wait(20) == 130 and (tmp_path / "saved").exists()
