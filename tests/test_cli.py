@@ -272,6 +272,8 @@ def test_old_samples_are_held_to_what_seeds_differ_by():
     arms = {off_policy.ON_POLICY: of(0.6, 0.7, 0.8), off_policy.UNCORRECTED: of(0.1, 0.1, 0.1)}
     near, far = (off_policy.rows_of(arms | {off_policy.CORRECTED: of(*c)})[-1] for c in ([0.6] * 3, [0.4] * 3))
     assert near["met"] and not far["met"] and far["value"] == pytest.approx(0.3)
+    broken = arms | {off_policy.CORRECTED: [*of(0.6, 0.6), learning.Outcome(1.0)]}
+    assert not off_policy.rows_of(broken)[-2]["met"]
 
 
 def test_a_remote_traceback_becomes_one_line():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import batch_of, with_fault
+from mistakes import assert_one_line
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check
@@ -234,10 +235,7 @@ PPO = {"name": "ppo"}
     ],
 )
 def test_a_mistake_in_the_critics_section_is_one_line(tables, words):
-    with pytest.raises(ConfigError) as caught:
-        check(load_config(None, tables))
-    said = str(caught.value)
-    assert "\n" not in said and all(word in said for word in words), said
+    assert_one_line(tables, words)
 
 
 def test_a_critic_with_other_tokens_is_refused_and_one_of_two_labels(model, tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from batches import batch_of, with_fault
+from mistakes import assert_one_line
 from transformers import AutoModelForCausalLM
 
 from titan_rl.config.load import ConfigError, load_config
@@ -334,10 +335,7 @@ PRIME = {"name": "prime"}
     ],
 )
 def test_a_mistake_in_its_section_is_one_line(tables, words):
-    with pytest.raises(ConfigError) as caught:
-        check(load_config(None, tables))
-    said = str(caught.value)
-    assert "\n" not in said and all(word in said for word in words), said
+    assert_one_line(tables, words)
 
 
 def test_one_with_other_tokens_is_refused_and_one_that_has_no_words(model, tmp_path):

@@ -40,11 +40,14 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows_of(outcomes: dict[str, list[Outcome]]) -> list[dict[str, Any]]:
-    """Of each arm the mean over its seeds; and how far the corrected one's lies from that without staleness."""
+    """Of each arm the mean over its seeds; and how far the corrected one's lies from that without staleness. A run that
+    failed counts as one that learned nothing, which widens the interval: so there must be none."""
+    failed = sum(each.after is None for of_arm in outcomes.values() for each in of_arm)
     after = {arm: [each.after.value if each.after else 0.0 for each in of_arm] for arm, of_arm in outcomes.items()}
     half = _T_95 * statistics.stdev(after[ON_POLICY]) / math.sqrt(len(_SEEDS))
     away = abs(statistics.mean(after[CORRECTED]) - statistics.mean(after[ON_POLICY]))
     return [
         *(row(f"{arm}: held-out accuracy", statistics.mean(values), "", seeds=values) for arm, values in after.items()),
+        row("runs that failed", failed, "", 0),
         row("corrected against no staleness: distance of the means", away, "", half),
     ]
