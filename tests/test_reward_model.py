@@ -77,6 +77,19 @@ def test_the_same_rollout_has_the_same_reward_whatever_is_beside_it(path):
     assert [score.reward for score in scored(path, ROLLOUTS[1::-1])] == alone[::-1]
 
 
+def test_rollouts_that_are_alike_are_read_once(path, monkeypatch):
+    asked = []
+
+    async def score_lines(self, lines):
+        asked.extend(lines)
+        return [Score("ok", {"reward_model": float(len(line))}) for line in lines], 0.0
+
+    monkeypatch.setattr(RewardModelScorer, "score_lines", score_lines)
+    first, other, again = ROLLOUTS[0], ROLLOUTS[1], ROLLOUTS[0].copy()
+    scores = scored(path, [first, other, again])
+    assert len(asked) == 2 and scores[0] is scores[2] and scores[0] is not scores[1]
+
+
 def test_what_it_trips_over_is_no_reward(path):
     bad, good = scored(path, [np.array([100_000], np.int32), ROLLOUTS[1]])
     assert bad.status == "infra_error" and bad.message.startswith("the reward model: IndexError")

@@ -3,7 +3,7 @@
 
 The other end is ``python -m titan_rl.environments.reward_model``, with the protocol of scorer.py: a deadline for each
 answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time and without padding,
-in fp32 on one thread: so the same rollout always gets the same reward.
+in fp32 on one thread: so the same rollout always gets the same reward. Rollouts of a group that are alike are read once.
 """
 
 import json
@@ -31,7 +31,11 @@ class RewardModelScorer(ScoringProcess):
 
     async def score_tokens(self, rollouts: Sequence[np.ndarray]) -> tuple[list[Score], float]:
         """A score for each rollout's tokens [T], and the seconds that they took together."""
-        return await self.score_lines([json.dumps({"tokens": self._read(tokens)}) for tokens in rollouts])
+        lines = [json.dumps({"tokens": self._read(tokens)}) for tokens in rollouts]
+        distinct = list(dict.fromkeys(lines))
+        scores, seconds = await self.score_lines(distinct)
+        score_of = dict(zip(distinct, scores, strict=True))
+        return [score_of[line] for line in lines], seconds
 
     def _read(self, tokens_T: np.ndarray) -> list[int]:
         """What of a rollout is read."""
