@@ -1,4 +1,5 @@
-"""The trainer actor: one rank of the TorchTitan model. Its arithmetic is in trainer/learner.py."""
+"""The trainer actor: one rank of the TorchTitan model, or of a role that learns beside it. The arithmetic is in
+trainer/learner.py and trainer/lone_learned.py."""
 
 from pathlib import Path
 
@@ -38,14 +39,11 @@ class Trainer(Actor):
         At the start, and again when a rank was replaced: the process and its snapshots stay. ``rendezvous_file``: where
         the ranks find each other; it must not exist yet.
         """
-        from titan_rl.trainer.learner import Learner
-        from titan_rl.trainer.process_group import join_group
-        from titan_rl.trainer.titan_config import build_titan
+        from titan_rl.trainer.joining import join_side
 
-        self.rank, self.titan = rank, build_titan(self.config)
+        self.rank = rank
         self._withdraw()
-        join_group(rank, world_size, rendezvous_file, self.titan.comm.init_timeout_seconds)
-        self.learner = Learner(self.config, self.titan, self.model_path, self.kept)
+        self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 
@@ -131,8 +129,7 @@ class Trainer(Actor):
         with peers_are_told():
             fail_if_told()
             start = seconds_wanted()
-            pulled = [entry for handles in found for entry in self._pull(handles)]
-            answers = self.learner.train_step(self._pull(batches), has_signal, pulled)
+            answers = self.learner.train_step(self._pull(batches), has_signal, self._pull_found(found))
             seconds = seconds_wanted() - start
             if snapshot is not None:
                 self.snapshots.take(snapshot)
@@ -150,11 +147,18 @@ class Trainer(Actor):
         with peers_are_told():
             own = self.learner.algorithm
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
-            [rows], pulled = self._pull(batches), [entry for handles in found for entry in self._pull(handles)]
-            return evaluate(self.learner, rows, algorithm, pulled)
+            [rows] = self._pull(batches)
+            return evaluate(self.learner, rows, algorithm, self._pull_found(found))
 
-    def _pull(self, batch: list[RowsHandle]):
-        return pull_rows(batch[self.titan.batch_rank(self.rank)], self.config.mesh.step_timeout)
+    def _pull(self, batches: list[RowsHandle]) -> list[list]:
+        """The rows of each update that this rank takes part in."""
+        groups = [pull_rows(handle, self.config.mesh.step_timeout) for handle in self.learner.share(batches)]
+        return [[row for rows in updates for row in rows] for updates in zip(*groups, strict=True)]
+
+    def _pull_found(self, found: list[list[RowsHandle]]) -> list:
+        """What was found of them."""
+        shares = [handle for handles in found for handle in self.learner.share(handles)]
+        return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]
 
     @endpoint
     def publish(self, version: int) -> None:
@@ -174,9 +178,7 @@ class Trainer(Actor):
     @endpoint
     def load_checkpoint(self, folder: str) -> None:
         """All of this rank's state. Errors: what DCP raises for a folder that is not complete."""
-        from titan_rl.trainer.state import load_learner
-
-        load_learner(self.learner, Path(folder))
+        self.learner.load_checkpoint(Path(folder))
 
     @endpoint
     def load_role(self, role: str, path: str) -> None:

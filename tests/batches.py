@@ -17,10 +17,11 @@ def batch_of(
     share_prefix: bool = True,
     scale: float = 1.0,
     with_outcomes: bool = False,
+    prompts: str = "p",
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
-    a sample whose advantage is above 0 has the outcome 1.
+    a sample whose advantage is above 0 has the outcome 1. ``prompts``: how their names begin.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -38,7 +39,7 @@ def batch_of(
             logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
             advantage = scale * float(rng.normal())
             outcome = float(advantage > 0) if with_outcomes else None
-            groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"p{group}", sample, outcome))
+            groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"{prompts}{group}", sample, outcome))
     return pack(
         groups,
         row_tokens=row_tokens,

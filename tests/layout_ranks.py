@@ -93,12 +93,12 @@ def _learner(layout: Layout, models: Path):
 
 
 def _study(layout: Layout, models: Path, out: Path) -> Study:
-    from titan_rl.trainer.state import BackgroundSave, load_learner
+    from titan_rl.trainer.state import BackgroundSave
 
     learner, titan = _learner(layout, models)
     first = 0
     if layout.start_from:
-        load_learner(learner, out.parent / layout.start_from / "checkpoint")
+        learner.load_checkpoint(out.parent / layout.start_from / "checkpoint")
         first = NUM_STEPS
     shards = learner.shards()
     loaded = whole_tensors(shards)
@@ -111,7 +111,7 @@ def _study(layout: Layout, models: Path, out: Path) -> Study:
     metrics += [_train(learner, titan, step) for step in more]  # while the checkpoint is being written
     saver.wait()
     resumed, _ = _learner(layout, models)
-    load_learner(resumed, out / "checkpoint")
+    resumed.load_checkpoint(out / "checkpoint")
     again = [_train(resumed, titan, step) for step in more]
     found = {fault: _meet(learner, titan, fault) for fault in layout.faults}
     return Study(loaded, trained, _everyones(metrics), _everyones(again), _everyones(found))

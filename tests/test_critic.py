@@ -15,7 +15,7 @@ from titan_rl.data.types import BadNumbers, StepMetrics
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.snapshot import Snapshots
-from titan_rl.trainer.state import BackgroundSave, load_learner
+from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -112,7 +112,7 @@ def test_bad_numbers_of_the_critic_keep_the_batch_from_both(model, updates, faul
 
         monkeypatch.setattr(learner.algorithm, "refine", spoilt)
     else:  # it goes wrong in the last of its updates
-        update, count = learner.learned._update, []
+        update, count = learner.learned._gradients, []
 
         def failing(rows):
             count.append(1)
@@ -121,7 +121,7 @@ def test_bad_numbers_of_the_critic_keep_the_batch_from_both(model, updates, faul
                 raise FloatingPointError("the loss is nan")
             return update(rows)
 
-        monkeypatch.setattr(learner.learned, "_update", failing)
+        monkeypatch.setattr(learner.learned, "_gradients", failing)
     [found] = step(learner, 0)
     assert isinstance(found, BadNumbers) and found.reason.startswith("critic: the loss is")
     assert not found.weights
@@ -185,7 +185,7 @@ def test_a_checkpoint_holds_both(model, tmp_path):
     saved = weights(learner)
     wanted = [numbers(step(learner, seed)[0]) for seed in (7, 8)]
     other = learner_of(model, critic={"updates": 2})
-    load_learner(other, tmp_path)
+    other.load_checkpoint(tmp_path)
     assert same(saved, weights(other))
     assert [numbers(step(other, seed)[0]) for seed in (7, 8)] == wanted
 
@@ -198,7 +198,7 @@ def test_a_critic_that_the_checkpoint_lacks_begins_as_the_policy_in_it(model, tm
     saver.wait()
     learner = learner_of(model)
     step(learner, 1)
-    load_learner(learner, tmp_path)
+    learner.load_checkpoint(tmp_path)
     now = weights(learner)
     assert same(weights(former), now)
     body = [name for name in now if name.startswith("critic.") and name != "critic.lm_head.weight"]

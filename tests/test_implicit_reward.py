@@ -17,7 +17,7 @@ from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.snapshot import Snapshots
-from titan_rl.trainer.state import BackgroundSave, load_learner
+from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -259,7 +259,7 @@ def test_a_checkpoint_holds_both(model, tmp_path):
     saved = weights(learner)
     wanted = [numbers(step(learner, seed)[0]) for seed in (7, 8)]
     other = learner_of(model)
-    load_learner(other, tmp_path)
+    other.load_checkpoint(tmp_path)
     assert same(saved, weights(other))
     assert [numbers(step(other, seed)[0]) for seed in (7, 8)] == wanted
 

@@ -22,7 +22,7 @@ from titan_rl.models import decoder
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import agreement_sums, loss_and_sums
-from titan_rl.trainer.state import BackgroundSave, load_learner
+from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -301,7 +301,7 @@ def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path
 
     resumed = make_learner()
     torch.rand(100), np.random.rand(100)
-    load_learner(resumed, tmp_path / "checkpoint")
+    resumed.load_checkpoint(tmp_path / "checkpoint")
     loaded = weights(resumed)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     assert torch.equal(torch.rand(3), random_saved[0]) and np.random.rand() == random_saved[1]
@@ -318,7 +318,7 @@ def test_a_checkpoint_before_the_first_update_changes_nothing(make_learner, tmp_
     saver.begin(tmp_path / "checkpoint")
     saver.wait()
     resumed = make_learner()
-    load_learner(resumed, tmp_path / "checkpoint")
+    resumed.load_checkpoint(tmp_path / "checkpoint")
     for learner in (saved, alone, resumed):
         train(learner, 1)
     wanted = weights(alone)

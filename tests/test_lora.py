@@ -22,7 +22,7 @@ from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.plain_state import StateError, read_metadata
 from titan_rl.trainer.snapshot import Snapshots
-from titan_rl.trainer.state import BackgroundSave, load_learner
+from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -169,7 +169,7 @@ def test_a_state_comes_back_bit_for_bit_from_snapshot_and_checkpoint(base, tmp_p
     going_on = train(learner, 2, 3)
     from_snapshot, from_checkpoint = learner_of(base), learner_of(base)
     Snapshots(0, from_snapshot).load(snapshots.slot_of(2))
-    load_learner(from_checkpoint, tmp_path / "checkpoint")
+    from_checkpoint.load_checkpoint(tmp_path / "checkpoint")
     assert train(from_snapshot, 2, 3) == train(from_checkpoint, 2, 3) == going_on
     for other in (from_snapshot, from_checkpoint):
         assert all(torch.equal(values, merged(learner)[name]) for name, values in merged(other).items())
@@ -183,7 +183,7 @@ def test_a_checkpoint_holds_no_weight_that_is_not_trained_and_knows_its_base(tra
     weights = [name for name in names if name.startswith("model.")]
     assert weights and all(map(is_adapter, weights))
     with pytest.raises(StateError, match="another model"):
-        load_learner(learner_of(make(tmp_path / "other", seed=2)), tmp_path / "checkpoint")
+        learner_of(make(tmp_path / "other", seed=2)).load_checkpoint(tmp_path / "checkpoint")
 
 
 # files

@@ -60,10 +60,14 @@ class RewardModelConfig:
 
 @dataclass(kw_only=True)
 class LearnedRoleConfig:
-    """A model that learns beside the policy, in the trainer's processes and in their layout."""
+    """A model that learns beside the policy."""
 
     path: str = ""
     """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
     optimizer: dict[str, Any] = field(default_factory=dict)
     """Its own, such as ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
     lr_scheduler: dict[str, Any] = field(default_factory=dict)

@@ -35,4 +35,4 @@ class FrozenWeights:
 
     async def _ask(self) -> Digests:
         shared, own = await self.meshes.trainer.call("digests"), await self.meshes.roles.digests()
-        return {role: [rank[role] for rank in shared] for role in shared[0]} | own
+        return {role: [rank[role] for rank in shared if role in rank] for role in shared[0]} | own

@@ -10,12 +10,20 @@ from titan_rl.config.schema import Config
 from titan_rl.data.files import replacing
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.rundir import RunDir
+from titan_rl.trainer.role_names import own_learned
 
 
 def keeps_policy(config: Config, algorithm: Algorithm) -> bool:
-    """Whether the reference is no directory that was there before."""
-    begins_elsewhere = config.sft.steps > 0 or bool(config.lora.adapter)
-    return algorithm.needs.reference and not config.reference.path and begins_elsewhere
+    """Whether a role that begins as the policy needs a directory of it, and none was there before."""
+    return bool(config.sft.steps > 0 or config.lora.adapter) and bool(_begin_as_policy(config, algorithm))
+
+
+def _begin_as_policy(config: Config, algorithm: Algorithm) -> list[str]:
+    """The roles that take the policy from where the run keeps it."""
+    roles = ["reference"] * algorithm.needs.reference
+    if (learned := own_learned(config, algorithm.needs)) is not None:
+        roles.append(learned)
+    return [role for role in roles if not getattr(config, role).path]
 
 
 def kept_policy(config: Config, algorithm: Algorithm, run_dir: RunDir) -> str:
@@ -26,15 +34,17 @@ def kept_policy(config: Config, algorithm: Algorithm, run_dir: RunDir) -> str:
 def check_kept(config: Config, algorithm: Algorithm, run_dir: RunDir, what: str) -> None:
     """``what``: cannot be done without it. Errors: ConfigError if the policy was kept, and is gone."""
     if keeps_policy(config, algorithm) and not (run_dir.kept_policy / "config.json").is_file():
-        raise ConfigError(f"{run_dir.kept_policy}, the reference of this run, is gone: {what} needs it; put it back")
+        whose = " and the ".join(_begin_as_policy(config, algorithm))
+        raise ConfigError(f"{run_dir.kept_policy}, the {whose} of this run, is gone: {what} needs it; put it back")
 
 
 async def keep_policy(config: Config, algorithm: Algorithm, run_dir: RunDir, meshes: Meshes) -> None:
-    """Write the policy as it is now, unless that was done, and have the reference take it."""
+    """Write the policy as it is now, unless that was done, and have the roles take it that begin as it."""
     if not (path := kept_policy(config, algorithm, run_dir)):
         return
     if not run_dir.kept_policy.exists():
         with replacing(run_dir.kept_policy) as folder:
             await meshes.trainer.call("save_hf", str(folder))
-    await meshes.trainer.call("load_role", "reference", path)
-    await meshes.roles.load_role("reference", path)
+    for role in _begin_as_policy(config, algorithm):
+        await meshes.trainer.call("load_role", role, path)
+        await meshes.roles.load_role(role, path)

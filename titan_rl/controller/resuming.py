@@ -22,6 +22,7 @@ from titan_rl.records.rollouts import Limits, RolloutsError, last_recorded, read
 from titan_rl.records.rundir import RunDir
 from titan_rl.trainer.plain_state import state_flaw
 from titan_rl.trainer.role_names import LEARNED
+from titan_rl.trainer.state import role_folder
 
 _ALWAYS, _BY_CHECKSUM, _WHILE_REDOING, _NUMERIC, _FREE = range(5)
 _RULES = {
@@ -110,7 +111,8 @@ def _checkpoint(run_dir: RunDir, config: Config) -> int | None:
 
 def check_readable(checkpoint: Path) -> None:
     """Errors: ConfigError for one that passes its checksums and is still none that a run wrote."""
-    if flaw := state_flaw(checkpoint):
+    folders = {role_folder(checkpoint, role) for role in LEARNED} | {checkpoint}
+    if flaw := next((flaw for folder in folders if (flaw := state_flaw(folder))), None):
         raise ConfigError(f"checkpoint {checkpoint} cannot be trusted: {flaw}; remove it, or leave the run alone")
 
 

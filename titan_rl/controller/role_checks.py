@@ -28,11 +28,7 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
             continue
         if role == "teacher" and not settings.path:
             raise ConfigError(f"{said} needs a teacher: give its Hugging Face directory as teacher.path")
-        if settings.placement == "with_trainer" and settings.parallelism:
-            raise ConfigError(
-                f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
-                f"trainer's layout: set placement = 'own', or leave it out"
-            )
+        _check_placement(config, role)
         _check_model(config, role, family, num_words(role, algorithm.needs))
     for role in LEARNED:
         settings = getattr(config, role)
@@ -42,6 +38,15 @@ def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> 
             raise ConfigError(
                 f"[{role}] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out"
             )
+
+
+def _check_placement(config: Config, role: str) -> None:
+    settings = getattr(config, role)
+    if settings.placement == "with_trainer" and settings.parallelism:
+        raise ConfigError(
+            f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
+            f"trainer's layout: set placement = 'own', or leave it out"
+        )
 
 
 def check_reward_model(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -73,6 +78,7 @@ def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
 
 
 def _check_learned(config: Config, role: str, family: Family | None) -> None:
+    _check_placement(config, role)
     settings, steps = getattr(config, role), learned_titan(config, build_titan(config), role).training.steps
     if settings.warmup_steps >= steps:
         raise ConfigError(
@@ -86,7 +92,7 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
                 check_value_weights(value_spec(spec), path)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
             raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
-        _check_model(config, role, family)
+    _check_model(config, role, family)
 
 
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
@@ -102,7 +108,7 @@ def _check_model(config: Config, role: str, family: Family | None, words: int = 
         raise ConfigError(
             f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
         )
-    if getattr(getattr(config, role), "placement", "with_trainer") == "with_trainer":
+    if getattr(config, role).placement == "with_trainer":
         check_layout(model, build_titan(config).parallelism)
         return
     try:

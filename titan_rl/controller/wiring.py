@@ -12,7 +12,7 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
-from titan_rl.trainer.role_names import needed_roles
+from titan_rl.trainer.role_names import needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
 
@@ -28,10 +28,12 @@ def make_meshes(
 ) -> Meshes:
     """Nothing is started yet. ``needs``: the algorithm's. ``options``: further keywords of Meshes."""
     own = [role for role in needed_roles(needs) if getattr(config, role).placement == "own"]
+    learned = own_learned(config, needs)
     return Meshes(
         config,
         model_path=model_path,
         world_size=titan.world_size,
+        learned_roles={learned: role_titan(config, learned).world_size} if learned else {},
         max_tokens=longest_rollout(titan.training.seq_len, model_path, family),
         on_cpu=DEVICE_TYPE == "cpu",
         actors=actors,

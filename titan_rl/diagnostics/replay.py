@@ -34,6 +34,7 @@ from titan_rl.records.sources import check_sources, find_sources
 from titan_rl.train import drive
 from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
 from titan_rl.trainer.role_names import LEARNED
+from titan_rl.trainer.state import role_folder
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,12 @@ def _compared(kept: Path, replayed: Path) -> ComparedState:
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
-    found = read_metadata(checkpoint).state_dict_metadata
+    """Also those of a role that had processes of its own, which are in a folder of its own."""
+    kinds = [(role, f"{role}.{kind}") for role in LEARNED for kind in ("model.", "optimizer.")]
     return {
         name: entry
-        for role in ("", *(f"{role}." for role in LEARNED))
-        for kind in (f"{role}model.", f"{role}optimizer.")
-        for name, entry in found.items()
+        for role, kind in (("", "model."), ("", "optimizer."), *kinds)
+        for name, entry in read_metadata(role_folder(checkpoint, role)).state_dict_metadata.items()
         if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
     }
 
@@ -147,7 +148,7 @@ def _kind(entry: TensorStorageMetadata) -> tuple:
 
 def _read_tensor(checkpoint: Path, name: str, entry: TensorStorageMetadata) -> torch.Tensor:
     state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-    load_state(state, checkpoint, no_dist=True)
+    load_state(state, role_folder(checkpoint, name.partition(".")[0]), no_dist=True)
     return state[name].reshape(-1)
 
 

@@ -3,7 +3,7 @@
 
 The other end is ``python -m titan_rl.environments.reward_model``, with the protocol of scorer.py: a deadline for each
 answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time and without padding,
-in fp32 on one thread: so the same rollout always gets the same reward. Rollouts of a group that are alike are read once.
+in fp32 on one thread: so the same rollout always gets the same reward. Of those in a group that are alike it reads one.
 """
 
 import json

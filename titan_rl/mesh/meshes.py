@@ -80,6 +80,7 @@ class Meshes:
         actors: ActorClasses,
         kept_policy: str = "",
         own_roles: Mapping[str, int] = MappingProxyType({}),
+        learned_roles: Mapping[str, int] = MappingProxyType({}),
         parts: frozenset[str] = ALL_PARTS,
         logs: Path | None = None,
         say: Callable[[str], None] = print,
@@ -93,13 +94,13 @@ class Meshes:
         """Nothing is started yet.
 
         ``world_size``: trainer ranks. ``kept_policy``: where the run keeps the policy (``trainer.roles.role_path``).
-        ``own_roles``: those that have processes of their own, to their number of ranks. ``max_tokens``: of a prompt
-        with its answer. ``logs``: a folder for what the processes print. ``say(text)`` hears of deaths and repairs,
-        for people; ``tell(kind, **fields)`` of starts,
-        deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt that is sampled again since somebody
-        died or failed. ``catch_up``: without it a dead trainer ends the run. ``launcher``: how hosts are started
-        (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's other processes, as hosts instead;
-        ``lost(why)`` hears of the death of one, which cannot be repaired.
+        ``own_roles``: those that have processes of their own, to their number of ranks; ``learned_roles``: those that
+        learn, too, which are further ranks of the trainer. ``max_tokens``: of a prompt with its answer. ``logs``: a
+        folder for what the processes print. ``say(text)`` hears of deaths and repairs, for people;
+        ``tell(kind, **fields)`` of starts, deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt
+        that is sampled again since somebody died or failed. ``catch_up``: without it a dead trainer ends the run.
+        ``launcher``: how hosts are started (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's
+        other processes, as hosts instead; ``lost(why)`` hears of the death of one, which cannot be repaired.
         """
         self.config, self.max_tokens, self.parts = config, max_tokens, parts
         self.stragglers = Stragglers()
@@ -109,7 +110,7 @@ class Meshes:
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
             available_cores(),
-            world_size,
+            world_size + sum(learned_roles.values()),
             config.generator.replicas * config.generator.tensor_parallel,
             alternating=config.rollout.max_staleness == 0,
         )
@@ -131,8 +132,8 @@ class Meshes:
             ]
         )
         self.trainers = Trainers(
-            *(actors.trainer, self.processes, config, paths, world_size, environment, scratch),
-            *(self.stragglers, self.roles),
+            *(actors.trainer, self.processes, config, paths, {"trainer": world_size} | learned_roles, environment),
+            *(scratch, self.stragglers, self.roles),
         )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout)
         environment = generator_environment(threads, on_cpu)

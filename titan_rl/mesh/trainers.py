@@ -5,6 +5,7 @@ place, and all join a new process group.
 """
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from titan_rl.config.schema import Config
@@ -27,24 +28,38 @@ class Trainers:
         processes: ActorProcesses,
         config: Config,
         paths: tuple[str, str],
-        world_size: int,
+        sides: Mapping[str, int],
         environment: dict[str, str],
         scratch: Path,
         stragglers: Stragglers,
         roles: Roles,
     ):
-        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``stragglers``:
-        gets every step's times of each rank. ``roles``: what else is asked about a step's rows."""
-        self.processes, self.config, self.world_size, self.scratch = processes, config, world_size, scratch
+        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``sides``: the
+        number of ranks of the policy, and behind them of the role that learns in processes of its own, if there is one.
+        ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows."""
+        self.processes, self.config, self.scratch = processes, config, scratch
+        self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
+        """Of each rank: its side, and its rank there."""
+        self.world_size, self._policy_ranks = len(self._sides), next(iter(sides.values()))
         self.standby = Standby(processes, config, "trainer", environment, actor, config, *paths)
         self.ranks: list[ActorProcess] = []
         self._stragglers, self.roles = stragglers, roles
         self._num_rendezvous = 0
 
     async def start(self) -> None:
-        names = [f"trainer rank {rank}" for rank in range(self.world_size)]
+        names = map(self._name, range(self.world_size))
         self.ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
         await self.join()
+
+    def _name(self, rank: int) -> str:
+        """Such as ``trainer rank 0`` or ``critic rank 0``."""
+        side, number = self._sides[rank]
+        return f"{side} rank {number}"
+
+    @property
+    def of_policy(self) -> list[ActorProcess]:
+        """The ranks that hold the policy."""
+        return self.ranks[: self._policy_ranks]
 
     async def join(self) -> None:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
@@ -71,7 +86,7 @@ class Trainers:
 
     async def _replacement(self, rank: int) -> ActorProcess:
         """With its imports done: its peers wait for it in ``join``, and if it died there, they would fail too."""
-        name = f"trainer rank {rank}"
+        name = self._name(rank)
         process = await self.standby.take(name)
         await call(process, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
         return process
@@ -95,8 +110,10 @@ class Trainers:
             found = await self.roles.find(handles)
             arguments = handles, found, [batch.has_signal for batch in batches], snapshot
             answers = await self.call("train", *arguments, what=f"training step {step}")
-        pairs = zip(self.ranks, answers, strict=True)
-        self._stragglers.note("trainer", {rank.name: seconds for rank, (_, seconds) in pairs})
+        for side in dict(self._sides):
+            of_side = zip(self._sides, self.ranks, answers, strict=True)
+            times = {rank.name: seconds for (its, _), rank, (_, seconds) in of_side if its == side}
+            self._stragglers.note(side, times)
         return answers[0][0]
 
     async def sft(self, batches: list[list[list]]) -> list[float]:

@@ -32,7 +32,7 @@ class WeightLink:
         self.plan: Plan | None = None
         """None until ``connect``."""
         self.regions: list[RegionHandle] = []
-        """Of each trainer rank."""
+        """Of each rank of the policy."""
         self.transports = ""
         """For the log: which ones are used, and by how many pairs of ranks."""
         self.version: int | None = None
@@ -45,7 +45,7 @@ class WeightLink:
 
     async def connect(self, replicas: list[Replica]) -> None:
         """Ask both sides what they hold and need, plan, open the regions, connect the replicas. Errors: PlanError."""
-        ranks, first = self.trainers.ranks, replicas[0].ranks
+        ranks, first = self.trainers.of_policy, replicas[0].ranks
         self._sources, held, needs = await asyncio.gather(
             self._call_all(ranks, "place"), self._call_all(ranks, "holdings"), self._call_all(first, "needs")
         )
@@ -74,7 +74,7 @@ class WeightLink:
         ]
 
     async def _open(self) -> None:
-        ranks = enumerate(self.trainers.ranks)
+        ranks = enumerate(self.trainers.of_policy)
         opens = [(process, (self.plan.slot(rank), rank in self._over_rdma)) for rank, process in ranks]
         self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
 
@@ -127,7 +127,7 @@ class WeightLink:
     async def publish(self, version: int) -> None:
         """Every trainer rank begins to stage its shards. The version before must be delivered."""
         what = f"publishing weights version {version}"
-        await call_all(self.trainers.ranks, "publish", version, seconds=self.seconds, what=what)
+        await call_all(self.trainers.of_policy, "publish", version, seconds=self.seconds, what=what)
         self.published = version
 
     async def deliver(

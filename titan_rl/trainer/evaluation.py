@@ -12,6 +12,7 @@ from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import add_sums, loss_and_sums, step_metrics, zero_totals
 from titan_rl.trainer.preparation import Found, completed, with_places
+from titan_rl.trainer.ranks import reduced
 
 
 @torch.no_grad()
@@ -25,4 +26,4 @@ def evaluate(learner: Learner, rows: list[Row], algorithm: Algorithm, found: Seq
         if statistics is not None:
             _, sums = loss_and_sums(algorithm, statistics, learner.policy.columns(row))
             add_sums(totals, sums)
-    return step_metrics(learner.reduce(totals))
+    return step_metrics(reduced(totals, is_counted=learner.is_counted))

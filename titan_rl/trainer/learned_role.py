@@ -3,17 +3,17 @@ models have in common.
 
     find (of all rows, before a step's first update of the policy) ─▶ ... advantages ... ─▶ learn (an update)
 
-It lives in the trainer's processes, in the policy's layout, and takes the policy's rows. Its state is part of the
-rank's: in snapshots and in checkpoints (there under its name). An update of it that is not finite is taken back and
-told, before the policy's is made: so of a batch with bad numbers nothing is applied to either. One that learns first,
-before advantages are made, is taken back when the policy cannot apply the batch.
+It lives in the policy's processes and in their layout, or in processes of its own (lone_learned.py), and learns from
+the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
+that is not finite is taken back and told, before the policy's is made: so nothing of a batch with bad numbers is
+applied to either. One that learns first, before advantages are made, is taken back when the policy cannot apply it.
 
 Dimensions: S trained tokens of a row.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import BadNumbers, Row, StepMetrics
+from titan_rl.data.types import BadNumbers, Row
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bad_numbers import find_culprits
 from titan_rl.trainer.optimizer import build_optimizer
@@ -45,7 +45,20 @@ class Kept:
     rates: list[list[float]]
 
 
-class LearnedRole(ABC):
+class Taught:
+    """What a role is told besides, if it can begin to learn while the policy's gradients are made."""
+
+    def begin(self, rows: list[Row]) -> None:
+        """``learn`` comes next, or ``forget``."""
+
+    def forget(self) -> None:
+        """The policy cannot apply what it began to learn from."""
+
+    def end_step(self) -> None:
+        """Nothing more is asked of it in this step of the run."""
+
+
+class LearnedRole(Taught, ABC):
     name: ClassVar[str]
     """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
     gives: ClassVar[str]
@@ -113,51 +126,57 @@ class LearnedRole(ABC):
             if shard.name in names:
                 shard.tensor.copy_(theirs[shard.name, shard.start].merged())
 
-    def learn(self, rows: list[Row]) -> Told:
-        """The updates on a batch. Loss, gradient norm and learning rate are those of the first."""
-        kept = self.kept() if self.settings.updates > 1 else None
-        try:
-            told = [self._update(rows) for _ in range(self.settings.updates)]
-        except FloatingPointError as error:
-            self.optimizer.zero_grad()
-            if kept is not None:
-                self.put_back(kept)
-            return find_culprits(self, rows, f"{self.name}: {error}")
-        self.scheduler.step()
-        names = ("loss", "grad_norm", "learning_rate")
-        return {f"{self.name}_{name}": told[0][name] for name in names} | self._metrics(told[0], told[-1])
+    def learn(self, rows: list[Row], agrees: Callable[[Told], bool] = lambda told: True) -> Told:
+        """The updates on a batch. Loss, gradient norm and learning rate are those of the first.
 
-    def _update(self, rows: list[Row]) -> dict[str, float]:
-        """Errors: FloatingPointError for a loss or gradient that is not finite; this update is not made then."""
+        ``agrees``: is told what came of them before the last is made; if it does not agree, none is."""
+        kept, totals = self.kept() if self.settings.updates > 1 else None, []
+        try:
+            for _ in range(self.settings.updates):
+                if totals:
+                    self._apply()
+                totals.append(self._gradients(rows))
+        except FloatingPointError as error:
+            self._go_back(kept)
+            bad = find_culprits(self, rows, f"{self.name}: {error}")
+            agrees(bad)
+            return bad
+        names = ("loss", "grad_norm", "learning_rate")
+        told = {f"{self.name}_{name}": totals[0][name] for name in names} | self._metrics(totals[0], totals[-1])
+        if not agrees(told):
+            self._go_back(kept)
+            return told
+        self._apply()
+        self.scheduler.step()
+        return told
+
+    def _go_back(self, kept: Kept | None) -> None:
+        """Without the gradients at hand, and without the updates since ``kept``."""
+        self.optimizer.zero_grad()
+        if kept is not None:
+            self.put_back(kept)
+
+    def _gradients(self, rows: list[Row]) -> dict[str, float]:
+        """Of an update, clipped. Errors: FloatingPointError for a loss or gradient that is not finite."""
         totals = sum_over_ranks(self.forward_backward(rows), is_counted=self._is_counted)
         if not math.isfinite(totals["loss"]):
             raise FloatingPointError(f"the loss is {totals['loss']}")
         norm, learning_rate = self.gradient_norm(), self.optimizer.optimizers[0].param_groups[0]["lr"]
         if not self.is_finite_everywhere(norm):
             raise FloatingPointError(f"the gradient norm is {norm}")
+        return totals | {"grad_norm": norm, "learning_rate": float(learning_rate)}
+
+    def _apply(self) -> None:
         self.before_update()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return totals | {"grad_norm": norm, "learning_rate": float(learning_rate)}
-
-    def settle(
-        self,
-        kept: Kept,
-        batches: Sequence[list[Row]],
-        told: Sequence[Told],
-        answers: Sequence[StepMetrics | BadNumbers],
-    ) -> None:
-        """Of one that learned first, and was told ``told``: if the policy could not apply all that it learned from, it
-        goes back to where it was ``kept``, and learns only what was applied."""
-        if [isinstance(one, BadNumbers) for one in told] == [isinstance(one, BadNumbers) for one in answers]:
-            return
-        self.put_back(kept)
-        for rows, answer in zip(batches, answers, strict=True):
-            if not isinstance(answer, BadNumbers):
-                self.learn(rows)
 
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
         return {name: np.zeros(num_tokens, np.float32) for name in self.columns}
+
+    def completed(self, rows: list[Row]) -> list[Row]:
+        """Fitted, and with all of its columns."""
+        return completed(self.model.fit(rows), self.nothing_found)
 
     def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
         """Add the rows' gradients up; gives back sums over their trained tokens."""
@@ -174,7 +193,7 @@ class LearnedRole(ABC):
                 totals[name] += value
             return found
 
-        self.model.forward_backward(completed(self.model.fit(rows), self.nothing_found), loss)
+        self.model.forward_backward(self.completed(rows), loss)
         return totals
 
     # what a search for bad numbers asks (bad_numbers.py)

@@ -7,30 +7,37 @@ from torchtitan.distributed import ParallelDims
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.config.schema import Config
+from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.critic import Critic
 from titan_rl.trainer.implicit_reward import ImplicitReward
+from titan_rl.trainer.learned_elsewhere import LearnedElsewhere
 from titan_rl.trainer.learned_role import LearnedRole
 from titan_rl.trainer.role_names import learned_role
 from titan_rl.trainer.sharded_model import ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
 
-_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward)}
+LEARNED_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward)}
 
 
-def learned_with_trainer(
+def learned_beside(
     config: Config,
     titan: TitanConfig,
     needs: Needs,
     model_path: Path,
     sharded: Callable[..., ShardedModel],
     parallel_dims: ParallelDims,
+    bridge: Bridge | None,
     *,
     before_update: Callable[[], None],
-) -> LearnedRole | None:
-    """The one that the algorithm needs, in the trainer's processes. ``model_path``: what the policy starts from;
-    ``sharded(path, head=...)``: makes a model; ``before_update``: called before its parameters change."""
+    speaks: bool,
+) -> LearnedRole | LearnedElsewhere | None:
+    """The one that the algorithm needs, as a rank of the policy has it. ``model_path``: what the policy starts from;
+    ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
+    called before its parameters change; ``speaks``: as LearnedElsewhere has it."""
     if (name := learned_role(needs)) is None:
         return None
-    role = _ROLES[name]
+    role = LEARNED_ROLES[name]
+    if bridge is not None:
+        return LearnedElsewhere(config, role, bridge, speaks=speaks)
     model = sharded(getattr(config, name).path or model_path, head=role.head)
     return role(config, titan, model, parallel_dims, before_update)

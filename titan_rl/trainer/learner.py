@@ -13,8 +13,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,18 +23,14 @@ import torch.distributed as dist
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
-from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
-
 from titan_rl.algorithms.registry import make_algorithm
-from titan_rl.config.schema import Config, LoraConfig
+from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
-from titan_rl.models.families import make_family
-from titan_rl.models.heads import value_spec
 from titan_rl.models.shards import Shard
-from titan_rl.models.spec import model_spec
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.learned_role import Told
-from titan_rl.trainer.learned_roles import learned_with_trainer
+from titan_rl.trainer.bridge import Bridge
+from titan_rl.trainer.learned_role import LearnedRole, Told
+from titan_rl.trainer.learned_roles import learned_beside
 from titan_rl.trainer.objective import (
     add_sums,
     expected_gradient,
@@ -57,27 +54,34 @@ from titan_rl.trainer.ranks import (
     is_finite_everywhere,
     is_first_of_rows,
     parallel_dims,
-    sum_over_ranks,
+    reduced,
 )
 from titan_rl.trainer.role_names import BASE, WORDS, found_columns, learned_role, role_path
 from titan_rl.trainer.roles import FrozenRole, roles_with_trainer
-from titan_rl.trainer.sharded_model import Columns, ShardedModel
+from titan_rl.trainer.sharded_model import Columns, make_sharded
+from titan_rl.trainer.side import Side
+from titan_rl.trainer.state import load_policy, load_random, load_role, policy_state, random_states, role_state
 from titan_rl.trainer.supervised import supervised_steps
+from titan_rl.trainer.taught_step import taught_step
 from titan_rl.trainer.titan_config import TitanConfig
 
 
-class Learner:
+class Learner(Side):
     """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
     must be up."""
 
-    def __init__(self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = ""):
-        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does."""
+    def __init__(
+        self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = "", bridge: Bridge | None = None
+    ):
+        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does.
+        ``bridge``: to the role that learns in processes of its own, if one does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.device = device.local_device(dist.get_rank())
         self.parallel_dims = parallel_dims(titan.parallelism)
         on_data = bool(config.data.file)
         self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
-        self.policy = self._sharded(model_path, config.lora, self.algorithm.head)
+        sharded = partial(make_sharded, config, titan, self.parallel_dims, self.device)
+        self.policy = sharded(model_path, lora=config.lora, head=self.algorithm.head)
         if config.lora.rank:
             self.policy.adapt(config.lora, config.run.seed)
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
@@ -85,12 +89,17 @@ class Learner:
         self.roles: dict[str, FrozenRole] = roles_with_trainer(
             *(config, self.algorithm.needs),
             path_of=lambda role: role_path(config, role, model_path, kept),
-            sharded=self._sharded,
+            sharded=sharded,
             adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
         )
-        self.learned = learned_with_trainer(
-            *(config, titan, self.algorithm.needs, self.model_path, self._sharded, self.parallel_dims),
+        self.is_counted = is_first_of_rows(self.parallel_dims)
+        """Whether this rank's rows are: of ranks that have the same ones, the first's."""
+        self._sees = self.pipeline is None or self.pipeline.has_last
+        """Whether the policy's head is here, and what roles say of tokens."""
+        self.learned = learned_beside(
+            *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge),
             before_update=lambda: self.before_update(),
+            speaks=self._sees and self.is_counted,
         )
         """The role that learns beside the policy, if one does."""
         num_updates = titan.training.steps * config.algorithm.updates_per_batch
@@ -100,23 +109,8 @@ class Learner:
         self.statistics: dict[int, torch.Tensor] = {}
         """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
         where this rank saw them."""
-        self._is_counted = is_first_of_rows(self.parallel_dims)
         if config.lora.adapter:
             self.begin_learned()
-
-    def _sharded(
-        self,
-        path: str | Path,
-        lora: LoraConfig | None = None,
-        head: Literal["vocabulary", "value"] = "vocabulary",
-    ) -> ShardedModel:
-        """A model over the same ranks and in the same layout as the policy."""
-        spec = model_spec(path, make_family(self.config.model.family, self.config.run.plugin_path), lora)
-        return ShardedModel(
-            *(value_spec(spec) if head == "value" else spec, self.titan, path, self.parallel_dims, self.device),
-            temperature=self.config.rollout.temperature,
-            kernel=self.config.model.kernel,
-        )
 
     # what a search for bad numbers asks besides (bad_numbers.py)
 
@@ -152,8 +146,7 @@ class Learner:
         """With what the role finds that learns, and refined by all that was found."""
         if self.learned is not None:
             batches = [with_found(rows, [self.learned.find]) for rows in batches]
-        sees = self.pipeline is None or self.pipeline.has_last
-        return with_advantages(self.algorithm, batches, self.policy, sees=sees, is_counted=self._is_counted)
+        return with_advantages(self.algorithm, batches, self.policy, sees=self._sees, is_counted=self.is_counted)
 
     def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
@@ -161,17 +154,17 @@ class Learner:
     def train_step(
         self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
     ) -> list[StepMetrics | BadNumbers]:
-        """A step of the run: an update for each batch, ``batches[i]`` being this rank's rows of it; ``found``: what
-        roles in other processes found of them."""
-        batches, moves = self._compared(with_places(batches, found)), not self.algorithm.is_still_without_advantage
-        waits, told = self.learned is not None and self.learned.learns_alone, [None] * len(batches)
-        if first := self.learned is not None and self.learned.learns_first:
-            kept, told = self.learned.kept(), [self.learned.learn(rows) for rows in batches]
-        updates = zip(self._with_advantages(batches), has_signal, told, strict=True)
-        answers = [self.train(rows, (signal or moves) and not waits, said) for rows, signal, said in updates]
-        if first:
-            self.learned.settle(kept, batches, told, answers)
-        return answers
+        """``found``: what roles in other processes found of these rows."""
+        batches = self._compared(with_places(batches, found))
+        moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
+
+        def updates(told: Sequence[Told | None], waits: bool) -> list[StepMetrics | BadNumbers]:
+            them = zip(self._with_advantages(batches), moves, told, strict=True)
+            return [self.train(rows, may_move and not waits, said) for rows, may_move, said in them]
+
+        if self.learned is None:
+            return updates([None] * len(batches), False)
+        return taught_step(self.learned, batches, updates)
 
     # an update
 
@@ -238,7 +231,6 @@ class Learner:
         return norm
 
     def weights_changed(self) -> None:
-        """Whoever changes what is trained calls this on all ranks: here it is an update."""
         if self.policy.adapters:
             self.policy.adapters.refresh()
 
@@ -265,8 +257,11 @@ class Learner:
         """
         if isinstance(told, BadNumbers):
             return told
+        learns = told is None and self._teaches
+        if learns:
+            self.learned.begin(rows)
         start = time.perf_counter()
-        totals = self.reduce(self.forward_backward(rows))
+        totals = reduced(self.forward_backward(rows), is_counted=self.is_counted)
         middle = time.perf_counter()
         try:
             if not math.isfinite(totals["loss"]):
@@ -274,29 +269,23 @@ class Learner:
             norm = self._finite_gradient_norm()
         except FloatingPointError as error:
             self.optimizer.zero_grad()
+            if learns:
+                self.learned.forget()
             return find_culprits(self, rows, str(error))
-        if told is None:
-            told = self.learned.learn(rows) if self._teaches else {}
+        if learns:
+            told = self.learned.learn(rows)
         if isinstance(told, BadNumbers):
             self.optimizer.zero_grad()
             return told
         learning_rate, metrics = self.optimizer_step(has_signal), step_metrics(totals)
         return replace(
             metrics,
-            loss_metrics=metrics.loss_metrics | told,
+            loss_metrics=metrics.loss_metrics | (told or {}),
             grad_norm=norm,
             learning_rate=learning_rate,
             seconds_forward_backward=middle - start,
             seconds_optimizer=time.perf_counter() - middle,
         )
-
-    def reduce(self, totals: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Over all ranks, each row once; the maximum travels apart from the sums."""
-        largest = totals.pop("agreement_max").reshape(1)
-        sums = sum_over_ranks(totals, is_counted=self._is_counted)  # others know the rows of rank 0 of their group
-        if dist.get_world_size() > 1:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return sums | {"agreement_max": float(largest)}
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
         """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
@@ -319,30 +308,43 @@ class Learner:
         if self.learned is not None:
             yield from self.learned.weights()
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Of all that learns, in an order that all ranks agree on."""
-        others = self.learned.optimizer.optimizers if self.learned is not None else []
-        return [*self.optimizer.optimizers, *others]
+    @property
+    def learned_here(self) -> LearnedRole | None:
+        """The role that learns beside the policy, if it does so in these processes."""
+        return self.learned if isinstance(self.learned, LearnedRole) else None
 
-    def schedulers(self) -> dict[str, LRSchedulersContainer]:
-        """Of all that learns, by role."""
-        learned = {self.learned.name: self.learned.scheduler} if self.learned is not None else {}
-        return {"policy": self.scheduler} | learned
+    def learning(self) -> dict[str, Any]:
+        return {"policy": self} | ({role.name: role} if (role := self.learned_here) is not None else {})
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
         return self.policy.shards()
 
     def digests(self) -> dict[str, str]:
-        """Of the weights that this rank holds and that must never change: roles', and those under adapters."""
+        """Roles', and of those under adapters."""
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
     def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "") -> None:
-        """``adapter``: where the policy's adapters go besides, if it has any; ``beside``: in which folder the role that
-        learns beside it goes by its name, if there is one. Empty: that is not wanted."""
         self.policy.save(out)
         if adapter and self.policy.adapters:
             self.policy.adapters.save(self.model_path, Path(adapter))
-        if beside and self.learned is not None:
-            self.learned.model.save(Path(beside) / self.learned.name)
+        if beside and self.learned_here is not None:
+            self.learned_here.model.save(Path(beside) / self.learned_here.name)
+
+    def share(self, groups: Sequence) -> Sequence:
+        return [groups[self.titan.batch_rank(dist.get_rank())]]
+
+    def state(self) -> dict:
+        role = role_state(self.learned_here) if self.learned_here is not None else {}
+        return policy_state(self) | role | random_states()
+
+    def folder(self, checkpoint: Path) -> Path:
+        return checkpoint
+
+    def load_checkpoint(self, checkpoint: Path) -> None:
+        self.before_update()
+        load_policy(self, checkpoint)
+        if self.learned_here is not None and not load_role(self.learned_here, checkpoint):
+            self.begin_learned()
+        load_random(checkpoint)

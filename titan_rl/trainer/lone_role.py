@@ -13,13 +13,11 @@ from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import Row
-from titan_rl.models.families import make_family
-from titan_rl.models.spec import model_spec
 from titan_rl.trainer.preparation import Found
 from titan_rl.trainer.ranks import is_first_of_rows, parallel_dims
 from titan_rl.trainer.role_names import FROZEN, num_words, role_path
 from titan_rl.trainer.roles import FrozenRole
-from titan_rl.trainer.sharded_model import ShardedModel
+from titan_rl.trainer.sharded_model import make_sharded
 from titan_rl.trainer.titan_config import TitanConfig
 
 
@@ -36,11 +34,7 @@ class LoneRole:
         path = role_path(config, role, model_path, kept)
         local = device.local_device(dist.get_rank())
         dims = parallel_dims(titan.parallelism)
-        self.model = ShardedModel(
-            *(model_spec(path, make_family(config.model.family, config.run.plugin_path)), titan, path, dims, local),
-            temperature=config.rollout.temperature,
-            kernel=config.model.kernel,
-        )
+        self.model = make_sharded(config, titan, dims, local, path)
         needs = make_algorithm(config.algorithm, config.run.plugin_path).needs
         self.role = FrozenRole(FROZEN[role], self.model, num_words(role, needs))
         self._speaks = is_first_of_rows(dims) and (self.model.pipeline is None or self.model.pipeline.has_last)

@@ -1,6 +1,6 @@
 """The process group of one role's ranks: met through a file, and left at once by a rank that fails."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -9,12 +9,14 @@ import torch.distributed as dist
 
 from titan_rl.models.device import DEVICE_TYPE, local_device
 
+_leaving: list[Callable[[], None]] = []
+"""What goes with the group of this process, as torch keeps that one: one for a process."""
+
 
 def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float) -> None:
     """Meet the other ranks, in the place of those met before. ``rendezvous_file`` must not exist yet; ``seconds``: of
     any collective."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave_group()
     if DEVICE_TYPE != "cpu":
         torch.accelerator.set_device_index(local_device(rank).index)
     dist.init_process_group(
@@ -26,6 +28,20 @@ def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float)
     )
 
 
+def on_leaving(close: Callable[[], None]) -> None:
+    """Have this called when the group is left."""
+    _leaving.append(close)
+
+
+def leave_group() -> None:
+    """If there is one."""
+    while _leaving:
+        with suppress(Exception):  # it is as good as gone
+            _leaving.pop()()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @contextmanager
 def peers_are_told() -> Iterator[None]:
     """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on."""
@@ -33,5 +49,5 @@ def peers_are_told() -> Iterator[None]:
         yield
     except BaseException:  # any error is raised again once the peers can know
         with suppress(Exception):
-            dist.destroy_process_group()
+            leave_group()
         raise

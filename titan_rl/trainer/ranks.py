@@ -61,3 +61,12 @@ def sum_over_ranks(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict
     if dist.get_world_size() > 1:
         dist.all_reduce(sums)
     return dict(zip(totals, sums.tolist(), strict=True))
+
+
+def reduced(totals: dict[str, torch.Tensor], *, is_counted: bool) -> dict[str, float]:
+    """Sums of all ranks, as ``sum_over_ranks``; ``agreement_max``, a maximum, travels apart from them."""
+    largest = totals.pop("agreement_max").reshape(1)
+    sums = sum_over_ranks(totals, is_counted=is_counted)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return sums | {"agreement_max": float(largest)}

@@ -38,6 +38,12 @@ def learned_role(needs: Needs) -> str | None:
     return next((role for role in LEARNED if getattr(needs, role)), None)
 
 
+def own_learned(config: Config, needs: Needs) -> str | None:
+    """The same, if it has processes of its own."""
+    role = learned_role(needs)
+    return role if role is not None and getattr(config, role).placement == "own" else None
+
+
 def num_words(role: str, needs: Needs) -> int:
     """Of its likeliest words at each token, how many a role is to give."""
     return needs.teacher_words if role == "teacher" else 0

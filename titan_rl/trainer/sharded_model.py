@@ -9,6 +9,7 @@ its own), S trained tokens of a row.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 import xxhash
@@ -17,13 +18,15 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
 
-from titan_rl.config.schema import LoraConfig
+from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import Row
 from titan_rl.models.attention import plan_attention
-from titan_rl.models.heads import has_value_head, load_value_model, save_value_model
+from titan_rl.models.families import make_family
+from titan_rl.models.heads import has_value_head, load_value_model, save_value_model, value_spec
 from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.shards import Shard, local_shards
+from titan_rl.models.spec import model_spec
 from titan_rl.trainer.adapters import Adapters
 from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import TitanConfig
@@ -178,3 +181,22 @@ class ShardedModel:
         """Write it as a Hugging Face directory, with its adapters merged."""
         write = save_value_model if has_value_head(self.spec) else save_hf
         write(self.shards(), self.path, Path(out), self.dtypes, self.device)
+
+
+def make_sharded(
+    config: Config,
+    titan: TitanConfig,
+    dims: ParallelDims,
+    device: torch.device,
+    path: str | Path,
+    *,
+    lora: LoraConfig | None = None,
+    head: Literal["vocabulary", "value"] = "vocabulary",
+) -> ShardedModel:
+    """The model of a directory, as the run's config has it."""
+    spec = model_spec(path, make_family(config.model.family, config.run.plugin_path), lora)
+    return ShardedModel(
+        *(value_spec(spec) if head == "value" else spec, titan, path, dims, device),
+        temperature=config.rollout.temperature,
+        kernel=config.model.kernel,
+    )

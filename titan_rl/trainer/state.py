@@ -44,12 +44,21 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
     random.setstate((version, tuple(internal), gauss))
 
 
-def _learner_state(learner) -> dict:
+def policy_state(learner) -> dict:
+    """Of the policy and its optimizer."""
     adapters = learner.policy.adapters
     base = {_BASE: adapters.base} if adapters else {}
-    learned = {} if learner.learned is None else {learner.learned.name: _model_state(learner.learned)}
-    policy = _model_state(learner, adapters_alone=adapters is not None)
-    return policy | base | learned | {f"random_rank{dist.get_rank()}": random_state()}
+    return _model_state(learner, adapters_alone=adapters is not None) | base
+
+
+def role_state(role) -> dict:
+    """Of a role that learns, under its name."""
+    return {role.name: _model_state(role)}
+
+
+def random_states() -> dict:
+    """This rank's."""
+    return {f"random_rank{dist.get_rank()}": random_state()}
 
 
 def _model_state(learning, *, adapters_alone: bool = False) -> dict:
@@ -85,8 +94,8 @@ class BackgroundSave:
         if self._writing is not None and not self._writing.done():
             raise RuntimeError("a checkpoint was begun while the one before is still being written")
         self._writing = dcp.async_save(
-            _learner_state(self.learner),
-            storage_writer=dcp.FileSystemWriter(folder, sync_files=False),  # CheckpointFolder.commit does
+            self.learner.state(),
+            storage_writer=dcp.FileSystemWriter(self.learner.folder(folder), sync_files=False),  # commit does
             process_group=self._group,
             async_stager=self._stager,
         )
@@ -108,31 +117,43 @@ class BackgroundSave:
             raise RuntimeError(failure)
 
 
-def load_learner(learner, folder: Path) -> None:
+def load_policy(learner, checkpoint: Path) -> None:
     """All ranks call this together. Errors: StateError."""
-    state = _learner_state(learner)
-    # the length of Python's state, as text, varies, so it is read from the checkpoint
-    metadata = read_metadata(folder).state_dict_metadata
-    mine = f"random_rank{dist.get_rank()}"
-    if saved := metadata.get(f"{mine}.python"):
-        state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
-    else:  # the checkpoint was written by fewer ranks
-        del state[mine]
-    role = learner.learned
-    if role is not None and not any(name.startswith(f"{role.name}.") for name in metadata):
-        del state[role.name]  # the run went on with an algorithm that had none
-    learner.before_update()
+    state = policy_state(learner)
     base = state.get(_BASE)
-    load_state(state, folder)
+    load_state(state, checkpoint)
     if state.get(_BASE) != base:
-        raise StateError(f"the adapters in {folder} are of another model than {learner.model_path}: give that")
+        raise StateError(f"the adapters in {checkpoint} are of another model than {learner.model_path}: give that")
     _load_optimizer(learner, state)
-    if role is not None and role.name in state:
-        _load_optimizer(role, state[role.name])
-    elif role is not None:
-        learner.begin_learned()
     learner.weights_changed()
-    if mine in state:
+
+
+def load_role(role, checkpoint: Path) -> bool:
+    """Whether it is there; wherever the role lived when it was written. As ``load_policy``."""
+    folder = role_folder(checkpoint, role.name)
+    if not any(name.startswith(f"{role.name}.") for name in read_metadata(folder).state_dict_metadata):
+        return False  # the run went on with an algorithm that had none
+    state = role_state(role)
+    load_state(state, folder)
+    _load_optimizer(role, state[role.name])
+    return True
+
+
+def role_folder(checkpoint: Path, name: str) -> Path:
+    """Where in a checkpoint a role is that learns: by itself if it had processes of its own."""
+    return own if (own := checkpoint / name).is_dir() else checkpoint
+
+
+def load_random(folder: Path) -> None:
+    """This rank's random state, unless fewer ranks wrote the checkpoint. As ``load_policy``."""
+    state, mine = random_states(), f"random_rank{dist.get_rank()}"
+    # the length of Python's state, as text, varies, so it is read from the checkpoint
+    if (saved := read_metadata(folder).state_dict_metadata.get(f"{mine}.python")) is None:
+        state = {}
+    else:
+        state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
+    load_state(state, folder)  # which is a call of all ranks
+    if state:
         set_random_state(state[mine])
 
 

@@ -21,7 +21,7 @@ from titan_rl.diagnostics.chaos.experiment import Experiment
 from titan_rl.diagnostics.chaos.injection import Injection
 from titan_rl.diagnostics.chaos.outcomes import outcome_of
 from titan_rl.diagnostics.chaos.run_process import RunProcess, TimedOut
-from titan_rl.diagnostics.chaos.schedule import KINDS, kinds_of, last_fault_step, schedule_faults
+from titan_rl.diagnostics.chaos.schedule import KINDS, OF_TRAINER, kinds_of, last_fault_step, schedule_faults
 from titan_rl.trainer.titan_config import build_titan
 
 _MENDS = {
@@ -29,6 +29,8 @@ _MENDS = {
     "reward_model": "--reward_model.path",
     "reference": "--reference.placement own",
     "teacher": "--teacher.placement own",
+    "critic": "--critic.placement own",
+    "implicit_reward": "--implicit_reward.placement own",
 }
 Overrides = dict[str, dict[str, Any]]
 
@@ -100,8 +102,8 @@ def _check_targets(targets: tuple[str, ...], config: Config) -> None:
     for kind in targets:
         if kind not in kinds_of(config):
             raise ConfigError(f"the run has no {kind} in processes of its own: give {_MENDS[kind]}, or other --targets")
-    if "trainer" in targets and not config.recovery.snapshot_every:
-        raise ConfigError("recovery.snapshot_every = 0 lets a trainer's death end the run: give other --targets")
+    if (mortal := [kind for kind in targets if kind in OF_TRAINER]) and not config.recovery.snapshot_every:
+        raise ConfigError(f"recovery.snapshot_every = 0 lets a {mortal[0]}'s death end the run: give other --targets")
 
 
 def _roots(root: Path, options: Options) -> list[Path]:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from titan_rl.diagnostics.chaos.injection import Injection
-from titan_rl.diagnostics.chaos.schedule import BELOW_VERIFIERS
+from titan_rl.diagnostics.chaos.schedule import BELOW_VERIFIERS, OF_TRAINER
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _of_host(one: Injection, died: dict | None, later: list[dict]) -> Outcome:
     after = later[later.index(died) + 1 :]
     again = next((i for i, e in enumerate(after) if e["kind"] == "died" and e["name"] == one.target.name), len(after))
     lost = [event for event in after[:again] if event["kind"] == "died" and event["why"] == f"lost {one.target.name}"]
-    lost = [event for event in lost if _kind(event) in ("trainer", "generator", "verifier") and _has_number(event)]
+    lost = [event for event in lost if _kind(event) in (*OF_TRAINER, "generator", "verifier") and _has_number(event)]
     repairs = [
         next((e for e in after if e["time"] >= gone["time"] and _is_repair(e, _kind(gone), gone["name"])), None)
         for gone in lost
@@ -93,7 +93,7 @@ def _is_repair(event: dict, kind: str, name: str) -> bool:
         return True
     if kind in ("host", "reference", "teacher"):
         return event["kind"] == "started" and event["name"] == name
-    if kind == "trainer":
+    if kind in OF_TRAINER:
         return event["kind"] == "trainer_repaired" and name in re.split(r",\s*", event["who"])
     return event["kind"] == f"{kind}_serves" and event["number"] == int(name.split()[1])
 

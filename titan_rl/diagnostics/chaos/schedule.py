@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from titan_rl.config.schema import Config
+from titan_rl.trainer.role_names import FROZEN, LEARNED
 
 PHASES = ("generating", "training", "publishing", "saving")
 """What a run's ``phase`` file says, from its first step on."""
@@ -15,6 +16,8 @@ _PHASE_OF_STATE = {
         "mid-sync": "publishing",
         "mid-checkpoint": "saving",
     },
+    "critic": {"idle": "generating", "mid-forward": "training", "mid-checkpoint": "saving"},
+    "implicit_reward": {"idle": "generating", "mid-forward": "training", "mid-checkpoint": "saving"},
     "generator": {"generating": "generating", "idle": "training", "mid-sync": "publishing"},
     "verifier": {"generating": "generating", "scoring": "generating", "idle": "training"},
     "scorer": {"scoring": "generating", "idle": "training"},
@@ -41,6 +44,8 @@ STATES = {kind: tuple(phases) for kind, phases in _PHASE_OF_STATE.items()}
 """Those that are scheduled. A process hit while it replaces a dead one is reported as ``starting``."""
 WAYS = {
     "trainer": ("kill", "stop", "exit", "raise"),
+    "critic": ("kill", "stop", "exit", "raise"),
+    "implicit_reward": ("kill", "stop", "exit", "raise"),
     "generator": ("kill", "stop", "exit", "raise"),
     "verifier": ("kill", "stop", "exit", "raise"),
     "scorer": ("kill", "stop"),
@@ -53,6 +58,8 @@ WAYS = {
 """SIGKILL, SIGSTOP, an exit with code 0, an exception."""
 
 
+OF_TRAINER = ("trainer", *LEARNED)
+"""Kinds whose ranks are put aside, written into checkpoints and repaired together."""
 BELOW_VERIFIERS = ("scorer", "reward_model")
 """Kinds of which each verifier has a process, started anew by itself and without an event."""
 
@@ -62,9 +69,7 @@ def kinds_of(config: Config) -> tuple[str, ...]:
     may_lack = {
         "host": config.mesh.worker_loops > 0,
         "reward_model": bool(config.reward_model.path),
-        "reference": config.reference.placement == "own",
-        "teacher": config.teacher.placement == "own",
-    }
+    } | {role: getattr(config, role).placement == "own" for role in (*FROZEN, *LEARNED)}
     return tuple(kind for kind in KINDS if may_lack.get(kind, True))
 
 
@@ -93,7 +98,7 @@ def state_of(kind: str, phase: str, *, is_scoring: bool = False, is_writing: boo
     """
     if kind in ("verifier", *BELOW_VERIFIERS) and is_scoring:
         return "scoring"
-    if kind in ("trainer", "host", "controller") and is_writing:
+    if kind in (*OF_TRAINER, "host", "controller") and is_writing:
         return "mid-checkpoint"
     states = (state for state, of in _PHASE_OF_STATE[kind].items() if of == phase and state != "scoring")
     return next(states, "starting" if kind == "controller" else "idle")
