@@ -71,13 +71,14 @@ def test_a_fault_in_a_start_follows_the_controllers_kill_directly(seed):
 def test_a_run_has_the_kinds_that_it_describes():
     usual = {"trainer", "generator", "verifier", "scorer", "controller"}
     assert set(kinds_of(load_config(None, {}))) == usual
-    own = {name: {"placement": "own"} for name in ("reference", "teacher")}
+    roles = ("reference", "teacher", "critic", "implicit_reward")
+    own = {name: {"placement": "own"} for name in roles}
     everything = load_config(None, {"mesh": {"worker_loops": 1}, **own})
     everything.reward_model.path = "a"
-    assert set(kinds_of(everything)) == usual | {"host", "reward_model", "reference", "teacher"} == set(KINDS)
+    assert set(kinds_of(everything)) == usual | {"host", "reward_model", *roles} == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", ["host", "reward_model", "reference", "teacher"])
+@pytest.mark.parametrize("kind", ["host", "reward_model", "reference", "critic"])
 def test_a_kind_that_the_run_lacks_is_no_target(kind):
     with pytest.raises(ConfigError, match=f"no {kind} in processes of its own: give --"):
         chaos(str(CONFIG), {"mesh": {"worker_loops": 0}}, Options(targets=("trainer", kind)))

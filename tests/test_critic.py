@@ -220,13 +220,20 @@ def test_without_a_path_the_critic_begins_as_the_policy_is_after_its_supervised_
 
 
 PPO = {"name": "ppo"}
+DP2, TP7 = {"data_parallel_shard_degree": 2}, {"tensor_parallel_degree": 7}
 
 
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
         ({"critic": {"updates": 2}}, ["[critic] has no effect", "algorithm.name = 'grpo'"]),
-        ({"critic": {"placement": "own"}}, ["unknown key critic.placement"]),
+        ({"critic": {"placement": "own"}}, ["[critic] has no effect", "algorithm.name = 'grpo'"]),
+        ({"algorithm": PPO, "critic": {"placement": "apart"}}, ["critic.placement = 'apart'"]),
+        ({"algorithm": PPO, "critic": {"parallelism": DP2}}, ["critic.parallelism is of processes of its own"]),
+        (
+            {"algorithm": PPO, "critic": {"placement": "own", "parallelism": TP7}},
+            ["critic.parallelism.tensor_parallel"],
+        ),
         ({"critic": {"value_clip": -1.0}}, ["critic.value_clip = -1.0"]),
         ({"algorithm": PPO, "critic": {"optimizer": {"learning_rate": 1}}}, ["critic.optimizer.learning_rate"]),
         ({"algorithm": PPO, "critic": {"lr_scheduler": {"decay": 1}}}, ["critic.lr_scheduler.decay"]),

@@ -35,17 +35,26 @@ def replay(root, first: int, capsys) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_ranks_are_killed_and_every_weight_of_both_comes_out_the_same(tmp_path, capsys):
+OWN = {"critic__placement": "own", "parallelism__data_parallel_shard_degree": 1}
+CASES = {
+    "with_trainer": ({}, "trainer rank 1", "trainer rank 0"),
+    "own": (OWN, "critic rank 0", "trainer rank 0"),
+}
+
+
+@pytest.mark.parametrize("placement", CASES)
+def test_ranks_are_killed_and_every_weight_of_both_comes_out_the_same(tmp_path, capsys, placement):
     """Ranks die one after the other, in the warm-up and after it; then the controller, and the run is resumed."""
-    root = tmp_path / "run"
-    process = running.start(root, **PPO)
-    for step, rank in ((1, 1), (5, 0)):
+    root, (changed, first, second) = tmp_path / "run", CASES[placement]
+    settings = PPO | changed
+    process = running.start(root, **settings)
+    for step, name in ((1, first), (5, second)):
         running.wait_for_step(root, step)
-        strike(root, f"trainer rank {rank}")
+        strike(root, name)
     running.wait_for_step(root, 7)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
-    assert running.train(root, "--resume", timeout=300, **PPO) == 0, running.output(root)[-3000:]
+    assert running.train(root, "--resume", timeout=300, **settings) == 0, running.output(root)[-3000:]
     events = read_events(root)
     assert [e["kind"] for e in events].count("trainer_repaired") == 2
     assert all(e["same"] for e in events if e["kind"] == "redone")

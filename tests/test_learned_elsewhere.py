@@ -16,8 +16,7 @@ from batches import batch_of
 from layout_ranks import EPS, whole_tensors
 from transformers import AutoModelForSequenceClassification
 
-from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight import check
+from titan_rl.config.load import load_config
 from titan_rl.data.types import BadNumbers
 from titan_rl.models.tiny import make_tiny
 
@@ -216,6 +215,7 @@ def beside(models):
 
 
 @pytest.mark.slow
+@pytest.mark.confirms
 @pytest.mark.parametrize("name", CASES)
 def test_it_learns_as_it_does_beside_the_policy(studies, beside, name):
     case = CASES[name]
@@ -233,14 +233,3 @@ def test_it_learns_as_it_does_beside_the_policy(studies, beside, name):
     assert sorted(path.name for path in (studies / name / "checkpoint").iterdir() if path.is_dir()) == [case.role]
     bad = [isinstance(update, str) for updates in policy["told"] for update in updates]
     assert bad == ([False] * 6 if not case.fault else [False] * 2 + [True, case.fault == "role"] + [False] * 2)
-
-
-def test_a_layout_of_its_own_needs_processes_of_its_own():
-    with pytest.raises(ConfigError, match="critic.parallelism is of processes of its own"):
-        check(load_config(None, {"algorithm": {"name": "ppo"}, "critic": {"parallelism": DP2}}))
-
-
-def test_a_layout_that_cannot_be_is_named_by_the_roles_section():
-    critic = {"placement": "own", "parallelism": {"tensor_parallel_degree": 7}}
-    with pytest.raises(ConfigError, match=r"critic\.parallelism\.tensor_parallel_degree = 7"):
-        check(load_config(None, {"algorithm": {"name": "ppo"}, "critic": critic}))
