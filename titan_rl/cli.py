@@ -32,6 +32,13 @@ def _parser() -> Parser:
     ledger.add_argument("--steps", action="store_true", help="each step's batch too")
     ledger.add_argument("--json", action="store_true")
 
+    show = commands.add_parser("show", help="what was asked in a step, what was answered, and what that earned")
+    show.add_argument("run", type=Path, help="run directory")
+    show.add_argument("--step", type=int, metavar="N", help="the step (the last one recorded)")
+    show.add_argument("--prompt", metavar="ID", help="only this prompt, such as train/0000012")
+    show.add_argument("--count", type=int, default=4, metavar="N", help="how many prompts; 0 for all (4)")
+    show.add_argument("--json", action="store_true")
+
     hack_check = commands.add_parser(
         "hack-check", help="whether the reward of a run was gamed: alarms of its metrics, and when they stood"
     )
@@ -56,7 +63,8 @@ def _parser() -> Parser:
     chaos.add_argument(
         "--targets",
         metavar="A,B",
-        help="some of trainer,generator,verifier,scorer,host,controller (all that the run has)",
+        help="some of trainer,generator,verifier,scorer,host,controller, or of the roles that have processes of their "
+        "own: critic,reference,teacher,implicit_reward,reward_model (all that the run has)",
     )
     chaos.add_argument("--undisturbed", action="store_true", help="also make the same run without faults, and compare")
     chaos.add_argument(
@@ -140,6 +148,14 @@ def _ledger(options: argparse.Namespace, overrides: dict) -> int:
     return show_ledger(options.run, steps=options.steps, as_json=options.json)
 
 
+def _show(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.show import show
+
+    if options.count < 0:
+        raise ConfigError(f"--count {options.count}: give a number of prompts, or 0 for all")
+    return show(options.run, step=options.step, prompt=options.prompt, count=options.count, as_json=options.json)
+
+
 def _hack_check(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.hack_check import hack_check
 
@@ -220,6 +236,7 @@ def _family_line(name: str, styles: list[str], scoring: str, constant_answer: di
 _COMMANDS = {
     "train": train_as_asked,
     "ledger": _ledger,
+    "show": _show,
     "hack-check": _hack_check,
     "replay": _replay,
     "eval": _evaluate,
@@ -229,7 +246,7 @@ _COMMANDS = {
     "bench": _bench,
     "tasks": _tasks,
 }
-_WITHOUT_OVERRIDES = ("ledger", "hack-check", "scale", "tasks")
+_WITHOUT_OVERRIDES = ("ledger", "show", "hack-check", "scale", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:

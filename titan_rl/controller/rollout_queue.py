@@ -149,6 +149,7 @@ class RolloutQueue:
             is_whole = not group.refused and all(r.status != "infra_error" for r in group.rollouts)
             if is_whole or group.refused == POISON:  # which was tried as often as it may be
                 break
+        group.question, group.expected = prompt.text, prompt.answer
         return group
 
     def _tell_failures(self, group: Group) -> None:

@@ -124,6 +124,9 @@ class Group:
     """Why there are no rollouts, if there are none."""
     replica_failure: str = ""
     """What went wrong at the generator, if that is why."""
+    question: str = ""
+    """The prompt's text and the expected answer, for people who read what was sampled."""
+    expected: str = ""
     is_request_refused: bool = False
     """Whether that is all: the generator cannot take this request, and goes on."""
     seconds_generate: float = 0.0

@@ -30,6 +30,8 @@ _SCHEMA = pa.schema(
         "task_reward": pa.float64(),
         "text": pa.string(),
         "grade": pa.float64(),
+        "question": pa.string(),
+        "expected": pa.string(),
     }
 )
 _SHOWN = 200
@@ -77,7 +79,11 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
-    rows = [_row(rollout) for group in groups for rollout in group.rollouts]
+    rows = [
+        _row(rollout) | dict(question=group.question, expected=group.expected)
+        for group in groups
+        for rollout in group.rollouts
+    ]
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), buffer)
     data, path = buffer.getvalue(), _path(folder, step)
@@ -112,9 +118,10 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     path, groups = _path(folder, step), {}
     try:
         for row in pq.read_table(path, schema=_SCHEMA).to_pylist():
+            about = {name: row.pop(name) or "" for name in ("question", "expected")}
             rollout = _rollout(row)
             _check(rollout, limits)
-            groups.setdefault(rollout.prompt_id, Group(rollout.prompt_id, [])).rollouts.append(rollout)
+            groups.setdefault(rollout.prompt_id, Group(rollout.prompt_id, [], **about)).rollouts.append(rollout)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:

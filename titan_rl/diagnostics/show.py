@@ -1,0 +1,99 @@
+"""``titan-rl show RUN``: what was asked in a step, what the model answered, and what it got for it, as text.
+
+Answers are hostile: what would move a terminal's cursor, or worse, is shown by its code.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Group, Rollout
+from titan_rl.records.rollouts import RolloutsError, read_rollouts, recorded_steps
+from titan_rl.records.rundir import existing_run_dir
+
+_STYLES = {"ok": "green", "truncated": "yellow"}
+
+
+def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json: bool) -> int:
+    """``step``: the last one recorded by default. ``prompt``: only this one; ``count``: else so many, 0 for all."""
+    step, groups = _groups(existing_run_dir(run).rollouts, step)
+    if prompt is not None:
+        if not (groups := [group for group in groups if group.prompt_id == prompt]):
+            raise ConfigError(f"step {step} has no prompt {prompt!r}: leave --prompt out to see its prompts")
+    elif count:
+        groups = groups[:count]
+    if as_json:
+        print(json.dumps({"step": step, "groups": [as_plain(group) for group in groups]}))
+        return 0
+    console = Console(highlight=False)
+    console.print(f"step {step} of {run}", style="bold", markup=False)
+    for group in groups:
+        for line in lines_of(group):
+            console.print(line)
+    return 0
+
+
+def _groups(folder: Path, step: int | None) -> tuple[int, list[Group]]:
+    """Errors: ConfigError if the step is not recorded, or cannot be read."""
+    steps = recorded_steps(folder)
+    if not steps:
+        raise ConfigError(f"{folder} holds no rollouts yet: give a run that has done a step with a generator")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise ConfigError(f"step {step} is not recorded: give --step {steps[0]} to {steps[-1]}")
+    try:
+        return step, read_rollouts(folder, step)
+    except (RolloutsError, FileNotFoundError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def as_plain(group: Group) -> dict:
+    """Of a group, what a person would ask for."""
+    return {
+        "prompt_id": group.prompt_id,
+        "prompt": group.question,
+        "expected": group.expected,
+        "samples": [
+            {
+                "sample": rollout.sample,
+                "answer": rollout.text,
+                "reward": rollout.reward,
+                "reward_parts": rollout.reward_parts,
+                "status": rollout.status,
+                "tokens": rollout.num_model_tokens,
+                "version": int(rollout.versions.max()),
+            }
+            for rollout in group.rollouts
+        ],
+    }
+
+
+def lines_of(group: Group) -> Iterator[Text]:
+    """The prompt, then its answers, the best first; those that are alike once, with their number."""
+    yield Text()
+    yield Text.assemble((group.prompt_id, "bold cyan"), "  ", printable(group.question))
+    if group.expected:
+        yield Text.assemble("  expected  ", (printable(group.expected), "bold"))
+    alike = Counter(_shown(rollout) for rollout in group.rollouts)
+    for (reward, status, parts, text), number in sorted(alike.items(), key=lambda one: -one[0][0]):
+        times = f"{number:>3} x" if number > 1 else " " * 5
+        yield Text.assemble(
+            f"{times} {reward:>8.3f}  ", (f"{status:<12}", _STYLES.get(status, "red")), text, (parts, "dim")
+        )
+
+
+def _shown(rollout: Rollout) -> tuple[float, str, str, str]:
+    """Reward, status, parts of the reward if there are several, and the answer."""
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
+    told = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
+    return rollout.reward, rollout.status, told, printable(rollout.text)
+
+
+def printable(text: str) -> str:
+    """With its line ends as they are seen in code, and nothing that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
