@@ -22,7 +22,7 @@ class Bridge:
         The process group must be up: whoever leaves it leaves here, too."""
         store = dist.FileStore(f"{rendezvous_file}.bridge", world_size)
         self._group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=seconds))
-        self.world_size = world_size
+        self.rank, self.world_size = rank, world_size
         self._others = slice(policy_ranks, None) if rank < policy_ranks else slice(policy_ranks)
         on_leaving(self._group.shutdown)
 

@@ -27,7 +27,8 @@ def join_side(config: Config, model_path: str, kept: str, rank: int, world_size:
     if is_policy:
         join_group(rank, policy_ranks, rendezvous_file, seconds)
     else:
-        join_group(rank - policy_ranks, world_size - policy_ranks, f"{rendezvous_file}.{role}", seconds)
+        ranks = rank - policy_ranks, world_size - policy_ranks
+        join_group(*ranks, f"{rendezvous_file}.{role}", seconds, ranks_before=policy_ranks)
     bridge = Bridge(rank, world_size, policy_ranks, rendezvous_file, seconds)
     if is_policy:
         return Learner(config, titan, model_path, kept, bridge)

@@ -37,7 +37,7 @@ class LoneLearned(Side):
     def __init__(self, config: Config, titan: TitanConfig, model_path: str, kept: str, bridge: Bridge):
         """``titan``: with the role's own layout. ``kept``: where the run keeps the policy (role_names.role_path)."""
         self.titan, self.bridge = titan, bridge
-        self.device = device.local_device(dist.get_rank())
+        self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
         name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
         kind = LEARNED_ROLES[name]

@@ -13,12 +13,12 @@ _leaving: list[Callable[[], None]] = []
 """What goes with the group of this process, as torch keeps that one: one for a process."""
 
 
-def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float) -> None:
+def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float, ranks_before: int = 0) -> None:
     """Meet the other ranks, in the place of those met before. ``rendezvous_file`` must not exist yet; ``seconds``: of
-    any collective."""
+    any collective; ``ranks_before``: of another group, which take the first devices."""
     leave_group()
     if DEVICE_TYPE != "cpu":
-        torch.accelerator.set_device_index(local_device(rank).index)
+        torch.accelerator.set_device_index(local_device(ranks_before + rank).index)
     dist.init_process_group(
         "gloo" if DEVICE_TYPE == "cpu" else "nccl",
         store=dist.FileStore(rendezvous_file, world_size),  # a file opens no port
