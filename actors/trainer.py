@@ -150,6 +150,14 @@ class Trainer(Actor):
             [rows] = self._pull(batches)
             return evaluate(self.learner, rows, algorithm, self._pull_found(found))
 
+    @endpoint
+    def examine(self, function):
+        """What ``function`` says of this rank's learner, and how it failed: it is a person's, and no reason to die."""
+        try:
+            return function(self.learner), ""
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+
     def _pull(self, batches: list[RowsHandle]) -> list[list]:
         """The rows of each update that this rank takes part in."""
         groups = [pull_rows(handle, self.config.mesh.step_timeout) for handle in self.learner.share(batches)]

@@ -260,6 +260,10 @@ class Controller:
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.progress.step % every == 0
 
+    async def reported(self) -> None:
+        """Until the last step is."""
+        await self.publishing.delivered()
+
     async def evaluate(self, when: str) -> Proportion:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""
         await self.publishing.delivered()

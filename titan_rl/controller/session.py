@@ -178,6 +178,10 @@ class Session:
         await self.controller.finish()
         self._is_finished = True
 
+    async def reported(self) -> None:
+        """Until what the last step measured is written down: that is when its weights are live."""
+        await self.controller.reported()
+
     async def evaluate(self) -> Proportion | HeldOut:
         """Held-out accuracy as of now, or what held-out data says."""
         return await self.controller.evaluate(f"at step {self.progress.step}")

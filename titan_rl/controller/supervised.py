@@ -190,6 +190,9 @@ class SupervisedController:
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.progress.step % every == 0
 
+    async def reported(self) -> None:
+        """The last step is, as soon as it is done."""
+
     async def evaluate(self, when: str) -> HeldOut:
         """Loss and accuracy on held-out data. Errors: Stopped; an actor's fault."""
         found = await self.stop.interrupts(self.steps.held_out(self.trainer))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import Group, Prompt, Rollout, Sampling
+from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
-from titan_rl.mesh.router import Router
+from titan_rl.mesh.router import NoneLeft, Router
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
@@ -98,6 +98,17 @@ class Dispatcher:
             return group
         self._engine_failed(replica, group)
         return None
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
+        for _ in range(1 + self.config.rollout.max_retries):
+            async with self.generators.router.choose(self.config.mesh.start_timeout) as number:
+                if (replica := self.generators.replicas.get(number)) is None:
+                    continue
+                with replica, suppress(ActorDied):
+                    seconds = self.config.mesh.step_timeout
+                    return await call(replica.ranks[0], "generate", request, seconds=seconds, what="answering")
+        raise NoneLeft("the generators that were asked died, one after the other")
 
     # who is to blame
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
-from titan_rl.mesh.supervision.processes import MARK
+from titan_rl.mesh.supervision.processes import GONE, MARK, process_state
 
 _MODULES = {"scorer": b"titan_rl.environments.scorer", "reward_model": b"titan_rl.environments.reward_model"}
 """What the processes below a verifier run."""
-GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -20,15 +19,6 @@ class Target:
     name: str
     """The run's name for it, such as ``trainer rank 0``."""
     pid: int
-
-
-def process_state(pid: int) -> str:
-    """As in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return GONE
-    return GONE if state in "ZX" else state.upper()
 
 
 def is_well(pid: int) -> bool:

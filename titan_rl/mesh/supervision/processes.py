@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "TITAN_RL_MESH"
+GONE = "gone"
 _TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_SECONDS = 1.0
 """How long before the end of its time even a tracker is killed."""
@@ -54,6 +55,22 @@ def is_stopped(pid: int) -> bool:
     with suppress(OSError), open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] in "Tt"
     return False
+
+
+def process_state(pid: int) -> str:
+    """As in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return GONE
+    return GONE if state in "ZX" else state.upper()
+
+
+def memory_bytes(pid: int) -> int:
+    """That it has in memory now, shared pages included; 0 if it is dead."""
+    with suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def kill(pids: list[int]) -> None:

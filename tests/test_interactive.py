@@ -1,0 +1,167 @@
+"""A run with the loop in hand, and one that is looked at: launched, stepped, interrupted, struck, left behind clean."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+import running
+from made_run import GROUPS, SAMPLES, STEPS, made_run
+
+import titan_rl
+from titan_rl.config.load import ConfigError, parse_overrides
+from titan_rl.interactive.launch import overriding
+from titan_rl.interactive.live import RunEnded
+from titan_rl.interactive.trainer import RankError
+
+# what is asked for
+
+
+def test_settings_are_given_by_name_and_by_section():
+    wanted = {"training": {"steps": 3, "seq_len": 64}, "critic": {"optimizer": {"lr": 1e-3}}}
+    assert overriding({"training.steps": 3, "critic.optimizer.lr": 1e-3}, {"training": {"seq_len": 64}}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("dotted", "sections", "said"),
+    [
+        ({"steps": 3}, {}, "'steps' is no setting: give section.key"),
+        ({"training.": 3}, {}, "'training.' is no setting"),
+        ({"training.steps": 3}, {"training": {"steps": 3}}, "training.steps is given twice"),
+        ({}, {"training": 3}, "training = 3: a section is a dict"),
+        ({"run.seed.x": 3}, {"run": {"seed": 1}}, "seed = 1: a section is a dict"),
+    ],
+)
+def test_a_setting_that_is_none_is_one_line(dotted, sections, said):
+    with pytest.raises(ConfigError) as caught:
+        overriding(dotted, sections)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_a_mistake_starts_nothing_and_makes_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="training.step: did you mean 'steps'"):
+        titan_rl.launch("quickstart", {"training.step": 3}, run={"dir": str(tmp_path / "run")})
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_package_has_no_other_doors():
+    assert {"launch", "connect"} <= set(dir(titan_rl))
+    with pytest.raises(AttributeError, match="no attribute 'lunch'"):
+        _ = titan_rl.lunch
+
+
+# a run that another process drives, or drove
+
+
+def test_a_run_is_looked_at_by_its_records(tmp_path):
+    made_run(tmp_path / "run")
+    view = titan_rl.connect(tmp_path / "run")
+    assert not view.is_active and view.actors.empty and view.summary == {}
+    assert view.metrics.index.tolist() == [*range(1, STEPS + 1)] and view.metrics["loss"].eq(0.25).all()
+    found = view.rollouts()
+    assert len(found) == GROUPS * SAMPLES and found["reward/score"].sum() == found["reward"].sum() == len(found) / 2
+    assert found.loc[0, "answer"] == "12" and found.loc[0, "tokens"].tolist() == [5, 6, 7, 8]
+    with pytest.raises(ConfigError, match=f"step 99 is not recorded, 1 to {STEPS} are"):
+        view.rollouts(99)
+    with pytest.raises(ConfigError, match="no run is under way"):
+        view.scale(2)
+
+
+def test_a_run_that_has_just_begun_is_empty(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    view = titan_rl.connect(tmp_path)
+    assert view.metrics.empty and view.events.empty and view.phase == ""
+    with pytest.raises(ConfigError, match="none is yet"):
+        view.rollouts()
+
+
+def test_what_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="holds no config.json"):
+        titan_rl.connect(tmp_path)
+
+
+# a run in hand
+
+
+def seconds_of(look) -> float:
+    start = time.perf_counter()
+    look()
+    return time.perf_counter() - start
+
+
+async def drive(root) -> set[int]:
+    tables = parse_overrides(running.overrides(training__steps=12))
+    async with await titan_rl.launch(None, run={"dir": str(root)}, **tables) as session:
+        pids = set(session.actors["pid"])
+        other = titan_rl.connect(root)
+        await _step_by_step(session, other)
+        await _interrupted(session)
+        await _struck(session)
+        await _in_the_background(session)
+        pids |= set(session.actors["pid"])
+    assert session.actors.empty and not other.is_active
+    with pytest.raises(RunEnded, match="it was closed"):
+        await session.step()
+    return pids
+
+
+async def _step_by_step(session, other) -> None:
+    first = await session.step(2)
+    assert first.index.tolist() == [1, 2] and first["loss"].notna().all()
+    assert session.actors.loc["trainer rank 0", "version"] == session.actors.loc["generator 0", "version"] == 2
+    assert other.is_active and set(other.actors.index) == set(session.actors.index)
+    assert set(session.actors["state"]) <= {"works", "waits"} and (session.actors["MiB"] > 10).all()
+    assert len(session.rollouts()) == len(other.rollouts(2)) and session.rollouts()["prompt"].str.len().gt(0).all()
+    answers = await session.generate(["count 1", "count 2"], temperature=0.0, max_new_tokens=3)
+    assert answers == await session.generate(["count 1", "count 2"], temperature=0.0, max_new_tokens=3)
+    assert (await session.evaluate()).count == 16
+    norms = await session.trainer.call(lambda learner: sum(float(w.norm()) for _, w in learner.weights()))
+    assert list(norms) == ["trainer rank 0"] and norms["trainer rank 0"] > 0
+    with pytest.raises(RankError, match="trainer rank 0: ZeroDivisionError"):
+        await session.trainer.call(lambda learner: 1 / 0)
+
+
+async def _interrupted(session) -> None:
+    """The call stops; the step goes on, and the next call comes after it."""
+    step = asyncio.create_task(session.step(3))
+    await asyncio.sleep(0.05)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert (await session.step()).index.tolist() in ([4], [3, 4])
+    assert session.session.progress.step == 4
+
+
+async def _struck(session) -> None:
+    os.kill(session.actors.loc["generator 0", "pid"], signal.SIGKILL)
+    assert (await session.step()).index.tolist() == [5]
+    os.kill(session.actors.loc["trainer rank 0", "pid"], signal.SIGKILL)
+    assert (await session.step()).index.tolist() == [6]
+    kinds = session.events["kind"].tolist()
+    assert "trainer_repaired" in kinds and "generator_serves" in kinds
+
+
+async def _in_the_background(session) -> None:
+    running_on = session.run()
+    await asyncio.sleep(0.2)
+    with pytest.raises(RunEnded, match=r"await session.pause\(\)"):
+        await session.step()
+    looks = [lambda: session.actors, lambda: session.metrics, lambda: session.rollouts(6)]
+    assert all(seconds_of(look) < 0.5 for look in looks)
+    await session.pause()
+    paused_at = session.session.progress.step
+    assert not session.is_running and 6 <= paused_at < 12
+    await session.step()
+    path = await session.save()
+    assert f"step-{paused_at + 1:06d}" in os.listdir(path)
+    await session.resume()
+    assert await running_on is None and session.session.progress.step == 12
+
+
+@pytest.mark.slow
+def test_a_run_in_hand(tmp_path):
+    pids = asyncio.run(drive(tmp_path / "run"))
+    assert pids and running.gone(pids)
+    summary = titan_rl.connect(tmp_path / "run").summary
+    assert summary["why_ended"] == "completed" and summary["steps_done"] == 12

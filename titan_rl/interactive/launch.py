@@ -1,0 +1,65 @@
+"""The doors of Python: ``titan_rl.launch`` starts a run and gives it into your hands, ``titan_rl.connect`` looks at one
+that another process drives.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.shipped import find_config
+from titan_rl.interactive.live import LiveSession
+from titan_rl.interactive.run_view import RunView
+from titan_rl.records.rundir import existing_run_dir
+
+
+def launch(
+    config_file: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    resume: bool = False,
+    **sections: Mapping[str, Any],
+) -> LiveSession:
+    """A run of a TOML (a path, or the name of a shipped one), which starts as it is awaited:
+
+        session = await titan_rl.launch("quickstart", {"training.steps": 50}, run={"seed": 2})
+        await session.step(3)
+
+    ``overrides``: by dotted names; ``sections``: by section. ``resume``: go on with the newest run of that file.
+    Errors: ConfigError, with nothing started and nothing made.
+    """
+    from titan_rl.controller.session import Session  # the imports of torch and Monarch, which looking on does without
+
+    tables = overriding(overrides or {}, sections)
+    path = find_config(config_file) if config_file is not None else None
+    return LiveSession(Session.open(load_config(path, tables), str(path) if path else None, resume=resume))
+
+
+def connect(run_dir: str | Path) -> RunView:
+    """A run that another process drives, or that has ended. Errors: ConfigError if there is none."""
+    found = existing_run_dir(Path(run_dir))
+    if not found.config.is_file():
+        raise ConfigError(f"{found.root} holds no config.json: give a run directory, such as runs/quickstart-<date>")
+    return RunView(found)
+
+
+def overriding(dotted: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Both as one nested table. Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
+    tables: dict[str, dict[str, Any]] = {name: dict(_table(name, values)) for name, values in sections.items()}
+    for name, value in dotted.items():
+        *path, key = name.split(".")
+        if not path or not all([*path, key]):
+            raise ConfigError(f"{name!r} is no setting: give section.key, such as 'training.steps'")
+        table = tables
+        for part in path:
+            table = _table(part, table.setdefault(part, {}))
+        if key in table:
+            raise ConfigError(f"{name} is given twice: once is enough")
+        table[key] = value
+    return tables
+
+
+def _table(name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} = {values!r}: a section is a dict, such as training={{'steps': 20}}")
+    return values

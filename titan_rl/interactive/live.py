@@ -1,0 +1,208 @@
+"""A run that this process drives, step by step or in the background, while other cells are answered.
+
+What is asked of the run is done in turn, one thing at a time: a step, an evaluation, a checkpoint. Whoever stops
+waiting (an interrupted cell) stops waiting and nothing else: the step at hand goes on, and the next call waits for it.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from titan_rl.controller.data_steps import HeldOut
+from titan_rl.controller.session import Session, one_line
+from titan_rl.data.types import Request
+from titan_rl.environments.chat import encode_messages
+from titan_rl.interactive.run_view import RunView, actor_table
+from titan_rl.interactive.trainer import TrainerHandle
+from titan_rl.mesh.supervision.background import retrieve_exception
+from titan_rl.records.statistics import Proportion
+from titan_rl.trainer.role_names import LEARNED
+
+T = TypeVar("T")
+_TICK_SECONDS = 0.1
+"""A kernel's interrupt arrives when the event loop next wakes."""
+Messages = list[dict[str, str]]
+
+
+class RunEnded(RuntimeError):
+    """The run has ended, or is about to; says why."""
+
+
+class LiveSession(RunView):
+    """Await it to start it; as an async context manager it is closed at the end, whatever that is."""
+
+    def __init__(self, session: Session):
+        super().__init__(session.run_dir)
+        self.session = session
+        self.trainer = TrainerHandle(lambda: session.meshes, self._in_turn)
+        self._turn = asyncio.Lock()
+        self._may_go = asyncio.Event()
+        self._may_go.set()
+        self._background: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._why_ended = ""
+
+    # from start to end
+
+    def __await__(self) -> Generator[Any, None, "LiveSession"]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> "LiveSession":
+        return self if self._ticking is not None else await self._start()
+
+    async def __aexit__(self, kind, error: BaseException | None, traceback) -> None:
+        await self.close()
+
+    async def _start(self) -> "LiveSession":
+        self._ticking = asyncio.create_task(_tick())
+        try:
+            await self.session
+        except BaseException as error:
+            self._end(one_line(error))
+            raise
+        return self
+
+    def _end(self, why: str) -> None:
+        self._why_ended = self._why_ended or why
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    async def close(self) -> dict[str, Any]:
+        """Save what is new and end all processes; what summary.json holds."""
+        if self._why_ended:
+            return self.summary
+        self._may_go.clear()
+        async with self._turn:  # the step at hand ends first
+            self._end("it was closed")
+        if self._background is not None:
+            self._background.cancel()
+        return await self.session.close()
+
+    # the loop
+
+    async def step(self, count: int = 1) -> pd.DataFrame:
+        """``count`` steps more; what they measured. Errors: RunEnded; what ends the run, which is then closed."""
+        if self.is_running:
+            raise RunEnded("the run goes on in the background: await session.pause() before single steps")
+        first = self.session.progress.step
+        for _ in range(count):
+            await self._in_turn(self.session.step)
+        await self._in_turn(self.session.reported)
+        return self.metrics.loc[first + 1 :]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it goes on in the background."""
+        return self._background is not None and not self._background.done() and self._may_go.is_set()
+
+    def run(self) -> asyncio.Task[None]:
+        """All steps that are left, in the background, the evaluation after them, a checkpoint and the model. Await what
+        this gives to wait for the end."""
+        self._check_open()
+        self._may_go.set()
+        if self._background is None or self._background.done():
+            self._background = asyncio.create_task(self._run())
+            self._background.add_done_callback(retrieve_exception)
+        return self._background
+
+    async def _run(self) -> None:
+        progress = self.session.progress
+        while progress.step < progress.steps_asked:
+            await self._may_go.wait()
+            await self._in_turn(self.session.step)
+        await self._in_turn(self.session.run)  # no step is left: what comes after them
+
+    async def pause(self) -> None:
+        """After the step at hand, which is waited for. ``resume`` goes on."""
+        self._check_open()
+        self._may_go.clear()
+        async with self._turn:
+            return
+
+    def resume(self) -> asyncio.Task[None]:
+        return self.run()
+
+    async def evaluate(self) -> Proportion | HeldOut:
+        """Held-out accuracy as of now, between two steps."""
+        return await self._in_turn(self.session.evaluate)
+
+    async def save(self) -> str:
+        """Write a checkpoint of the step at hand; where it is."""
+        await self._in_turn(self._save)
+        return str(self.session.run_dir.checkpoints)
+
+    async def _save(self) -> None:
+        await self.session.save()
+        await self.session.controller.checkpointing.finish()
+
+    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Goes on to its end whether or not somebody still waits for it."""
+        self._check_open()
+        doing = asyncio.create_task(self._alone(work))
+        doing.add_done_callback(retrieve_exception)
+        return await asyncio.shield(doing)
+
+    async def _alone(self, work: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            self._check_open()
+            try:
+                return await work()
+            except BaseException as error:  # the session cannot go on after any
+                self._end(one_line(error))
+                await self.session.close(error)
+                raise
+
+    def _check_open(self) -> None:
+        """Errors: RunEnded."""
+        if self._why_ended:
+            raise RunEnded(f"the run has ended ({self._why_ended}): launch(..., resume=True) goes on with it")
+
+    # beside the loop
+
+    async def generate(
+        self,
+        prompts: list[str | Messages],
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+    ) -> list[str]:
+        """What the policy, as the generators have it, answers to texts or conversations."""
+        self._check_open()
+        rollout, tokenizer = self.session.config.rollout, await self._tokenizer()
+        seeds = random.Random(seed)
+        room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
+        heat = rollout.temperature if temperature is None else temperature
+        tokens = [encode_messages(tokenizer, prompt) for prompt in prompts]
+        requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
+        answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
+        return [tokenizer.decode(answer.tokens, skip_special_tokens=True) for [answer] in answers]
+
+    async def _tokenizer(self):
+        from transformers import AutoTokenizer
+
+        if not hasattr(self, "_loaded_tokenizer"):
+            path = self.session.meshes.model_path
+            self._loaded_tokenizer = await asyncio.to_thread(
+                AutoTokenizer.from_pretrained, path, trust_remote_code=False
+            )
+        return self._loaded_tokenizer
+
+    @property
+    def actors(self) -> pd.DataFrame:
+        """The run's processes as they are now: id, state, memory in MiB, and the policy version that they have."""
+        meshes = None if self._why_ended else self.session.meshes
+        if meshes is None:
+            return actor_table({}).assign(version=[])
+        table, step, live = actor_table(meshes.pids), self.session.progress.step, meshes.weights.link.version
+        of_kind = {"generator": live} | dict.fromkeys(("trainer", *LEARNED), step)
+        versions = [of_kind.get(name.split()[0]) for name in table.index]
+        return table.assign(version=pd.array(versions, dtype="Int64"))
+
+
+async def _tick() -> None:
+    while True:
+        await asyncio.sleep(_TICK_SECONDS)

@@ -1,0 +1,108 @@
+"""A run by what it writes down, whoever drives it: active or ended. Nothing here waits for the run."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from titan_rl.config.load import ConfigError
+from titan_rl.controller.elastic import scale_generators
+from titan_rl.data.types import Rollout
+from titan_rl.mesh.supervision.processes import memory_bytes, process_state
+from titan_rl.records.events import read_events
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rollouts import read_rollouts, recorded_steps
+from titan_rl.records.rundir import RunDir
+
+_STATES = {"R": "works", "S": "waits", "D": "waits", "T": "stopped"}
+
+
+class RunView:
+    """``pandas`` tables of a run directory."""
+
+    def __init__(self, run_dir: RunDir):
+        self.run_dir = run_dir
+
+    @property
+    def root(self) -> Path:
+        return self.run_dir.root
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a process drives it now."""
+        return self.run_dir.is_in_use()
+
+    @property
+    def phase(self) -> str:
+        """Steps done, and what the run does now."""
+        with suppress(OSError):
+            return self.run_dir.phase.read_text().strip()
+        return ""
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each step that is done, a column for each metric."""
+        records = list(read_metrics(self.root))
+        return pd.DataFrame(records or {"step": []}).set_index("step")
+
+    def rollouts(self, step: int | None = None) -> pd.DataFrame:
+        """A row for each sample of a step, the last one by default; parts of the reward as ``reward/NAME``.
+
+        Errors: ConfigError if the step is not recorded; RolloutsError for a damaged file."""
+        steps = recorded_steps(self.run_dir.rollouts)
+        step = steps[-1] if step is None and steps else step
+        if step not in steps:
+            there = f"{steps[0]} to {steps[-1]} are" if steps else "none is yet"
+            raise ConfigError(f"step {step} is not recorded, {there}")
+        groups = read_rollouts(self.run_dir.rollouts, step)
+        asked = ((group, rollout) for group in groups for rollout in group.rollouts)
+        return pd.DataFrame([_row(rollout, group.question, group.expected) for group, rollout in asked])
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """Who started, died and was replaced, and when."""
+        return pd.DataFrame(read_events(self.root))
+
+    @property
+    def actors(self) -> pd.DataFrame:
+        """The run's processes as they are now: id, state, and memory in MiB."""
+        with suppress(OSError, ValueError):
+            names = json.loads(self.run_dir.pids.read_text())
+            return actor_table({int(pid): name for pid, name in names.items()} if self.is_active else {})
+        return actor_table({})
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to; empty while it goes on."""
+        with suppress(OSError, ValueError):
+            return json.loads(self.run_dir.summary.read_text())
+        return {}
+
+    def scale(self, generators: int) -> None:
+        """Ask an active run for so many generators. Errors: ConfigError."""
+        scale_generators(self.root, generators)
+
+
+def actor_table(names: dict[int, str]) -> pd.DataFrame:
+    rows = [(name, pid, process_state(pid), memory_bytes(pid) >> 20) for pid, name in names.items()]
+    rows = [(name, pid, _STATES.get(state, "gone"), memory) for name, pid, state, memory in sorted(rows)]
+    return pd.DataFrame(rows, columns=["actor", "pid", "state", "MiB"]).set_index("actor")
+
+
+def _row(rollout: Rollout, question: str, expected: str) -> dict[str, Any]:
+    return {
+        "prompt_id": rollout.prompt_id,
+        "sample": rollout.sample,
+        "prompt": question,
+        "expected": expected,
+        "answer": rollout.text,
+        "status": rollout.status,
+        "reward": rollout.reward,
+        **{f"reward/{name}": value for name, value in rollout.reward_parts.items()},
+        "version": int(rollout.versions.max()),
+        "tokens": rollout.tokens,
+        "provenance": rollout.provenance,
+        "logprobs": rollout.logprobs,
+    }
