@@ -102,7 +102,7 @@ class Meshes:
         ``launcher``: how hosts are started (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's
         other processes, as hosts instead; ``lost(why)`` hears of the death of one, which cannot be repaired.
         """
-        self.config, self.max_tokens, self.parts = config, max_tokens, parts
+        self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers = Stragglers()
         self._background = BackgroundTasks()
         self.say = say
