@@ -11,9 +11,9 @@ from made_run import GROUPS, SAMPLES, STEPS, made_run
 
 import titan_rl
 from titan_rl.config.load import ConfigError, parse_overrides
-from titan_rl.interactive.launch import overriding
-from titan_rl.interactive.live import RunEnded
-from titan_rl.interactive.trainer import RankError
+from titan_rl.controller.interactive.launch import overriding
+from titan_rl.controller.interactive.live import RunEnded
+from titan_rl.controller.interactive.trainer import RankError
 
 # what is asked for
 

@@ -16,7 +16,7 @@ FLOORS = (
     {"environments", "generator", "trainer"},
     {"actors", "records"},
     {"controller"},
-    {"train", "interactive"},
+    {"train"},
     {"diagnostics"},
     {"cli"},
 )

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from titan_rl.controller.data_steps import HeldOut
+from titan_rl.controller.interactive.run_view import RunView, actor_table
+from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.types import Request
 from titan_rl.environments.chat import encode_messages
-from titan_rl.interactive.run_view import RunView, actor_table
-from titan_rl.interactive.trainer import TrainerHandle
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.records.statistics import Proportion
 from titan_rl.trainer.role_names import LEARNED

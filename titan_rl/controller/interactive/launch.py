@@ -8,8 +8,8 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.shipped import find_config
-from titan_rl.interactive.live import LiveSession
-from titan_rl.interactive.run_view import RunView
+from titan_rl.controller.interactive.live import LiveSession
+from titan_rl.controller.interactive.run_view import RunView
 from titan_rl.records.rundir import existing_run_dir
 
 
