@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from titan_rl import __version__, cli, train
 from titan_rl.cli import main
 from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import Config
 from titan_rl.config.shipped import shipped
 from titan_rl.controller.session import one_line
 from titan_rl.diagnostics.bench import learning, off_policy
@@ -89,6 +91,19 @@ def test_the_help_of_train_lists_the_files_that_come_along_and_says_where_overri
     said = capsys.readouterr().out
     assert done.value.code == 0 and "--section.key" in said and "docs/operations.md" in said
     assert len(shipped()) >= 3 and all(name in said for name in shipped())
+
+
+def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    for section in fields(Config):
+        if section.name != "titan":
+            keys = [f.name for f in fields(section.default_factory) if not f.name.startswith("_")]
+            assert all(f"\n  --{section.name}.{key}  (" in said for key in keys)
+    assert "\n  --run.seed  (1)\n      All randomness derives from it, by name.\n" in said
+    assert "\n  --training.steps  (100)\n" in said and "\n  --optimizer.lr  (1e-05)\n" in said
+    assert "\n  --parallelism.tensor_parallel_degree  (1)\n      " in said and "context_parallel" not in said
 
 
 def test_the_version_is_told(capsys):

@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from io import StringIO
 from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from titan_rl.controller.display import Display
+from titan_rl.controller.step_table import Sample, duration, headline, panel, sample_of
 from titan_rl.data.types import Group, Rollout, StepMetrics
 from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, speeds, trained_metrics
 
@@ -167,9 +170,42 @@ def test_live_table_in_a_terminal(monkeypatch, capsys, loss_metrics):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("LINES", "50")
     with Display(25) as display:
         for step in range(1, 12):
             display.step(record_of(step, **loss_metrics))
     text = capsys.readouterr().out
     assert ("clip fraction" in text) == bool(loss_metrics)
     assert "step 11 of 25" in text and "tokens per second generate" in text
+
+
+SAMPLE = Sample("count the ones of \x1b[2J" + 300 * "1" + "\n", "7", 300 * "7" + "\r\n", 0.25)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (140, 50), (60, 12)])
+def test_the_live_view_fits_the_terminal_and_holds_nothing_that_moves_it(width, height):
+    records = [record_of(step, clip_fraction=0.1) for step in range(95, 103)]
+    console = Console(width=width, height=height, file=StringIO())
+    told = headline(102, 300, "generating", 3.0, 5.0, 0.5)
+    console.print(panel(told, records, SAMPLE, width, height))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < height and all(len(line) <= width for line in lines)
+    assert lines[0].startswith("step 102 of 300  generating 0:03 of about 0:05")
+    assert lines[1].split()[-1] == "102" and any("reward" in line and "0.500" in line for line in lines)
+    assert "".join(lines).isprintable() and lines[-1].startswith("count the ones of")
+
+
+def test_before_the_first_step_it_says_what_is_waited_for():
+    assert headline(0, 300, "starting the actors", 65.0, None, 0.0) == "starting the actors 1:05"
+    assert headline(300, 300, "evaluating", 1.0, None, 2.0) == "step 300 of 300  evaluating 0:01"
+    assert duration(3723.9) == "1:02:03"
+
+
+def test_an_answer_is_shown_at_most_once_a_minute(capsys, monkeypatch):
+    clock = count(1000.0, 5.0)
+    monkeypatch.setattr("titan_rl.controller.display.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with Display(100) as display:
+        for step in range(1, 31):
+            display.step(record_of(step), sample_of([Group("a", [rollout_of(1.0, "ok", 0)], question="1 + 1")]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "->" in line] == 3 * ["  1 + 1 -> nothing, reward 1"]

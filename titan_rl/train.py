@@ -12,7 +12,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
@@ -173,15 +175,24 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--config", metavar="FILE", help="the file in TorchTitan's manner")
     parser.add_argument("--module", help="titan_rl: TorchTitan 0.3 wants it beside --config")
     parser.set_defaults(show_help=parser.print_help)
+    parser.print_help = partial(_print_all_help, parser)
     parser.epilog = "\n".join(
         (
             "Every key can be given as --section.key value, which goes over the file: --training.steps 20.",
-            "docs/operations.md describes them, and titan_rl/config/schema.py has a line for each; these sections are",
-            f"TorchTitan's own: {', '.join(TITAN_SECTIONS)}.",
+            "--help lists them with their defaults, docs/operations.md describes them; these sections are TorchTitan's",
+            f"own: {', '.join(TITAN_SECTIONS)}. An algorithm's own keys are in docs/algorithms.md.",
             "\nThese files come with titan_rl:",
-            *(f"  {name:12}{subject(file)}" for name, file in shipped().items()),
+            *(f"  {name:20}{shorten(subject(file), 100, placeholder=' ...')}" for name, file in shipped().items()),
         )
     )
+
+
+def _print_all_help(parser: Parser, file=None) -> None:
+    """With every key, which takes the imports of TorchTitan."""
+    from titan_rl.trainer.key_help import key_help
+
+    type(parser).print_help(parser, file)
+    print(key_help(), file=file)
 
 
 def train_as_asked(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:

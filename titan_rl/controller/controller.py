@@ -267,6 +267,7 @@ class Controller:
     async def evaluate(self, when: str) -> Proportion:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""
         await self.publishing.delivered()
+        self.reporter.display.enter("evaluating")
         work = evaluate(self.meshes, self.held_out, self.config.rollout.max_new_tokens)
         result = await self.stop.interrupts(work)
         self.reporter.evaluated(self.progress.step, when, result)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere, and nothing once nobody can see it.
+"""What a person sees of a run: a live view in a terminal, plain lines elsewhere, and nothing once nobody can see it.
 
 A terminal may be closed, and who reads a pipe may go: the run goes on, and its log still has all that it says.
 """
@@ -10,44 +10,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.table import Table
 
+from titan_rl.controller.step_table import COLUMNS, Sample, headline, panel, sample_line
 from titan_rl.data.files import LineFile, unless_full
 
-_COLUMNS = {
-    "loss": "{:.4f}",
-    "rewards/accuracies": "{:.1%}",
-    "rewards/margins": "{:.3f}",
-    "reward": "{:.3f}",
-    "accuracy": "{:.1%}",
-    "groups_with_signal": "{:.0%}",
-    "entropy": "{:.3f}",
-    "response_length": "{:.1f}",
-    "clip_fraction": "{:.2%}",
-    "agreement_mean": "{:.6f}",
-    "agreement_max": "{:.4f}",
-    "kl_k3": "{:.2e}",
-    "grad_norm": "{:.3f}",
-    "learning_rate": "{:.2e}",
-    "epoch": "{:.2f}",
-    "staleness_max": "{:.0f}",
-    "seconds_generate": "{:.2f}",
-    "seconds_score": "{:.2f}",
-    "seconds_wait": "{:.2f}",
-    "seconds_forward_backward": "{:.2f}",
-    "seconds_optimizer": "{:.2f}",
-    "seconds_weight_sync": "{:.2f}",
-    "tokens_per_second_generate": "{:,.0f}",
-    "tokens_per_second_forward_backward": "{:,.0f}",
-}
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
 _ON_DATA = ("loss", "rewards/accuracies", "rewards/margins", "grad_norm", "learning_rate", "epoch")
 """Of a run without rollouts, where the step has it."""
-_NUM_SHOWN = 8
-_LINE_SECONDS = 3.0
-"""Without a terminal, a line at most this often."""
+_NUM_KEPT = 8
+_LINE_SECONDS, _SAMPLE_SECONDS = 3.0, 60.0
+"""Without a terminal, a line, and an answer, at most this often."""
 
 
 class Display:
@@ -57,11 +31,13 @@ class Display:
         self.console = Console()
         self._log = LineFile(log) if log else None
         self.num_steps = num_steps
-        self._last_line = 0.0
+        self._last_line = self._last_sample = -_SAMPLE_SECONDS
         self._recent: list[dict[str, float]] = []
-        self._live = (
-            Live(console=self.console, refresh_per_second=4, transient=False) if self.console.is_terminal else None
-        )
+        self._sample: Sample | None = None
+        self._phase, self._since = "", time.monotonic()
+        self._usual: dict[str, float] = {}
+        """Seconds that a phase took the last time."""
+        self._live = Live(self, console=self.console, refresh_per_second=4) if self.console.is_terminal else None
 
     def __enter__(self) -> "Display":
         if self._live:
@@ -70,6 +46,7 @@ class Display:
 
     def close_table(self) -> None:
         """Leave the table as it is; what is said from now on stands below it."""
+        self.enter("")
         live, self._live = self._live, None
         if live:
             self._show(live.stop)
@@ -85,14 +62,37 @@ class Display:
                 self._log.write(text)
         self._show(lambda: self.console.print(text, highlight=False, markup=False, soft_wrap=True))
 
-    def step(self, record: dict[str, float]) -> None:
-        self._recent = [*self._recent[1 - _NUM_SHOWN :], record]
-        if self._live:
-            self._live.update(self._table())  # its thread draws it
-        elif time.monotonic() - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
-            self._last_line = time.monotonic()
-            values = "  ".join(f"{name} {_COLUMNS[name].format(record[name])}" for name in _names(record))
+    def enter(self, phase: str) -> None:
+        """The run does this now."""
+        if phase != self._phase:
+            now = time.monotonic()
+            self._usual[self._phase] = now - self._since
+            self._phase, self._since = phase, now
+
+    def step(self, record: dict[str, float], sample: Sample | None = None) -> None:
+        """``sample``: one of its answers."""
+        self._recent, self._sample = [*self._recent[1 - _NUM_KEPT :], record], sample
+        if self._live:  # whose thread draws it
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
+            self._last_line = now
+            values = "  ".join(f"{name} {COLUMNS[name].format(record[name])}" for name in _names(record))
             self.say(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
+            if sample is not None and now - self._last_sample >= _SAMPLE_SECONDS:
+                self._last_sample = now
+                self.say(f"  {sample_line(sample)}")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._view(options.max_width, console.height)
+
+    def _view(self, width: int, height: int) -> RenderableType:
+        recent = list(self._recent)
+        usual_step = sum(record["seconds_step"] for record in recent) / len(recent) if recent else 0.0
+        step = int(recent[-1]["step"]) if recent else 0
+        seconds, usual = time.monotonic() - self._since, self._usual.get(self._phase)
+        told = headline(step, self.num_steps, self._phase, seconds, usual, usual_step)
+        return panel(told, recent, self._sample, width, height)
 
     def _show(self, write: Callable[[], None]) -> None:
         try:
@@ -103,16 +103,6 @@ class Display:
                 with suppress(OSError, SystemExit):
                     live.stop()
             _drop_unwritable()
-
-    def _table(self) -> Table:
-        table = Table(title=f"step {self._recent[-1]['step']} of {self.num_steps}")
-        table.add_column("")
-        for record in self._recent:
-            table.add_column(str(record["step"]), justify="right")
-        for name, form in _COLUMNS.items():
-            if all(name in record for record in self._recent):  # not every algorithm counts all of them
-                table.add_row(name.replace("_", " "), *(form.format(record[name]) for record in self._recent))
-        return table
 
 
 def _names(record: dict[str, float]) -> tuple[str, ...]:

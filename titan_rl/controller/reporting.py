@@ -10,6 +10,7 @@ from titan_rl.config.schema import Config
 from titan_rl.controller.alarms import AlarmWatch
 from titan_rl.controller.display import Display
 from titan_rl.controller.rollout_queue import Collected
+from titan_rl.controller.step_table import Sample, sample_of
 from titan_rl.data.files import unless_full
 from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
 from titan_rl.mesh.stragglers import Stragglers
@@ -69,20 +70,21 @@ class Reporter:
 
     def enter(self, step: int, phase: str) -> None:
         """What the run does now, for anyone who looks at its directory."""
+        self.display.enter(phase)
         with unless_full():
             self.run_dir.phase.write_text(f"{step} {phase}")
 
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
         record = self._record(report, statistics, seconds_sync)
-        self.trained(record | self._alarms.met(record))
+        self.trained(record | self._alarms.met(record), sample_of(report.collected.groups))
         self._warn_of_disagreement(report.step, report.metrics)
 
-    def trained(self, record: dict[str, float]) -> None:
-        """What is known of a step."""
+    def trained(self, record: dict[str, float], sample: Sample | None = None) -> None:
+        """What is known of a step, and one of its answers."""
         self._tell_stragglers(int(record["step"]))
         self.metrics.write(record | self.stragglers.slowest())
-        self.display.step(record)
+        self.display.step(record, sample)
 
     def _record(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> dict[str, float]:
         groups, sampled = report.collected.groups, report.collected.sampled

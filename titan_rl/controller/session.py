@@ -27,6 +27,7 @@ from titan_rl.controller.data_recovery import DataRecovery
 from titan_rl.controller.data_steps import DataSteps, HeldOut
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
+from titan_rl.controller.farewell import farewell, stopping
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import kept_policy
 from titan_rl.controller.preflight import Checked, check
@@ -64,9 +65,16 @@ class Session:
     """A training run. Errors of ``start``, ``step``, ``run`` and ``evaluate``: Stopped, or a fault by name; ``close``
     must follow, and saves what can be saved."""
 
-    def __init__(self, checked: Checked, run_dir: RunDir, resume: bool = False, ranks: OtherRanks | None = None):
-        self.checked, self.run_dir, self.is_resumed, self._ranks = checked, run_dir, resume, ranks
-        self.config, self.titan = checked.config, checked.titan
+    def __init__(
+        self,
+        checked: Checked,
+        run_dir: RunDir,
+        resume: bool = False,
+        ranks: OtherRanks | None = None,
+        config_file: str | None = None,
+    ):
+        self.checked, self.run_dir, self.is_resumed, self.config_file = checked, run_dir, resume, config_file
+        self.config, self.titan, self._ranks = checked.config, checked.titan, ranks
         self.progress = Progress(steps_asked=self.titan.training.steps)
         self.stop_request = StopRequest()
         self.why_ended = ""
@@ -102,7 +110,7 @@ class Session:
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        return cls(checked, run_dir, resume, ranks)
+        return cls(checked, run_dir, resume, ranks, config_file)
 
     def _open_records(self) -> None:
         config, run_dir = self.config, self.run_dir
@@ -141,6 +149,7 @@ class Session:
     async def start(self) -> "Session":
         """All actors up, and the run at its first step, or at the one that it was left at."""
         self.say(f"run directory {self.run_dir.root}")
+        self.display.enter("starting the actors")
         if self._ranks is not None:
             watch(self._ranks.starter, lambda: self.stop_request.ask("torchrun died"))
         with unless_full():
@@ -179,7 +188,7 @@ class Session:
         self._is_finished = True
 
     async def reported(self) -> None:
-        """Until what the last step measured is written down: that is when its weights are live."""
+        """Until what the last step measured is written down, when its weights are live."""
         await self.controller.reported()
 
     async def evaluate(self) -> Proportion | HeldOut:
@@ -192,6 +201,8 @@ class Session:
 
     def stop(self) -> None:
         """Have the run end after the step at hand: its driver meets Stopped."""
+        if not self.stop_request.is_asked:
+            self.say(stopping(self.run_dir, self.config_file))
         self.stop_request.ask()
 
     async def close(self, error: BaseException | None = None, why: str | None = None) -> dict[str, Any]:
@@ -208,7 +219,9 @@ class Session:
                 await self.controller.rescue(error or Stopped())
         finally:
             summary = await self._end(why)
-        self._say_end(why, summary)
+        self.display.close_table()
+        for line in farewell(why, summary, self.progress, self.run_dir, self.config_file):
+            self.say(line)
         self._exits.close()
         self.run_dir.close()
         return summary
@@ -229,15 +242,6 @@ class Session:
         with unless_full():
             plot_curves(self.run_dir.root, self.run_dir.curves)
         return summary
-
-    def _say_end(self, why: str, summary: dict[str, Any]) -> None:
-        self.display.close_table()
-        seconds = self.progress.seconds_training + self.progress.seconds_sft
-        done, asked = summary["steps_done"], summary["steps_asked"]
-        self.say(f"{why}: {done} of {asked} steps, training took {seconds:.0f} s")
-        for when in ("before", "after"):
-            if (result := getattr(self.progress, f"held_out_{when}")) is not None:
-                self.say(f"held-out accuracy {when:>6}: {result}")
 
     # wiring
 

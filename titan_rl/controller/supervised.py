@@ -195,6 +195,7 @@ class SupervisedController:
 
     async def evaluate(self, when: str) -> HeldOut:
         """Loss and accuracy on held-out data. Errors: Stopped; an actor's fault."""
+        self.reporter.display.enter("evaluating")
         found = await self.stop.interrupts(self.steps.held_out(self.trainer))
         self.reporter.judged(self.progress.step, when, found.metrics, found.accuracy)
         return found

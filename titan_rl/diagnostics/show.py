@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.printable import printable
 from titan_rl.data.types import Group, Rollout
 from titan_rl.records.rollouts import RolloutsError, read_rollouts, recorded_steps
 from titan_rl.records.rundir import existing_run_dir
@@ -92,8 +93,3 @@ def _shown(rollout: Rollout) -> tuple[float, str, str, str]:
     parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
     told = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
     return rollout.reward, rollout.status, told, printable(rollout.text)
-
-
-def printable(text: str) -> str:
-    """With its line ends as they are seen in code, and nothing that a terminal would obey."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)

@@ -1,6 +1,7 @@
 """TorchTitan's sections of the TOML, as TorchTitan's own dataclasses."""
 
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
@@ -89,6 +90,28 @@ class TitanConfig:
     def layout(self) -> Layout:
         """In which batches are packed for these ranks."""
         return Layout(self.batch_degree, self.training.seq_len, self.row_multiple)
+
+
+def titan_keys() -> dict[str, tuple[type, dict[str, Any]]]:
+    """TorchTitan's class of each of its sections, and the keys that have an effect here, to their defaults."""
+    classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig}
+    ours = {"training": _TRAINING, "parallelism": _PARALLELISM, "comm": {}}
+    honoured = {
+        name: (cls, {key: (_defaults(cls) | ours[name])[key] for key in _defaults(cls) if key in _HONOURED[name]})
+        for name, cls in classes.items()
+    }
+    schedule, modes = LRSchedulersContainer.Config, {"mode": "none"}
+    return honoured | {
+        "optimizer": (OptimizersContainer.Config, dict(_ADAMW)),
+        "lr_scheduler": (schedule, _defaults(schedule) | _LR_SCHEDULER),
+        "compile": (CompileConfig, _defaults(CompileConfig)),
+        "activation_checkpoint": (FullAC.Config, modes),
+    }
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """Of a section of TorchTitan's without any key."""
+    return asdict(cls())
 
 
 def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:

@@ -1,0 +1,49 @@
+"""What a run says last: how it ended, what it leaves and where, and what to do next. Pure."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from titan_rl.records.rundir import RunDir
+from titan_rl.records.summary import Progress
+
+
+def resume_command(run_dir: RunDir, config_file: str | None) -> str:
+    """What goes on with it."""
+    parts = ["titan-rl", "train", *([config_file] if config_file else []), "--resume", "--run.dir", str(run_dir.root)]
+    return shlex.join(parts)
+
+
+def stopping(run_dir: RunDir, config_file: str | None) -> str:
+    """Said at once when a stop is asked for."""
+    return f"stopping after the step at hand, which is saved; to go on: {resume_command(run_dir, config_file)}"
+
+
+def farewell(
+    why: str, summary: dict[str, Any], progress: Progress, run_dir: RunDir, config_file: str | None
+) -> Iterator[str]:
+    """A line at a time. ``why``: it ended, in words."""
+    done, asked = summary["steps_done"], summary["steps_asked"]
+    yield f"{why}: {done} of {asked} steps, training took {progress.seconds_training + progress.seconds_sft:.0f} s"
+    for when in ("before", "after"):
+        if (result := getattr(progress, f"held_out_{when}")) is not None:
+            yield f"held-out accuracy {when:>6}: {result}"
+    left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
+    yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
+    commands = list(_next_commands(done, asked, run_dir, config_file))
+    if commands:
+        yield "next: " + "\n      ".join(commands)
+
+
+def _next_commands(done: int, asked: int, run_dir: RunDir, config_file: str | None) -> Iterator[str]:
+    if done < asked:
+        yield resume_command(run_dir, config_file)
+    if any(run_dir.rollouts.glob("step-*.parquet")):
+        yield shlex.join(["titan-rl", "show", str(run_dir.root)])
+        if config_file and _holds_model(run_dir.model):
+            yield shlex.join(["titan-rl", "eval", str(run_dir.model), "--file", config_file])
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
