@@ -103,7 +103,8 @@ def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):
             assert all(f"\n  --{section.name}.{key}  (" in said for key in keys)
     assert "\n  --run.seed  (1)\n      All randomness derives from it, by name.\n" in said
     assert "\n  --training.steps  (100)\n" in said and "\n  --optimizer.lr  (1e-05)\n" in said
-    assert "\n  --parallelism.tensor_parallel_degree  (1)\n      " in said and "context_parallel" not in said
+    assert "\n  --parallelism.tensor_parallel_degree  (1)\n      " in said
+    assert "--parallelism.context_parallel_degree" not in said, "it is refused"
 
 
 def test_the_version_is_told(capsys):

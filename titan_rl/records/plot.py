@@ -1,8 +1,12 @@
 """The curves of a run as a PNG."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from titan_rl.records.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PHASES = ("seconds_generate", "seconds_forward_backward", "seconds_weight_sync", "seconds_step")
 _ON_DATA = {
@@ -34,16 +38,20 @@ def _with_disagreement(record: dict[str, float]) -> dict[str, float]:
 
 def plot_curves(root: Path, out: Path) -> None:
     """Draw a run directory's metrics. Without a step, no file is written."""
-    import matplotlib
+    if (figure := figure_of(root)) is not None:
+        figure.savefig(out, dpi=90)
 
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+
+def figure_of(root: Path) -> "Figure | None":
+    """The same in memory; None without a step."""
+    from matplotlib.figure import Figure  # without pyplot, whose backend belongs to whoever runs the notebook
 
     records = [_with_disagreement(record) for record in read_metrics(root)]
     if not records:
-        return
+        return None
     panels = _PANELS if any("reward" in record for record in records) else _ON_DATA
-    figure, axes = plt.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
+    figure = Figure(figsize=(13, 6.5), layout="constrained")
+    axes = figure.subplots(2, 3)
     for axis, (title, names) in zip(axes.flat, panels.items(), strict=True):
         for name in names:
             points = [(record["step"], record[name]) for record in records if name in record]
@@ -56,5 +64,4 @@ def plot_curves(root: Path, out: Path) -> None:
             axis.set_yscale("log")
         if len(names) > 1 and axis.lines:
             axis.legend(fontsize=8)
-    figure.savefig(out, dpi=90)
-    plt.close(figure)
+    return figure

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from titan_rl.controller.data_steps import HeldOut
-from titan_rl.controller.interactive.run_view import RunView, actor_table
+from titan_rl.controller.interactive.run_view import RunView, actor_table, tokenizer_of
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.types import Request
@@ -172,7 +172,7 @@ class LiveSession(RunView):
     ) -> list[str]:
         """What the policy, as the generators have it, answers to texts or conversations."""
         self._check_open()
-        rollout, tokenizer = self.session.config.rollout, await self._tokenizer()
+        rollout, tokenizer = self.session.config.rollout, await asyncio.to_thread(self._tokenizer)
         seeds = random.Random(seed)
         room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
         heat = rollout.temperature if temperature is None else temperature
@@ -181,14 +181,9 @@ class LiveSession(RunView):
         answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
         return [tokenizer.decode(answer.tokens, skip_special_tokens=True) for [answer] in answers]
 
-    async def _tokenizer(self):
-        from transformers import AutoTokenizer
-
-        if not hasattr(self, "_loaded_tokenizer"):
-            path = self.session.meshes.model_path
-            self._loaded_tokenizer = await asyncio.to_thread(
-                AutoTokenizer.from_pretrained, path, trust_remote_code=False
-            )
+    def _tokenizer(self):
+        if self._loaded_tokenizer is None:
+            self._loaded_tokenizer = tokenizer_of(self.session.meshes.model_path)
         return self._loaded_tokenizer
 
     @property

@@ -5,14 +5,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.elastic import scale_generators
-from titan_rl.data.types import Rollout
+from titan_rl.controller.interactive.pictures import Picture, TimeBar, time_bar
+from titan_rl.controller.interactive.token_view import TokenView
+from titan_rl.data.types import Group, Rollout
 from titan_rl.mesh.supervision.processes import memory_bytes, process_state
 from titan_rl.records.events import read_events
 from titan_rl.records.metrics import read_metrics
+from titan_rl.records.plot import figure_of
 from titan_rl.records.rollouts import read_rollouts, recorded_steps
 from titan_rl.records.rundir import RunDir
 
@@ -24,6 +28,7 @@ class RunView:
 
     def __init__(self, run_dir: RunDir):
         self.run_dir = run_dir
+        self._loaded_tokenizer = None
 
     @property
     def root(self) -> Path:
@@ -51,14 +56,52 @@ class RunView:
         """A row for each sample of a step, the last one by default; parts of the reward as ``reward/NAME``.
 
         Errors: ConfigError if the step is not recorded; RolloutsError for a damaged file."""
+        _, groups = self._recorded(step)
+        asked = ((group, rollout) for group in groups for rollout in group.rollouts)
+        return pd.DataFrame([_row(rollout, group.question, group.expected) for group, rollout in asked])
+
+    def _recorded(self, step: int | None) -> tuple[int, list[Group]]:
         steps = recorded_steps(self.run_dir.rollouts)
         step = steps[-1] if step is None and steps else step
         if step not in steps:
             there = f"{steps[0]} to {steps[-1]} are" if steps else "none is yet"
             raise ConfigError(f"step {step} is not recorded, {there}")
-        groups = read_rollouts(self.run_dir.rollouts, step)
-        asked = ((group, rollout) for group in groups for rollout in group.rollouts)
-        return pd.DataFrame([_row(rollout, group.question, group.expected) for group, rollout in asked])
+        return step, read_rollouts(self.run_dir.rollouts, step)
+
+    def tokens(
+        self,
+        prompt_id: str,
+        sample: int = 0,
+        *,
+        step: int | None = None,
+        by: str = "provenance",
+        values: np.ndarray | None = None,
+    ) -> TokenView:
+        """A sample as coloured tokens; ``by`` and ``values``: as TokenView has them. Errors: ConfigError if there is no
+        such sample, or the run's tokenizer is gone."""
+        _, groups = self._recorded(step)
+        for rollout in (rollout for group in groups if group.prompt_id == prompt_id for rollout in group.rollouts):
+            if rollout.sample == sample:
+                pieces = [self._tokenizer().decode([token]) for token in rollout.tokens.tolist()]
+                return TokenView(rollout, pieces, by, values)
+        raise ConfigError(f"there is no sample {sample} of {prompt_id} in that step")
+
+    def _tokenizer(self):
+        if self._loaded_tokenizer is None:
+            config = json.loads(self.run_dir.config.read_text())
+            path = config["model"]["path"]
+            self._loaded_tokenizer = tokenizer_of(self.run_dir.base_model if path == "tiny" else path)
+        return self._loaded_tokenizer
+
+    @property
+    def curves(self) -> Picture | None:
+        """Its metrics over its steps; None before the first."""
+        return Picture(figure) if (figure := figure_of(self.root)) is not None else None
+
+    @property
+    def time(self) -> TimeBar | None:
+        """Where the time of its last steps goes; None before the first."""
+        return time_bar(self.metrics)
 
     @property
     def events(self) -> pd.DataFrame:
@@ -83,6 +126,16 @@ class RunView:
     def scale(self, generators: int) -> None:
         """Ask an active run for so many generators. Errors: ConfigError."""
         scale_generators(self.root, generators)
+
+
+def tokenizer_of(model: str | Path):
+    """Errors: ConfigError if the model's directory has none that transformers reads."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{model} has no tokenizer that can be read: {' '.join(str(error).split())[:200]}") from None
 
 
 def actor_table(names: dict[int, str]) -> pd.DataFrame:
