@@ -120,6 +120,10 @@ async def _step_by_step(session, other) -> None:
     assert list(norms) == ["trainer rank 0"] and norms["trainer rank 0"] > 0
     with pytest.raises(RankError, match="trainer rank 0: ZeroDivisionError"):
         await session.trainer.call(lambda learner: 1 / 0)
+    with pytest.raises(RankError, match="trainer rank 0: TypeError: cannot pickle"):
+        await session.trainer.call(lambda learner: (each for each in ()))
+    with pytest.raises(ValueError, match="prompt 1 and 3 new tokens are more than"):
+        await session.generate(["short", "long " * 1000], max_new_tokens=3)
 
 
 async def _interrupted(session) -> None:

@@ -43,6 +43,8 @@ class LiveSession(RunView):
         self._may_go.set()
         self._background: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._is_done = False
+        """Whether ``run`` came to its end."""
         self._why_ended = ""
 
     # from start to end
@@ -103,7 +105,7 @@ class LiveSession(RunView):
         this gives to wait for the end."""
         self._check_open()
         self._may_go.set()
-        if self._background is None or self._background.done():
+        if self._background is None or (self._background.done() and not self._is_done):
             self._background = asyncio.create_task(self._run())
             self._background.add_done_callback(retrieve_exception)
         return self._background
@@ -112,8 +114,13 @@ class LiveSession(RunView):
         progress = self.session.progress
         while progress.step < progress.steps_asked:
             await self._may_go.wait()
-            await self._in_turn(self.session.step)
+            await self._in_turn(self._step_unless_paused)
         await self._in_turn(self.session.run)  # no step is left: what comes after them
+        self._is_done = True
+
+    async def _step_unless_paused(self) -> None:
+        if self._may_go.is_set():  # or else a pause came while the turn was waited for
+            await self.session.step()
 
     async def pause(self) -> None:
         """After the step at hand, which is waited for. ``resume`` goes on."""
@@ -170,13 +177,17 @@ class LiveSession(RunView):
         temperature: float | None = None,
         seed: int | None = None,
     ) -> list[str]:
-        """What the policy, as the generators have it, answers to texts or conversations."""
+        """What the policy, as the generators have it, answers to texts or conversations.
+
+        Errors: ValueError for one that leaves no room for an answer."""
         self._check_open()
         rollout, tokenizer = self.session.config.rollout, await asyncio.to_thread(self._tokenizer)
         seeds = random.Random(seed)
         room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
         heat = rollout.temperature if temperature is None else temperature
-        tokens = [encode_messages(tokenizer, prompt) for prompt in prompts]
+        tokens, most = [encode_messages(tokenizer, prompt) for prompt in prompts], self.session.meshes.max_tokens
+        if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
+            raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
         answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
         return [tokenizer.decode(answer.tokens, skip_special_tokens=True) for [answer] in answers]

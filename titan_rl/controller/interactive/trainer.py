@@ -1,7 +1,10 @@
 """The trainer of a run that is in hand: its ranks can be asked what a function of yours finds out of their learners."""
 
+import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+import cloudpickle
 
 from titan_rl.mesh.meshes import Meshes
 
@@ -24,10 +27,11 @@ class TrainerHandle:
         """What ``function(learner)`` gives on each rank, by the rank's name. The learner is trainer/learner.py's, or
         trainer/lone_learned.py's on the ranks of a role of its own. What it gives must pickle.
 
-        Errors: RankError if it raises on one; the ranks go on."""
-        answers = await self._in_turn(lambda: self._meshes().trainer.call("examine", function))
+        Errors: RankError if it raises on one, whose ranks go on; whatever keeps it from being pickled."""
+        code = cloudpickle.dumps(function)
+        answers = await self._in_turn(lambda: self._meshes().trainer.call("examine", code))
         ranks = [rank.name for rank in self._meshes().trainers.ranks]
         failed = [f"{name}: {failure}" for name, (_, failure) in zip(ranks, answers, strict=True) if failure]
         if failed:
             raise RankError("; ".join(failed))
-        return {name: value for name, (value, _) in zip(ranks, answers, strict=True)}
+        return {name: pickle.loads(value) for name, (value, _) in zip(ranks, answers, strict=True)}
