@@ -137,6 +137,34 @@ class Trainer(Actor):
             return answers, seconds
 
     @endpoint
+    def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]):
+        """The gradients of a step's one update, of a loop of one's own: their metrics, or why there are none."""
+        from titan_rl.data.types import BadNumbers
+        from titan_rl.trainer.process_group import peers_are_told
+
+        with peers_are_told():
+            fail_if_told()
+            [rows] = self._pull(batches)
+            self.gradients = self.learner.gradients(rows, self._pull_found(found))
+            return self.gradients if isinstance(self.gradients, BadNumbers) else self.gradients.metrics
+
+    @endpoint
+    def optim_step(self, has_signal: bool, snapshot: int | None):
+        """Apply them; as one update of ``train``."""
+        from titan_rl.data.types import BadNumbers
+        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.trainer.update import apply_gradients
+
+        with peers_are_told():
+            fail_if_told()
+            answer = self.gradients
+            if not isinstance(answer, BadNumbers):
+                answer = apply_gradients(self.learner, answer, has_signal)
+            if snapshot is not None:
+                self.snapshots.take(snapshot)
+            return answer
+
+    @endpoint
     def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str):
         """StepMetrics of all ranks together, of the loss on rows that nothing is learned from, given
         as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""

@@ -1,18 +1,22 @@
 """A run with the loop in hand, and one that is looked at: launched, stepped, interrupted, struck, left behind clean."""
 
 import asyncio
+import json
 import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import running
 from made_run import GROUPS, SAMPLES, STEPS, made_run
 
 import titan_rl
+from titan_rl import cli
 from titan_rl.config.load import ConfigError, parse_overrides
 from titan_rl.controller.interactive.launch import overriding
 from titan_rl.controller.interactive.live import RunEnded
+from titan_rl.controller.interactive.own_step import OrderError
 from titan_rl.controller.interactive.trainer import RankError
 
 # what is asked for
@@ -169,3 +173,53 @@ def test_a_run_in_hand(tmp_path):
     assert pids and running.gone(pids)
     summary = titan_rl.connect(tmp_path / "run").summary
     assert summary["why_ended"] == "completed" and summary["steps_done"] == 12
+
+
+# a loop of one's own
+
+
+def grpo_of_ones_own(groups) -> None:
+    for group in groups:
+        reward_G = np.array([rollout.reward for rollout in group.rollouts])
+        centred_G = reward_G - reward_G.mean()
+        scale = reward_G.std(ddof=1) + 1e-6 if centred_G.any() else 1.0
+        for rollout, advantage in zip(group.rollouts, centred_G / scale, strict=True):
+            rollout.advantage = float(advantage)
+
+
+async def own_loop(root, settings) -> None:
+    async with await titan_rl.launch(None, run={"dir": str(root)}, **settings) as session:
+        with pytest.raises(OrderError, match="sample"):
+            await session.publish()
+        for step in range(1, 5):
+            groups = await session.sample()
+            grpo_of_ones_own(groups)
+            told = await session.trainer.forward_backward(session.batch(groups))
+            with pytest.raises(OrderError, match="a step of your own is at hand"):
+                await session.step()
+            if step == 2:  # the gradients go with it, and are made again
+                os.kill(session.actors.loc["trainer rank 0", "pid"], signal.SIGKILL)
+            made = await session.trainer.optim_step()
+            assert (made.loss, made.grad_norm) == (told.loss, told.grad_norm)
+            with pytest.raises(OrderError, match="publish comes next"):
+                await session.trainer.forward_backward(session.batch(groups))
+            assert (await session.publish()).index.tolist() == [step]
+        assert "trainer_repaired" in session.events["kind"].tolist()
+
+
+async def own_steps(root, settings) -> None:
+    async with await titan_rl.launch(None, run={"dir": str(root)}, **settings) as session:
+        await session.step(4)
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_is_the_runs_own_bit_for_bit(tmp_path, capsys):
+    settings = parse_overrides(running.overrides(training__steps=4, sft__steps=60, rollout__prompts_per_step=8))
+    asyncio.run(own_steps(tmp_path / "run", settings))
+    asyncio.run(own_loop(tmp_path / "own", settings))
+    one, other = (titan_rl.connect(tmp_path / name).metrics[["loss", "grad_norm"]] for name in ("run", "own"))
+    assert one.equals(other) and one["grad_norm"].gt(0).any()
+    assert titan_rl.connect(tmp_path / "own").rollouts(4)["advantage"].notna().all()
+    capsys.readouterr()
+    assert cli.main(["replay", str(tmp_path / "own"), "--from", "1", "--to", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"]["num_different"] == 0

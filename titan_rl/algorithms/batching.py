@@ -64,7 +64,8 @@ def _advantage(value, rollout: Rollout) -> float | np.ndarray:
 def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[Sample]:
     """Errors: RuntimeError that names the prompt."""
     try:
-        advantages = checked_advantages(algorithm, rollouts)
+        given = [rollout.advantage for rollout in rollouts]
+        advantages = checked_advantages(algorithm, rollouts) if None in given else given
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [

@@ -23,8 +23,10 @@ publish end when the user asks to stop (stopping.py).
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batching import step_batches, update_parts
@@ -49,6 +51,8 @@ from titan_rl.records.rollouts import write_rollouts
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress
+
+Update = Callable[[int], Awaitable[list[StepMetrics | BadNumbers]]]
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,11 @@ class Controller:
         """Sample, train, publish; then what is due besides. Errors: Stopped; BadNumbersError; an actor's fault."""
         timer = PhaseTimer()
         collected, batches, metrics = await self._sample_and_train(timer)
-        await self._publish(StepReport(self.progress.step, collected, batches, metrics, timer))
+        await self.publish(StepReport(self.progress.step, collected, batches, metrics, timer))
+
+    async def publish(self, report: StepReport) -> None:
+        """The weights of a step, and what is due after it."""
+        await self._publish(report)
         if self._is_due(self.config.eval.every) and self.progress.step < self.progress.steps_asked:
             await self.evaluate(f"at step {self.progress.step}")
         if self._is_due(self.config.checkpoint.every):
@@ -171,31 +179,36 @@ class Controller:
     async def _sample_and_train(self, timer: PhaseTimer) -> tuple[Collected, list[Batch], StepMetrics]:
         """The first batch that can be applied: one with bad numbers does not make a step."""
         while True:
-            collected = await self._sample()
+            collected = await self.sample()
             timer.end("wait")
-            batches = step_batches(collected.groups, self.algorithm, self.config, self.layout)
-            metrics = await self._train(collected, batches)
+            batches = self.batches(collected.groups)
+            metrics = await self.train(collected, partial(self.trainer.train, batches))
             timer.end("train")
             if metrics is not None:
                 return collected, batches, metrics
 
-    async def _sample(self) -> Collected:
+    def batches(self, groups: list[Group]) -> list[Batch]:
+        """One for each update of a step."""
+        return step_batches(groups, self.algorithm, self.config, self.layout)
+
+    async def sample(self) -> Collected:
+        """The groups of the next step. Errors: Stopped; an actor's fault."""
         self.reporter.enter(self.progress.step, "generating")
         collected = await self.stop.interrupts(self.queue.collect())
         self.reporter.collected(self.progress.step + 1, collected)
         return collected
 
-    async def _train(self, collected: Collected, batches: list[Batch]) -> StepMetrics | None:
+    async def train(self, collected: Collected, update: Update) -> StepMetrics | None:
         """The optimizer steps of a batch, while its rollouts are written down; then it counts as trained.
 
-        None if bad numbers kept it from being a step. Errors: BadNumbersError.
+        ``update(step)`` makes them. None if bad numbers kept it from being a step. Errors: BadNumbersError.
         """
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
         write = asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, collected.groups)
         writing = asyncio.create_task(write)
         self._is_between_steps = False
-        answers = await self.trainer.train(batches, step)
+        answers = await update(step)
         await writing
         return await self._count(step, collected, answers)
 

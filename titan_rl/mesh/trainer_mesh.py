@@ -66,7 +66,11 @@ class TrainerMesh:
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
-        self._num_repairs = 0
+        self._num_repairs = self._num_repaired = 0
+        """Repairs since the last step, and in all."""
+        self._own: Batch | None = None
+        self._gradients_since = -1
+        """The number of repairs before these gradients were made: one since, and they are gone."""
         self._raised: Counter[str] = Counter()
         """Why trainers were ended that raised since the last step."""
 
@@ -75,11 +79,35 @@ class TrainerMesh:
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
         """The optimizer steps that make up a step of the run, one for each batch; begun anew if a rank dies."""
         metrics = await self.ask(lambda: self.trainers.train(batches, step))
+        self._has_done(step)
+        return metrics
+
+    def _has_done(self, step: int) -> None:
         self.step_done, self._num_repairs = step, 0
         self._raised.clear()
         for standby in self.standbys:
             standby.make()
-        return metrics
+
+    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+        """The gradients of a step's one update, for a loop of one's own; ``optim_step`` comes next."""
+        self._own = batch
+        return await self.ask(self._gradients)
+
+    async def optim_step(self, step: int) -> StepMetrics | BadNumbers:
+        """The update; its gradients are made again if a rank has died since."""
+        answer = await self.ask(lambda: self._update(step))
+        self._has_done(step)
+        return answer
+
+    async def _gradients(self) -> StepMetrics | BadNumbers:
+        found = await self.trainers.forward_backward(self._own)
+        self._gradients_since = self._num_repaired
+        return found
+
+    async def _update(self, step: int) -> StepMetrics | BadNumbers:
+        if self._gradients_since != self._num_repaired:
+            await self._gradients()
+        return await self.trainers.optim_step(self._own.has_signal, step)
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
         """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
@@ -142,7 +170,7 @@ class TrainerMesh:
 
     async def _repair(self) -> None:
         dead = self.trainers.dead
-        self._num_repairs += 1
+        self._num_repairs, self._num_repaired = self._num_repairs + 1, self._num_repaired + 1
         self._check_repairable(list(dead.values()))
         died = min(process.died.result() for process in dead.values())
         step = await self._replace(dead)

@@ -104,17 +104,30 @@ class Trainers:
 
         With the last one a snapshot is taken, if the config wants one of this step.
         """
-        every = self.config.recovery.snapshot_every
-        snapshot = step if every and step % every == 0 else None
         with self._staged_by_group([batch.rows for batch in batches]) as handles:
             found = await self.roles.find(handles)
-            arguments = handles, found, [batch.has_signal for batch in batches], snapshot
+            arguments = handles, found, [batch.has_signal for batch in batches], self._snapshot_of(step)
             answers = await self.call("train", *arguments, what=f"training step {step}")
         for side in dict(self._sides):
             of_side = zip(self._sides, self.ranks, answers, strict=True)
             times = {rank.name: seconds for (its, _), rank, (_, seconds) in of_side if its == side}
             self._stragglers.note(side, times)
         return answers[0][0]
+
+    def _snapshot_of(self, step: int) -> int | None:
+        """The step, if the config wants a snapshot of it."""
+        every = self.config.recovery.snapshot_every
+        return step if every and step % every == 0 else None
+
+    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+        """The gradients of a step's one update, which ``optim_step`` applies."""
+        with self._staged_by_group([batch.rows]) as handles:
+            found = await self.roles.find(handles)
+            return (await self.call("forward_backward", handles, found, what="making gradients"))[0]
+
+    async def optim_step(self, has_signal: bool, step: int) -> StepMetrics | BadNumbers:
+        arguments = has_signal, self._snapshot_of(step)
+        return (await self.call("optim_step", *arguments, what=f"the update of step {step}"))[0]
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
         """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""

@@ -27,6 +27,7 @@ _SCHEMA = pa.schema(
         "reward": pa.float64(),
         "reward_parts": pa.map_(pa.string(), pa.float64()),
         "turn_rewards": pa.list_(pa.float64()),
+        "advantage": pa.float64(),
         "task_reward": pa.float64(),
         "text": pa.string(),
         "grade": pa.float64(),
@@ -44,7 +45,7 @@ def _path(folder: Path, step: int) -> Path:
 
 def _row(rollout: Rollout) -> dict:
     plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
-    return {name: getattr(rollout, name) for name in (*plain, "task_reward", "turn_rewards")} | dict(
+    return {name: getattr(rollout, name) for name in (*plain, "advantage", "task_reward", "turn_rewards")} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],
         stop_reason=[turn.stop_reason for turn in rollout.turns],

@@ -9,10 +9,7 @@ in preparation.py; nothing here knows of actors.
 Dimensions: S trained tokens of a row.
 """
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Row, StepMetrics
 from titan_rl.models.shards import Shard
-from titan_rl.trainer.bad_numbers import find_culprits
 from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.learned_role import LearnedRole, Told
 from titan_rl.trainer.learned_roles import learned_beside
@@ -36,7 +32,6 @@ from titan_rl.trainer.objective import (
     expected_gradient,
     loss_and_sums,
     loss_inputs,
-    step_metrics,
     zero_totals,
 )
 from titan_rl.trainer.optimizer import build_optimizer
@@ -54,7 +49,6 @@ from titan_rl.trainer.ranks import (
     is_finite_everywhere,
     is_first_of_rows,
     parallel_dims,
-    reduced,
 )
 from titan_rl.trainer.role_names import BASE, WORDS, found_columns, learned_role, role_path
 from titan_rl.trainer.roles import FrozenRole, roles_with_trainer
@@ -64,6 +58,7 @@ from titan_rl.trainer.state import load_policy, load_random, load_role, policy_s
 from titan_rl.trainer.supervised import supervised_steps
 from titan_rl.trainer.taught_step import taught_step
 from titan_rl.trainer.titan_config import TitanConfig
+from titan_rl.trainer.update import Gradients, apply_gradients, make_gradients
 
 
 class Learner(Side):
@@ -132,6 +127,12 @@ class Learner(Side):
     def prepare(self, batches: list[list[Row]]) -> list[list[Row]]:
         """The rows of each update of a step, with what roles found of them, and the advantages that the loss gets."""
         return self._with_advantages(self._compared(batches))
+
+    def gradients(self, rows: list[Row], found: Sequence[Found] = ()) -> Gradients | BadNumbers:
+        """Those of a step's one update, for a loop of one's own: ``update.apply_gradients`` comes next."""
+        self.optimizer.zero_grad()
+        [prepared] = self.prepare(with_places([rows], found))
+        return make_gradients(self, prepared, teaches=False)
 
     def _compared(self, batches: list[list[Row]]) -> list[list[Row]]:
         """With what is found by roles that never learn, and by the policy itself as it is."""
@@ -223,13 +224,6 @@ class Learner(Side):
         self.optimizer.zero_grad()
         return float(learning_rate)
 
-    def _finite_gradient_norm(self) -> float:
-        """Before clipping. Errors: FloatingPointError for a gradient that is not finite."""
-        norm = self.gradient_norm()
-        if not self.is_finite_everywhere(norm):
-            raise FloatingPointError(f"the gradient norm is {norm}")
-        return norm
-
     def weights_changed(self) -> None:
         if self.policy.adapters:
             self.policy.adapters.refresh()
@@ -257,35 +251,8 @@ class Learner(Side):
         """
         if isinstance(told, BadNumbers):
             return told
-        learns = told is None and self._teaches
-        if learns:
-            self.learned.begin(rows)
-        start = time.perf_counter()
-        totals = reduced(self.forward_backward(rows), is_counted=self.is_counted)
-        middle = time.perf_counter()
-        try:
-            if not math.isfinite(totals["loss"]):
-                raise FloatingPointError(f"the loss is {totals['loss']}")
-            norm = self._finite_gradient_norm()
-        except FloatingPointError as error:
-            self.optimizer.zero_grad()
-            if learns:
-                self.learned.forget()
-            return find_culprits(self, rows, str(error))
-        if learns:
-            told = self.learned.learn(rows)
-        if isinstance(told, BadNumbers):
-            self.optimizer.zero_grad()
-            return told
-        learning_rate, metrics = self.optimizer_step(has_signal), step_metrics(totals)
-        return replace(
-            metrics,
-            loss_metrics=metrics.loss_metrics | (told or {}),
-            grad_norm=norm,
-            learning_rate=learning_rate,
-            seconds_forward_backward=middle - start,
-            seconds_optimizer=time.perf_counter() - middle,
-        )
+        made = make_gradients(self, rows, teaches=told is None and self._teaches)
+        return made if isinstance(made, BadNumbers) else apply_gradients(self, made, has_signal, told)
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
         """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.

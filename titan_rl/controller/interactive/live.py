@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from titan_rl.controller.data_steps import HeldOut
+from titan_rl.controller.interactive.own_step import OrderError, OwnStep
 from titan_rl.controller.interactive.run_view import RunView, actor_table, tokenizer_of
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.session import Session, one_line
-from titan_rl.data.types import Request
+from titan_rl.data.types import Batch, Group, Request
 from titan_rl.environments.chat import encode_messages
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.records.statistics import Proportion
@@ -37,12 +38,14 @@ class LiveSession(RunView):
     def __init__(self, session: Session):
         super().__init__(session.run_dir)
         self.session = session
-        self.trainer = TrainerHandle(lambda: session.meshes, self._in_turn)
+        self.trainer = TrainerHandle(lambda: session.meshes, self._in_turn, lambda: self._at_hand)
         self._turn = asyncio.Lock()
         self._may_go = asyncio.Event()
         self._may_go.set()
         self._background: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._own: OwnStep | None = None
+        """The step at hand of a loop of one's own."""
         self._is_done = False
         """Whether ``run`` came to its end."""
         self._why_ended = ""
@@ -89,6 +92,7 @@ class LiveSession(RunView):
         """``count`` steps more; what they measured. Errors: RunEnded; what ends the run, which is then closed."""
         if self.is_running:
             raise RunEnded("the run goes on in the background: await session.pause() before single steps")
+        self._check_no_own()
         first = self.session.progress.step
         for _ in range(count):
             await self._in_turn(self.session.step)
@@ -132,6 +136,41 @@ class LiveSession(RunView):
     def resume(self) -> asyncio.Task[None]:
         return self.run()
 
+    # a loop of one's own
+
+    async def sample(self) -> list[Group]:
+        """The groups of the next step. What they are trained on is theirs: give each rollout an ``advantage``, or leave
+        that to the algorithm; ``trainer.forward_backward``, ``trainer.optim_step`` and ``publish`` come next.
+
+        Errors: ConfigError where a loop cannot be one's own."""
+        if self.is_running:
+            raise RunEnded("the run goes on in the background: await session.pause() before steps of your own")
+        self._check_open()
+        if self._own is None:
+            self._own = OwnStep(self.session)
+        return await self._in_turn(self._own.sample)
+
+    def batch(self, groups: list[Group]) -> Batch:
+        """The groups of ``sample``, with their advantages, as the trainer takes them."""
+        return self._at_hand.batch(groups)
+
+    async def publish(self) -> pd.DataFrame:
+        """The weights go to the generators, and the step is over; what it measured."""
+        await self._in_turn(self._at_hand.publish)
+        self._own = None
+        await self._in_turn(self.session.reported)
+        return self.metrics.loc[self.session.progress.step :]
+
+    @property
+    def _at_hand(self) -> OwnStep:
+        if self._own is None:
+            raise OrderError("there is no step of your own at hand: await session.sample() comes first")
+        return self._own
+
+    def _check_no_own(self) -> None:
+        if self._own is not None:
+            raise OrderError("a step of your own is at hand: end it with optim_step and publish first")
+
     async def evaluate(self) -> Proportion | HeldOut:
         """Held-out accuracy as of now, between two steps."""
         return await self._in_turn(self.session.evaluate)
@@ -157,6 +196,8 @@ class LiveSession(RunView):
             self._check_open()
             try:
                 return await work()
+            except OrderError:  # nothing was done
+                raise
             except BaseException as error:  # the session cannot go on after any
                 self._end(one_line(error))
                 await self.session.close(error)

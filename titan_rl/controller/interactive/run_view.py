@@ -154,6 +154,7 @@ def _row(rollout: Rollout, question: str, expected: str) -> dict[str, Any]:
         "status": rollout.status,
         "reward": rollout.reward,
         **{f"reward/{name}": value for name, value in rollout.reward_parts.items()},
+        "advantage": rollout.advantage,
         "version": int(rollout.versions.max()),
         "tokens": rollout.tokens,
         "provenance": rollout.provenance,

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from titan_rl.controller.interactive.own_step import OwnStep
+from titan_rl.data.types import BadNumbers, Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 
 T = TypeVar("T")
@@ -19,9 +21,19 @@ class RankError(RuntimeError):
 class TrainerHandle:
     """What a person asks of the trainer's ranks, between two steps."""
 
-    def __init__(self, meshes: Callable[[], Meshes], in_turn: InTurn):
-        """``in_turn``: does a thing when nothing else is done."""
-        self._meshes, self._in_turn = meshes, in_turn
+    def __init__(self, meshes: Callable[[], Meshes], in_turn: InTurn, own_step: Callable[[], OwnStep]):
+        """``in_turn``: does a thing when nothing else is done. ``own_step``: that at hand; raises if there is none."""
+        self._meshes, self._in_turn, self._own_step = meshes, in_turn, own_step
+
+    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+        """The gradients of the step at hand; loss and gradient norm, or whose numbers are no numbers."""
+        own = self._own_step()
+        return await self._in_turn(lambda: own.forward_backward(batch))
+
+    async def optim_step(self) -> StepMetrics | None:
+        """The update. The step then counts, with its rollouts on record and its samples in the ledger; None if bad
+        numbers kept it from being one."""
+        return await self._in_turn(self._own_step().optim_step)
 
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
         """What ``function(learner)`` gives on each rank, by the rank's name. The learner is trainer/learner.py's, or
