@@ -187,11 +187,11 @@ def grpo_of_ones_own(groups) -> None:
             rollout.advantage = float(advantage)
 
 
-async def own_loop(root, settings) -> None:
+async def own_loop(root, settings, steps: int) -> None:
     async with await titan_rl.launch(None, run={"dir": str(root)}, **settings) as session:
         with pytest.raises(OrderError, match="sample"):
             await session.publish()
-        for step in range(1, 5):
+        for step in range(1, steps + 1):
             groups = await session.sample()
             grpo_of_ones_own(groups)
             told = await session.trainer.forward_backward(session.batch(groups))
@@ -207,19 +207,14 @@ async def own_loop(root, settings) -> None:
         assert "trainer_repaired" in session.events["kind"].tolist()
 
 
-async def own_steps(root, settings) -> None:
-    async with await titan_rl.launch(None, run={"dir": str(root)}, **settings) as session:
-        await session.step(4)
-
-
 @pytest.mark.slow
-def test_a_loop_of_ones_own_is_the_runs_own_bit_for_bit(tmp_path, capsys):
-    settings = parse_overrides(running.overrides(training__steps=4, sft__steps=60, rollout__prompts_per_step=8))
-    asyncio.run(own_steps(tmp_path / "run", settings))
-    asyncio.run(own_loop(tmp_path / "own", settings))
-    one, other = (titan_rl.connect(tmp_path / name).metrics[["loss", "grad_norm"]] for name in ("run", "own"))
+def test_a_loop_of_ones_own_is_the_runs_own_bit_for_bit(finished_run, tmp_path, capsys):
+    """Against a run that ``titan-rl train`` made; and its last step is trained again from what it recorded."""
+    asyncio.run(own_loop(tmp_path / "own", parse_overrides(running.overrides(**running.FINISHED)), 3))
+    both = (titan_rl.connect(root).metrics[["loss", "grad_norm"]].loc[:3] for root in (finished_run, tmp_path / "own"))
+    one, other = both
     assert one.equals(other) and one["grad_norm"].gt(0).any()
-    assert titan_rl.connect(tmp_path / "own").rollouts(4)["advantage"].notna().all()
+    assert titan_rl.connect(tmp_path / "own").rollouts(3)["advantage"].notna().all()
     capsys.readouterr()
-    assert cli.main(["replay", str(tmp_path / "own"), "--from", "1", "--to", "4", "--json"]) == 0
+    assert cli.main(["replay", str(tmp_path / "own"), "--from", "3", "--to", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["state"]["num_different"] == 0

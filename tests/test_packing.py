@@ -293,6 +293,17 @@ def test_failures_do_not_shift_the_advantages_of_the_rest():
     assert sorted(row.advantage_S.tolist()) == pytest.approx([-h, -h, h, h], rel=1e-5)
 
 
+def test_advantages_of_ones_own_take_the_place_of_the_algorithms():
+    group, own = group_of("a", (1.0, "ok"), (0.0, "ok"), (0.0, "ok")), [0.5, -0.25, 2.0]
+    for rollout, advantage in zip(group.rollouts, own, strict=True):
+        rollout.advantage = advantage
+    [row] = rows_of(step_batches([group], GRPO(), Config(), LAYOUT)[0])
+    assert set(row.advantage_S.tolist()) == set(own)
+    group.rollouts[1].advantage = None  # of a group, all or none
+    [row] = rows_of(step_batches([group], GRPO(), Config(), LAYOUT)[0])
+    assert not set(row.advantage_S.tolist()) & set(own)
+
+
 def test_equal_rewards_are_no_signal():
     groups = [group_of(name, *[(reward, "ok")] * 7) for name, reward in (("a", 0.1), ("b", 1.0))]
     [batch] = step_batches(groups, GRPO(), Config(), LAYOUT)
