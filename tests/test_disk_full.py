@@ -132,7 +132,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     from titan_rl.controller.ending import Ending
     from titan_rl.controller.rollout_queue import Collected
 
-    async def train(batches, step):
+    async def update(step):
         return []
 
     async def finish():
@@ -144,7 +144,6 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     controller = object.__new__(Controller)
     controller.run_dir = SimpleNamespace(rollouts=tmp_path)
     controller.reporter = SimpleNamespace(enter=lambda *_: None)
-    controller.trainer = SimpleNamespace(train=train)
     controller.progress = SimpleNamespace(step=6)
     checkpointing, finite = SimpleNamespace(saved_step=3, finish=finish), SimpleNamespace(weights_are_finite=True)
     controller.ending = Ending(tmp_path, None, checkpointing, finite, controller.progress, save=save, say=print)
@@ -152,7 +151,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     asyncio.run(controller.rescue(RuntimeError("between two steps")))
     assert saved == [6]
     with largest_file(500), pytest.raises(DiskFull) as error:
-        asyncio.run(controller._train(Collected(groups(), {}), []))
+        asyncio.run(controller.train(Collected(groups(), {}), update))
     asyncio.run(controller.rescue(error.value))
     assert saved == [6], "nothing more"
 
