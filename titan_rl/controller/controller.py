@@ -100,6 +100,7 @@ class Controller:
 
     async def begin(self) -> None:
         """SFT steps if there are any, version 0, and what the model can do before any training."""
+        self.reporter.display.enter("supervised steps")
         await self.stop.interrupts(self.recovery.sft(self.trainer, self.meshes.dispatcher))
         await keep_policy(self.config, self.algorithm, self.run_dir, self.meshes)
         await self.frozen.begin()
