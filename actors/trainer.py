@@ -184,7 +184,7 @@ class Trainer(Actor):
         """What a pickled function says of this rank's learner, pickled, or how it failed, which is no reason to die."""
         try:
             return pickle.dumps(pickle.loads(code)(self.learner)), ""
-        except Exception as error:
+        except Exception as error:  # it is a person's function: whatever it raises is told to them
             return b"", f"{type(error).__name__}: {error}"
 
     def _pull(self, batches: list[RowsHandle]) -> list[list]:

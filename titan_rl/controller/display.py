@@ -13,13 +13,12 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 
-from titan_rl.controller.step_table import COLUMNS, Sample, headline, panel, sample_line
+from titan_rl.controller.step_table import COLUMNS, MOST_STEPS, Sample, headline, panel, sample_line
 from titan_rl.data.files import LineFile, unless_full
 
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
 _ON_DATA = ("loss", "rewards/accuracies", "rewards/margins", "grad_norm", "learning_rate", "epoch")
 """Of a run without rollouts, where the step has it."""
-_NUM_KEPT = 8
 _LINE_SECONDS, _SAMPLE_SECONDS = 3.0, 60.0
 """Without a terminal, a line, and an answer, at most this often."""
 
@@ -71,7 +70,7 @@ class Display:
 
     def step(self, record: dict[str, float], sample: Sample | None = None) -> None:
         """``sample``: one of its answers."""
-        self._recent, self._sample = [*self._recent[1 - _NUM_KEPT :], record], sample
+        self._recent, self._sample = [*self._recent[1 - MOST_STEPS :], record], sample
         if self._live:  # whose thread draws it
             return
         now = time.monotonic()

@@ -40,7 +40,7 @@ COLUMNS = {
     "tokens_per_second_forward_backward": "{:,.0f}",
 }
 """Metrics that are shown, the more important first: a small terminal shows as many as it has lines for."""
-_MOST_STEPS = 8
+MOST_STEPS = 8
 _VALUE_WIDTH, _NAME_WIDTH = 10, max(map(len, COLUMNS))
 _OTHER_LINES = 6
 """The headline, the table's head and its rule, the answer, and what the cursor needs."""
@@ -90,7 +90,7 @@ def headline(step: int, num_steps: int, phase: str, seconds: float, usual: float
 
 def step_table(records: list[dict[str, float]], width: int, height: int) -> Table:
     """The newest steps on the right; as many steps, and as many metrics, as there is room for."""
-    shown = records[-max(1, min(_MOST_STEPS, (width - _NAME_WIDTH) // _VALUE_WIDTH)) :]
+    shown = records[-max(1, min(MOST_STEPS, (width - _NAME_WIDTH) // _VALUE_WIDTH)) :]
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("step", no_wrap=True)
     for record in shown:

@@ -20,6 +20,8 @@ class Side(ABC):
 
     titan: TitanConfig
     device: torch.device
+    roles: dict[str, Any]
+    """Models here that take other weights when they are told to, by name."""
     before_update: Callable[[], None]
     """Called before parameters change: somebody may still be copying them."""
 

@@ -46,8 +46,6 @@ class LiveSession(RunView):
         self._ticking: asyncio.Task[None] | None = None
         self._own: OwnStep | None = None
         """The step at hand of a loop of one's own."""
-        self._is_done = False
-        """Whether ``run`` came to its end."""
         self._why_ended = ""
 
     # from start to end
@@ -109,7 +107,7 @@ class LiveSession(RunView):
         this gives to wait for the end."""
         self._check_open()
         self._may_go.set()
-        if self._background is None or (self._background.done() and not self._is_done):
+        if self._background is None:  # one that failed has ended the session
             self._background = asyncio.create_task(self._run())
             self._background.add_done_callback(retrieve_exception)
         return self._background
@@ -120,7 +118,6 @@ class LiveSession(RunView):
             await self._may_go.wait()
             await self._in_turn(self._step_unless_paused)
         await self._in_turn(self.session.run)  # no step is left: what comes after them
-        self._is_done = True
 
     async def _step_unless_paused(self) -> None:
         if self._may_go.is_set():  # or else a pause came while the turn was waited for
@@ -135,6 +132,19 @@ class LiveSession(RunView):
 
     def resume(self) -> asyncio.Task[None]:
         return self.run()
+
+    async def evaluate(self) -> Proportion | HeldOut:
+        """Held-out accuracy as of now, between two steps."""
+        return await self._in_turn(self.session.evaluate)
+
+    async def save(self) -> str:
+        """Write a checkpoint of the step at hand; where it is."""
+        await self._in_turn(self._save)
+        return str(self.session.run_dir.checkpoints)
+
+    async def _save(self) -> None:
+        await self.session.save()
+        await self.session.controller.checkpointing.finish()
 
     # a loop of one's own
 
@@ -171,18 +181,7 @@ class LiveSession(RunView):
         if self._own is not None:
             raise OrderError("a step of your own is at hand: end it with optim_step and publish first")
 
-    async def evaluate(self) -> Proportion | HeldOut:
-        """Held-out accuracy as of now, between two steps."""
-        return await self._in_turn(self.session.evaluate)
-
-    async def save(self) -> str:
-        """Write a checkpoint of the step at hand; where it is."""
-        await self._in_turn(self._save)
-        return str(self.session.run_dir.checkpoints)
-
-    async def _save(self) -> None:
-        await self.session.save()
-        await self.session.controller.checkpointing.finish()
+    # in turn
 
     async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Goes on to its end whether or not somebody still waits for it."""

@@ -24,14 +24,14 @@ class OwnStep:
 
     def __init__(self, session: Session):
         """Errors: ConfigError where a loop cannot be one's own."""
-        config, algorithm = session.config, session.checked.algorithm
         if not isinstance(session.controller, Controller):
             raise ConfigError("a run on data samples nothing: step() is its loop")
-        if config.algorithm.updates_per_batch > 1 or (role := learned_role(algorithm.needs)) is not None:
-            why = f"algorithm.name = {config.algorithm.name!r} has a {role}"
-            if config.algorithm.updates_per_batch > 1:
-                why = f"algorithm.updates_per_batch = {config.algorithm.updates_per_batch}"
-            raise ConfigError(f"a loop of your own makes one update a step, of the policy alone, and {why}")
+        settings = session.config.algorithm
+        only = "a loop of your own makes one update a step, of the policy alone, and"
+        if settings.updates_per_batch > 1:
+            raise ConfigError(f"{only} algorithm.updates_per_batch = {settings.updates_per_batch}")
+        if (role := learned_role(session.checked.algorithm.needs)) is not None:
+            raise ConfigError(f"{only} algorithm.name = {settings.name!r} has a {role}")
         self.controller: Controller = session.controller
         self._timer = PhaseTimer()
         self._collected: Collected | None = None
