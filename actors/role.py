@@ -12,20 +12,21 @@ from titan_rl.mesh.channel.transports import RDMA
 class Role(Actor):
     """A rank. All ranks of a role are called together, in the same order, since each call may hold collectives."""
 
-    def __init__(self, config: Config, role: str, model_path: str, kept: str):
+    def __init__(self, role: str, model_path: str, kept: str):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
-        self.config, self.role, self.model_path, self.kept = config, role, model_path, kept
+        self.role, self.model_path, self.kept = role, model_path, kept
         self._staged = ExitStack()
         """What was found last, for as long as the trainer may read it."""
 
     @endpoint
-    def join(self, rank: int, world_size: int, rendezvous_file: str) -> None:
-        """Meet the other ranks in a new process group, and build this rank's part of the model."""
+    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str) -> None:
+        """Meet the other ranks in a new process group, and build this rank's part of the model. Also when a setting has
+        changed."""
         from titan_rl.trainer.lone_role import LoneRole
         from titan_rl.trainer.process_group import join_group
         from titan_rl.trainer.titan_config import role_titan
 
-        titan = role_titan(self.config, self.role)
+        self.config, titan = config, role_titan(config, self.role)
         join_group(rank, world_size, rendezvous_file, titan.comm.init_timeout_seconds)
         self.model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
 

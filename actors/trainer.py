@@ -22,9 +22,9 @@ from titan_rl.trainer.state import BackgroundSave
 class Trainer(Actor):
     """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
 
-    def __init__(self, config: Config, model_path: str, kept: str = ""):
+    def __init__(self, model_path: str, kept: str = ""):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
-        self.config, self.model_path, self.kept = config, model_path, kept
+        self.model_path, self.kept = model_path, kept
         self.snapshots: Snapshots | None = None
         self.writer: WeightWriter | None = None
 
@@ -34,15 +34,15 @@ class Trainer(Actor):
         import titan_rl.trainer.learner  # noqa: F401
 
     @endpoint
-    def join(self, rank: int, world_size: int, rendezvous_file: str) -> None:
+    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str) -> None:
         """Meet the other ranks in a new process group, build this rank's part of the model, load the file's weights.
 
-        At the start, and again when a rank was replaced: the process and its snapshots stay. ``rendezvous_file``: where
-        the ranks find each other; it must not exist yet.
+        At the start, and again when a rank was replaced or a setting has changed: the process and its snapshots stay.
+        ``rendezvous_file``: where the ranks find each other; it must not exist yet.
         """
         from titan_rl.trainer.joining import join_side
 
-        self.rank = rank
+        self.config, self.rank = config, rank
         self._withdraw()
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us

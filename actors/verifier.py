@@ -27,8 +27,10 @@ class ReplicaFailed(RuntimeError):
 class Verifier(Actor):
     """Drives many episodes at once; answers are scored one after the other in a process of its own."""
 
-    def __init__(self, config: Config, model_path: str):
-        self.config, self.model_path = config, model_path
+    def __init__(self, model_path: str):
+        self.model_path = model_path
+        self.scorer: GradedScorer | None = None
+        self.judge: Judge | None = None
 
     @concurrent_endpoint
     async def prepare(self) -> None:
@@ -36,24 +38,27 @@ class Verifier(Actor):
         await asyncio.to_thread(_tokenizer_class)
 
     @concurrent_endpoint
-    async def start(self) -> int:
-        """Load the tokenizer and start the scorer; the scorer's process id."""
-        task, folders = self.config.task, self.config.run.plugin_path
+    async def start(self, config: Config) -> int:
+        """Load the tokenizer and start the scorer; the scorer's process id. Again when a setting has changed, while no
+        group is under way."""
+        self.config, task, folders = config, config.task, config.run.plugin_path
         self.task = make_task(task, folders)
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
-        self.scorer = GradedScorer(task, self.config.eval.grader, folders, self.config.verifier.score_timeout)
-        self.judge, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
+        if self.scorer is not None:
+            await self.scorer.stop()
+        self.scorer = GradedScorer(task, config.eval.grader, folders, config.verifier.score_timeout)
+        _, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
         return pid
 
-    async def _start_judge(self) -> Judge | None:
-        """The reward model, if there is one, in a process of its own."""
+    async def _start_judge(self) -> None:
+        """The reward model, if there is to be one and there is none, in a process of its own."""
         settings, verifier = self.config.reward_model, self.config.verifier
-        if not settings.path:
-            return None
+        if not settings.path or self.judge is not None:
+            return
         end = None if settings.reads_end else self.tokenizer.eos_token_id
         scorer = RewardModelScorer(settings.path, verifier.score_timeout, self.config.mesh.start_timeout, end)
         await scorer.start()
-        return scorer.score_tokens
+        self.judge = scorer.score_tokens
 
     def _load_tokenizer(self):
         return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)

@@ -13,8 +13,7 @@ from made_run import GROUPS, SAMPLES, STEPS, made_run
 
 import titan_rl
 from titan_rl import cli
-from titan_rl.config.load import ConfigError, parse_overrides
-from titan_rl.controller.interactive.launch import overriding
+from titan_rl.config.load import ConfigError, overriding, parse_overrides
 from titan_rl.controller.interactive.live import RunEnded
 from titan_rl.controller.interactive.own_step import OrderError
 from titan_rl.controller.interactive.trainer import RankError

@@ -22,6 +22,7 @@ from titan_rl.models import decoder
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import agreement_sums, loss_and_sums
+from titan_rl.trainer.snapshot import Snapshots
 from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
@@ -37,9 +38,16 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture
 def make_learner(model_path):
-    tables = {"optimizer": {"lr": 1e-3}, "training": {"steps": 10}, "lr_scheduler": {"decay_ratio": 1.0}}
-    config = load_config(None, tables)
-    return lambda: Learner(config, build_titan(config), model_path)
+    def make(**optimizer) -> Learner:
+        tables = {
+            "optimizer": {"lr": 1e-3} | optimizer,
+            "training": {"steps": 10},
+            "lr_scheduler": {"decay_ratio": 1.0},
+        }
+        config = load_config(None, tables)
+        return Learner(config, build_titan(config), model_path)
+
+    return make
 
 
 def train(learner: Learner, seed: int) -> StepMetrics:
@@ -309,6 +317,27 @@ def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path
         got = train(resumed, step)
         assert (got.loss, got.grad_norm) == (metrics.loss, metrics.grad_norm)
         assert got.learning_rate == metrics.learning_rate
+
+
+@pytest.mark.parametrize("by", ["checkpoint", "snapshot"])
+def test_what_is_loaded_goes_on_under_the_settings_of_now_from_the_first_update_on(make_learner, tmp_path, by):
+    learner = make_learner()
+    train(learner, 0)
+    other = make_learner(lr=5e-4, weight_decay=0.5)
+    if by == "checkpoint":
+        saver = BackgroundSave(learner)
+        saver.begin(tmp_path / "checkpoint")
+        saver.wait()
+        other.load_checkpoint(tmp_path / "checkpoint")
+    else:
+        snapshots = Snapshots(0, learner)
+        snapshots.take(1)
+        assert snapshots.steps() == [1]
+        Snapshots(0, other).load(snapshots.slot_of(1))
+    [group] = other.optimizer.optimizers[0].param_groups
+    assert group["weight_decay"] == 0.5
+    usual = train(learner, 1).learning_rate
+    assert train(other, 1).learning_rate == pytest.approx(usual / 2) and usual < 1e-3, "its place in the schedule too"
 
 
 def test_a_checkpoint_before_the_first_update_changes_nothing(make_learner, tmp_path):

@@ -7,9 +7,10 @@ algorithm (algorithms/registry.py). Whatever is wrong is a ConfigError: one line
 import difflib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomli
@@ -89,6 +90,30 @@ def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
     return overrides
 
 
+def overriding(
+    dotted: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
+    """Both as one nested table. Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
+    tables: dict[str, dict[str, Any]] = {name: dict(_table(name, values)) for name, values in sections.items()}
+    for name, value in dotted.items():
+        *path, key = name.split(".")
+        if not path or not all([*path, key]):
+            raise ConfigError(f"{name!r} is no setting: give section.key, such as 'training.steps'")
+        table = tables
+        for part in path:
+            table = _table(part, table.setdefault(part, {}))
+        if key in table:
+            raise ConfigError(f"{name} is given twice: once is enough")
+        table[key] = value
+    return tables
+
+
+def _table(name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name} = {values!r}: a section is a dict, such as training={{'steps': 20}}")
+    return values
+
+
 def override_arguments(overrides: dict[str, Any]) -> list[str]:
     """What ``parse_overrides`` makes that table of."""
     return list(_overrides(overrides, ""))
@@ -159,6 +184,16 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
     return _with_directories(config)
+
+
+def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:
+    """The same but for these. Errors: as ``load_config``."""
+    return load_config(None, _merge(written(config), overrides))
+
+
+def written(config: Config) -> dict[str, Any]:
+    """All sections as a TOML would write them; of TorchTitan's, what was written."""
+    return as_dict(config) | config.titan
 
 
 def load_resolved(path: Path) -> Config:

@@ -41,6 +41,26 @@ def resolve(setting: str, reference: str, folders: Sequence[str]) -> Any:
     return found
 
 
+def reference_to(setting: str, function: Callable) -> str:
+    """What names a function of a module. Errors: ConfigError for one of a cell or of another function, which no other
+    process could import."""
+    module, name = getattr(function, "__module__", "__main__"), getattr(function, "__qualname__", "<lambda>")
+    if module == "__main__" or not _FORM.fullmatch(f"{module}:{name}"):
+        raise ConfigError(
+            f"{setting}: {name} is of no module, so no other process and no resumed run would find it: write it into a "
+            f"file (%%writefile rewards.py) and give 'rewards:{name.rpartition('.')[2].strip('<>')}'"
+        )
+    return f"{module}:{name}"
+
+
+def forget(reference: str, folders: Sequence[str]) -> None:
+    """A module of these folders is imported anew when it is next named."""
+    name = reference.partition(":")[0]
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is not None and any(Path(folder).resolve() in Path(file).resolve().parents for folder in folders):
+        del sys.modules[name]
+
+
 def _where(found: Any) -> str:
     return getattr(found, "__file__", None) or getattr(found, "__name__", repr(found))
 

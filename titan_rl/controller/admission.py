@@ -9,8 +9,12 @@ class Admission:
     """
 
     def __init__(self, groups_per_step: int, max_staleness: int, version: int = 0):
-        self.groups_per_step, self.max_staleness = groups_per_step, max_staleness
+        self.limit(groups_per_step, max_staleness)
         self.restart(version)
+
+    def limit(self, groups_per_step: int, max_staleness: int) -> None:
+        """Other bounds; ``restart`` comes next."""
+        self.groups_per_step, self.max_staleness = groups_per_step, max_staleness
 
     def restart(self, version: int) -> None:
         """The run begins, or goes on, at this version, with nothing in flight."""

@@ -33,6 +33,7 @@ from titan_rl.algorithms.batching import step_batches, update_parts
 from titan_rl.config.schema import Config
 from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.checkpointing import Checkpointing
+from titan_rl.controller.effects import Effect, Effects
 from titan_rl.controller.ending import RESCUE_SECONDS, Ending
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.frozen_weights import FrozenWeights
@@ -139,6 +140,17 @@ class Controller:
         """The trainer is at ``progress.step`` by another way than the step before."""
         self.queue.restart(self.recovery.rewind(self.progress.step), self.progress.step)
         await self.publishing.publish(self.progress.step)
+
+    async def take_settings(self, algorithm: Algorithm, effects: Effects) -> None:
+        """Settings have changed between two steps, of which the newest checkpoint is the last (changes.py)."""
+        self.algorithm = self.recovery.algorithm = algorithm
+        await self.publishing.delivered()
+        if Effect.SAMPLING in effects:  # what is under way was asked for under the settings before
+            self.queue.restart(self.recovery.rewind(self.progress.step), self.progress.step)
+        if Effect.REWARD in effects:
+            await self.meshes.verifiers.begin_anew()
+        if Effect.TRAINER in effects:
+            await self.trainer.begin_anew()
 
     async def finish(self) -> None:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""

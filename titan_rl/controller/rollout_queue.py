@@ -63,8 +63,7 @@ class RolloutQueue:
         """``max_tokens``: of a rollout, prompt included. ``failed`` hears of samples that could not be scored."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
         self.admission, self.publishing, self.failed = admission, publishing, failed
-        rollout = config.rollout
-        self._sampling = Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, max_tokens)
+        self.max_tokens = max_tokens
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
         """Issued before, and to be sampled first."""
@@ -75,11 +74,18 @@ class RolloutQueue:
         """Prompts that are sampled before any new one is."""
         return len(self._backlog)
 
+    @property
+    def _sampling(self) -> Sampling:
+        rollout = self.config.rollout
+        return Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, self.max_tokens)
+
     def restart(self, backlog: deque[Prompt], version: int) -> None:
-        """The run goes on at a version: nothing is in flight, and these prompts come first."""
+        """The run goes on at a version: nothing is in flight, and these prompts come first. Settings may be others."""
         self.cancel()
         self._in_flight.clear()
         self._backlog = backlog
+        rollout = self.config.rollout
+        self.admission.limit(rollout.prompts_per_step, rollout.max_staleness)
         self.admission.restart(version)
 
     def cancel(self) -> None:

@@ -21,6 +21,7 @@ from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.base_model import base_model
+from titan_rl.controller.changes import with_changes
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
 from titan_rl.controller.data_recovery import DataRecovery
@@ -101,6 +102,7 @@ class Session:
         """
         check_started_once(os.environ)
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
+        config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
         sources, earlier = find_sources(config), 0
         if resume:
@@ -110,7 +112,10 @@ class Session:
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        return cls(checked, run_dir, resume, ranks, config_file)
+        session = cls(checked, run_dir, resume, ranks, config_file)
+        for change in held:
+            session.say(f"{change.key} = {change.after}, as {change.who} set it after step {change.step}")
+        return session
 
     def _open_records(self) -> None:
         config, run_dir = self.config, self.run_dir
@@ -251,7 +256,7 @@ class Session:
             *(self.stream, self.ledger, self.metrics, self.progress),
             limits=limits_of(self.checked),
             say=self.say,
-            note=self._note,
+            note=self.note,
         )
 
     def _meshes(self, model_path: str, recovery: Recovery | DataRecovery) -> Meshes:
@@ -263,7 +268,7 @@ class Session:
             launcher=self.checked.launcher,
             logs=self.run_dir.logs.absolute(),
             say=self.say,
-            tell=self._note,
+            tell=self.note,
             reissued=self.ledger.count_retry,
             catch_up=recovery.catch_up,
             parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
@@ -295,7 +300,7 @@ class Session:
         config, say, record = self.config, self.say, self.metrics.write
         dtype, timeout = self.titan.training.mixed_precision_param, config.mesh.step_timeout
         reporter = Reporter(
-            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self._note), trainer_dtype=dtype
+            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self.note), trainer_dtype=dtype
         )
         checkpointing = Checkpointing(
             self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
@@ -304,7 +309,7 @@ class Session:
 
     def _frozen(self, meshes: Meshes) -> FrozenWeights:
         has_adapters = bool(self.config.lora.rank)
-        return FrozenWeights(self.checked.algorithm.needs, meshes, self._note, has_adapters=has_adapters)
+        return FrozenWeights(self.checked.algorithm.needs, meshes, self.note, has_adapters=has_adapters)
 
     def _data_recovery(self) -> DataRecovery:
         checked = self.checked
@@ -317,22 +322,14 @@ class Session:
 
     def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> SupervisedController:
         reporter, checkpointing, bad_batches = self._common(meshes)
+        frozen = self._frozen(meshes)
         parts = DataComponents(
-            *(
-                meshes,
-                recovery.steps,
-                recovery,
-                checkpointing,
-                bad_batches,
-                self._frozen(meshes),
-                reporter,
-                self.progress,
-                self.left_out,
-            )
+            *(meshes, recovery.steps, recovery, checkpointing, bad_batches, frozen, reporter, self.progress),
+            left_out=self.left_out,
         )
         return SupervisedController(self.run_dir, self.stop_request, parts)
 
-    def _note(self, kind: str, **fields: Any) -> None:
+    def note(self, kind: str, **fields: Any) -> None:
         """Something happened that the run's records must hold."""
         self.events.write(kind, **fields)
         if kind in _CHANGES:

@@ -8,10 +8,12 @@ back. It shares with controller.py what both need, and the session drives either
 import time
 from dataclasses import dataclass
 
+from titan_rl.algorithms.base import Algorithm
 from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.data_recovery import DataRecovery
 from titan_rl.controller.data_steps import DataSteps, HeldOut
+from titan_rl.controller.effects import Effect, Effects
 from titan_rl.controller.ending import Ending
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
@@ -92,6 +94,12 @@ class SupervisedController:
         count, place = len(dataset.too_long), self.run_dir.left_out_rows
         skipped = f", {count} left out as too long ({place} names them)" if count else ""
         self.say(f"data: {len(dataset.train)} rows to train on, {len(dataset.held_out)} held out{skipped}")
+
+    async def take_settings(self, algorithm: Algorithm, effects: Effects) -> None:
+        """As that of a run with a generator (controller.py)."""
+        self.steps.algorithm = algorithm
+        if Effect.TRAINER in effects:
+            await self.trainer.begin_anew()
 
     async def finish(self) -> None:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""

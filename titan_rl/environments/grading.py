@@ -49,6 +49,11 @@ class GradedScorer:
         await asyncio.gather(self.scorer.start(), *([self.grader.start()] if self.grader else []))
         return self.scorer.process.pid
 
+    async def stop(self) -> None:
+        for scorer in (self.scorer, self.grader):
+            if scorer is not None:
+                await scorer.stop()
+
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """As ``Scorer.score``, with grades; the seconds are the scorer's."""
         if self.grader is None:

@@ -38,7 +38,7 @@ class RoleProcesses:
         self.role, self.processes, self.config, self.world_size = role, processes, config, world_size
         self.scratch, self.say = scratch, say
         self.ranks: list[ActorProcess] = []
-        self._spawn_arguments = environment, actor, config, role, *paths
+        self._spawn_arguments = environment, actor, role, *paths
         self._num_rendezvous = 0
         self._lock = asyncio.Lock()
 
@@ -52,9 +52,14 @@ class RoleProcesses:
     async def _join(self) -> None:
         self._num_rendezvous += 1
         rendezvous_file = str(self.scratch / f"{self.role}{self._num_rendezvous}")
-        joins = [(process, (rank, self.world_size, rendezvous_file)) for rank, process in enumerate(self.ranks)]
+        ranks, count = enumerate(self.ranks), self.world_size
+        joins = [(process, (self.config, rank, count, rendezvous_file)) for rank, process in ranks]
         what = f"joining the ranks of the {self.role}"
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
+
+    async def begin_anew(self) -> None:
+        """All ranks take up the settings that hold now."""
+        await self._repaired(self._join)
 
     async def call(self, endpoint: str, *arguments) -> list:
         """Each rank's answer; the dead are replaced first, and those that die meanwhile, too."""
@@ -96,6 +101,10 @@ class Roles:
 
     async def start(self) -> None:
         await asyncio.gather(*(role.start() for role in self.roles.values()))
+
+    async def begin_anew(self) -> None:
+        """As ``RoleProcesses.begin_anew``."""
+        await asyncio.gather(*(role.begin_anew() for role in self.roles.values()))
 
     async def find(self, batches: list[RowsHandle]) -> list[list[RowsHandle]]:
         """Of rows that are staged (``batches[group]``): for each rank that tells something, what it found of each

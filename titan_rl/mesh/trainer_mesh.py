@@ -127,6 +127,16 @@ class TrainerMesh:
         if self.snapshots is not None:
             await self.ask(lambda: self.snapshots.resume(step))
 
+    async def begin_anew(self) -> None:
+        """All ranks take up the settings that hold now, and go on from the newest checkpoint, which must be of the
+        run's step."""
+        await self.ask(self._begin_anew)
+
+    async def _begin_anew(self) -> None:
+        await self.trainers.join()
+        await self.trainers.roles.begin_anew()
+        await self._go_on_from(None)
+
     async def wait_until_complete(self) -> None:
         """Until no rank is dead."""
         await self.ask(_nothing)
@@ -174,15 +184,20 @@ class TrainerMesh:
         self._check_repairable(list(dead.values()))
         died = min(process.died.result() for process in dead.values())
         step = await self._replace(dead)
+        redone = await self._go_on_from(step)
+        seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
+        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
+        why = next(iter(dead.values())).why
+        self.say(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
+
+    async def _go_on_from(self, step: int | None) -> int:
+        """All ranks have joined, and are at this step (None: at the file's weights). The number of steps redone."""
         for follower in self.followers:
             await follower.reopen()
         redone = await self._catch_up(self.trainers, step)
         for follower in self.followers:
             await follower.resume(self.step_done)
-        seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
-        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
-        why = next(iter(dead.values())).why
-        self.say(f"{who} {why}: replaced, and all ranks at step {step} again after {seconds:.1f} s")
+        return redone
 
     def _check_repairable(self, dead: list[ActorProcess]) -> None:
         if self.snapshots is None or self._catch_up is None:

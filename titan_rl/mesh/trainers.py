@@ -41,7 +41,7 @@ class Trainers:
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
         self.world_size, self._policy_ranks = len(self._sides), next(iter(sides.values()))
-        self.standby = Standby(processes, config, "trainer", environment, actor, config, *paths)
+        self.standby = Standby(processes, config, "trainer", environment, actor, *paths)
         self.ranks: list[ActorProcess] = []
         self._stragglers, self.roles = stragglers, roles
         self._num_rendezvous = 0
@@ -65,7 +65,8 @@ class Trainers:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
         self._num_rendezvous += 1
         rendezvous_file = str(self.scratch / f"trainer{self._num_rendezvous}")
-        joins = [(process, (rank, self.world_size, rendezvous_file)) for rank, process in enumerate(self.ranks)]
+        ranks, count = enumerate(self.ranks), self.world_size
+        joins = [(process, (self.config, rank, count, rendezvous_file)) for rank, process in ranks]
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from titan_rl.config.schema import Config
 from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.router import Router
-from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.standby import Standby
 
@@ -28,7 +28,7 @@ class Verifiers:
         self.procs: dict[int, ActorProcess] = {}
         self.scorers: dict[int, int] = {}
         """Id of the scorer process that each verifier began with."""
-        self.standby = Standby(processes, config, "verifier", environment, actor, config, model_path)
+        self.standby = Standby(processes, config, "verifier", environment, actor, model_path)
         self._replacements = Replacements(self.router, say)
 
     async def start(self) -> None:
@@ -36,9 +36,8 @@ class Verifiers:
 
     async def _start_one(self, number: int) -> None:
         process = await self.standby.take(f"verifier {number}")
-        seconds = self.config.mesh.start_timeout
         try:
-            self.scorers[number] = await call(process, "start", seconds=seconds, what=f"starting verifier {number}")
+            await self._set_up(number, process)
         except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             process.kill()
             self.processes.forget(process)
@@ -47,6 +46,18 @@ class Verifiers:
         process.on_death.append(lambda process: self._on_death(number, process))
         if process.is_dead:
             self._on_death(number, process)
+
+    async def _set_up(self, number: int, process: ActorProcess) -> None:
+        """With the settings that hold now."""
+        seconds, what = self.config.mesh.start_timeout, f"starting verifier {number}"
+        self.scorers[number] = await call(process, "start", self.config, seconds=seconds, what=what)
+
+    async def begin_anew(self) -> None:
+        """All take up the settings that hold now; no group is under way. One that dies meanwhile is replaced."""
+        setting_up = (self._set_up(number, process) for number, process in self.procs.items())
+        for answer in await asyncio.gather(*setting_up, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, ActorDied):
+                raise answer
 
     def _on_death(self, number: int, process: ActorProcess) -> None:
         if self.procs.get(number) is not process:

@@ -16,7 +16,7 @@ from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
-_FILES += ("pass_rates.jsonl", "left_out_rows.jsonl")
+_FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
 _FOLDERS += ("implicit_reward", "earlier")
 _DATE = "[0-9]{8}-[0-9]{6}"
@@ -31,6 +31,8 @@ class RunDir:
         self.config = root / "config.json"
         self.earlier = root / "earlier"
         """Configurations that the run had until some step (resuming.py)."""
+        self.changes = root / "changes.json"
+        """Settings that were changed while the run went on, and who did (controller/changes.py)."""
         self.sources = root / "sources.json"
         """What the model and the data files were, by checksums (sources.py)."""
         self.ledger = root / "ledger.db"
@@ -69,11 +71,7 @@ class RunDir:
             self.logs.mkdir(exist_ok=True)
             self._lock = open(self.root / "lock", "w")  # noqa: SIM115  (held until the process ends)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            kept = self._kept_until(earlier_until)
-            if earlier_until and not kept.exists():  # else no step was trained under the one that is there
-                self.earlier.mkdir(exist_ok=True)
-                self.config.replace(kept)
-            replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
+            self.write_config(resolved, earlier_until)
         except BlockingIOError:
             raise ConfigError(
                 f"{self.root} is in use by another process: wait for it, or give another --run.dir"
@@ -84,6 +82,14 @@ class RunDir:
             raise ConfigError(
                 f"{self.root} cannot be used: {error.strerror} ({error.filename}); give another --run.dir"
             ) from None
+
+    def write_config(self, resolved: dict, earlier_until: int) -> None:
+        """As ``open`` does. Errors: OSError."""
+        kept = self._kept_until(earlier_until)
+        if earlier_until and not kept.exists():  # else no step was trained under the one that is there
+            self.earlier.mkdir(exist_ok=True)
+            self.config.replace(kept)
+        replace_text(self.config, json.dumps(resolved, indent=2, default=str) + "\n")
 
     def config_of(self, step: int) -> Path:
         """The configuration that a step was trained under, which a resumed run may have changed after it."""

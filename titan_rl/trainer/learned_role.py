@@ -26,7 +26,7 @@ from titan_rl.config.schema import Config
 from titan_rl.data.types import BadNumbers, Row
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.optimizer import build_optimizer
+from titan_rl.trainer.optimizer import build_optimizer, load_schedule
 from titan_rl.trainer.preparation import completed
 from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, is_first_of_rows, sum_over_ranks
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
@@ -42,7 +42,6 @@ class Kept:
 
     tensors: list[torch.Tensor]
     schedule: dict
-    rates: list[list[float]]
 
 
 class Taught:
@@ -226,14 +225,9 @@ class LearnedRole(Taught, ABC):
                 for tensor in (parameter.detach(), *moments.values()):
                     yield tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def _groups(self) -> Iterator[list[dict]]:
-        for optimizer in self.optimizer.optimizers:
-            yield optimizer.param_groups
-
     def kept(self) -> Kept:
         """A copy of what updates change."""
-        rates = [[group["lr"] for group in groups] for groups in self._groups()]
-        return Kept([tensor.clone() for tensor in self._state()], self.scheduler.state_dict(), rates)
+        return Kept([tensor.clone() for tensor in self._state()], self.scheduler.state_dict())
 
     @torch.no_grad()
     def put_back(self, kept: Kept) -> None:
@@ -241,7 +235,4 @@ class LearnedRole(Taught, ABC):
         self.before_update()
         for tensor, before in zip(self._state(), kept.tensors, strict=True):
             tensor.copy_(before)
-        self.scheduler.load_state_dict(kept.schedule)
-        for groups, rates in zip(self._groups(), kept.rates, strict=True):
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
+        load_schedule(self.scheduler, kept.schedule)

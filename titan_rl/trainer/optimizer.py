@@ -24,6 +24,29 @@ def build_optimizer(
     return optimizer, titan.lr_scheduler.build(optimizers=optimizer, training_steps=num_updates)
 
 
+def load_optimizer(optimizer: OptimizersContainer, scheduler: LRSchedulersContainer, states: dict) -> None:
+    """What they had come to, by "optimizer" and "scheduler"; settings are those that they were built with, which may be
+    other ones now."""
+    settings = [[_settings(group) for group in one.param_groups] for one in optimizer.optimizers]
+    optimizer.load_state_dict(states["optimizer"])
+    for one, groups in zip(optimizer.optimizers, settings, strict=True):
+        for group, kept in zip(one.param_groups, groups, strict=True):
+            group.update(kept)
+    load_schedule(scheduler, states["scheduler"])
+
+
+def load_schedule(scheduler: LRSchedulersContainer, state: dict) -> None:
+    """The next update is made at the learning rate of its place in the schedule."""
+    scheduler.load_state_dict(state)
+    for one in scheduler.schedulers:
+        for group, rate in zip(one.optimizer.param_groups, one.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+
+def _settings(group: dict) -> dict:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
 def build_sft_optimizer(
     model_parts: list[nn.Module], lr: float, num_steps: int
 ) -> tuple[OptimizersContainer, LRSchedulersContainer]:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from titan_rl.mesh.channel.plan import BLOCK_BYTES
 from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region
 from titan_rl.mesh.channel.slots import SlotWriter
+from titan_rl.trainer.optimizer import load_schedule
 from titan_rl.trainer.state import random_state, set_random_state
 
 _SMALL_BYTES = 256 << 10
@@ -96,7 +97,6 @@ class Snapshots:
             "rank": dist.get_rank(),
             "random": random_state(),
             "schedulers": {role: one.state_dict() for role, one in self.learner.schedulers().items()},
-            "learning_rates": [[group["lr"] for group in one.param_groups] for one in self.learner.optimizers()],
             "counts": [float(states[parameter]["step"]) for parameter, states in _parameters(self.learner)],
         }
 
@@ -122,10 +122,7 @@ class Snapshots:
             values.copy_(_view(slot, place, values))
         self.learner.weights_changed()
         for role, scheduler in self.learner.schedulers().items():
-            scheduler.load_state_dict(small["schedulers"][role])
-        for optimizer, rates in zip(self.learner.optimizers(), small["learning_rates"], strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+            load_schedule(scheduler, small["schedulers"][role])
         set_random_state(small["random"])
 
 

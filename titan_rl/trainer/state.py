@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from titan_rl.models.shards import is_adapter
+from titan_rl.trainer.optimizer import load_optimizer
 from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
 
 _BASE = "base_model"
@@ -124,7 +125,7 @@ def load_policy(learner, checkpoint: Path) -> None:
     load_state(state, checkpoint)
     if state.get(_BASE) != base:
         raise StateError(f"the adapters in {checkpoint} are of another model than {learner.model_path}: give that")
-    _load_optimizer(learner, state)
+    load_optimizer(learner.optimizer, learner.scheduler, state)
     learner.weights_changed()
 
 
@@ -135,7 +136,7 @@ def load_role(role, checkpoint: Path) -> bool:
         return False  # the run went on with an algorithm that had none
     state = role_state(role)
     load_state(state, folder)
-    _load_optimizer(role, state[role.name])
+    load_optimizer(role.optimizer, role.scheduler, state[role.name])
     return True
 
 
@@ -155,8 +156,3 @@ def load_random(folder: Path) -> None:
     load_state(state, folder)  # which is a call of all ranks
     if state:
         set_random_state(state[mine])
-
-
-def _load_optimizer(learning, state: dict) -> None:
-    learning.optimizer.load_state_dict(state["optimizer"])
-    learning.scheduler.load_state_dict(state["scheduler"])

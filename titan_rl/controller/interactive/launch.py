@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.load import ConfigError, load_config, overriding
 from titan_rl.config.shipped import find_config
 from titan_rl.controller.interactive.live import LiveSession
 from titan_rl.controller.interactive.run_view import RunView
@@ -41,25 +41,3 @@ def connect(run_dir: str | Path) -> RunView:
     if not found.config.is_file():
         raise ConfigError(f"{found.root} holds no config.json: give a run directory, such as runs/quickstart-<date>")
     return RunView(found)
-
-
-def overriding(dotted: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Both as one nested table. Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
-    tables: dict[str, dict[str, Any]] = {name: dict(_table(name, values)) for name, values in sections.items()}
-    for name, value in dotted.items():
-        *path, key = name.split(".")
-        if not path or not all([*path, key]):
-            raise ConfigError(f"{name!r} is no setting: give section.key, such as 'training.steps'")
-        table = tables
-        for part in path:
-            table = _table(part, table.setdefault(part, {}))
-        if key in table:
-            raise ConfigError(f"{name} is given twice: once is enough")
-        table[key] = value
-    return tables
-
-
-def _table(name: str, values: Any) -> Any:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{name} = {values!r}: a section is a dict, such as training={{'steps': 20}}")
-    return values

@@ -6,12 +6,15 @@ waiting (an interrupted cell) stops waiting and nothing else: the step at hand g
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
 
 import pandas as pd
 
+from titan_rl.config.load import ConfigError, overriding
+from titan_rl.config.plugins import forget, reference_to
 from titan_rl.controller.data_steps import HeldOut
+from titan_rl.controller.interactive.changing import change
 from titan_rl.controller.interactive.own_step import OrderError, OwnStep
 from titan_rl.controller.interactive.run_view import RunView, actor_table, tokenizer_of
 from titan_rl.controller.interactive.trainer import TrainerHandle
@@ -142,6 +145,27 @@ class LiveSession(RunView):
         await self._in_turn(self._save)
         return str(self.session.run_dir.checkpoints)
 
+    async def set(self, overrides: Mapping[str, Any] | str, value: Any = None) -> None:
+        """Change a setting from the next step on, ``set("optimizer.lr", 1e-4)``, or some by their names: between two
+        steps, where a checkpoint is written (changing.py). It is on record, and holds for a resumed run.
+
+        Errors: ConfigError for what cannot change or does not go together, with nothing changed."""
+        dotted = {overrides: value} if isinstance(overrides, str) else overrides
+        await self._between_steps(lambda: change(self.session, overriding(dotted)))
+
+    async def swap_reward(self, reward: str | Callable) -> None:
+        """Another function scores from the next step on: ``"module:name"``, or a function of a module. One of a cell
+        has no place where a resumed run would find it: ``%%writefile`` it.
+
+        Errors: ConfigError, with nothing changed."""
+        name = reward if isinstance(reward, str) else reference_to("task.reward", reward)
+        forget(name, self.session.config.run.plugin_path)  # its file may be a newer one
+        await self.set("task.reward", name)
+
+    async def _between_steps(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self._check_no_own()
+        return await self._in_turn(work)
+
     async def _save(self) -> None:
         await self.session.save()
         await self.session.controller.checkpointing.finish()
@@ -195,7 +219,7 @@ class LiveSession(RunView):
             self._check_open()
             try:
                 return await work()
-            except OrderError:  # nothing was done
+            except (OrderError, ConfigError):  # nothing was done
                 raise
             except BaseException as error:  # the session cannot go on after any
                 self._end(one_line(error))
