@@ -39,7 +39,7 @@ def starting() -> dict[str, Any]:
 
 
 def client_of(notebook: NotebookNode, folder: Path) -> NotebookClient:
-    """Executes it in ``folder``: ``execute(**starting())``. What libraries write past Python's own output is left out."""
+    """Executes it in ``folder``: ``execute(**starting())``. What libraries write past Python's output is left out."""
     return NotebookClient(
         notebook,
         km=new_kernel(),
