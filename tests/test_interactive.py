@@ -49,7 +49,7 @@ def test_a_mistake_starts_nothing_and_makes_nothing(tmp_path):
 
 
 def test_the_package_has_no_other_doors():
-    assert {"launch", "connect"} <= set(dir(titan_rl))
+    assert {"launch", "connect", "ConfigError"} <= set(dir(titan_rl))
     with pytest.raises(AttributeError, match="no attribute 'lunch'"):
         _ = titan_rl.lunch
 

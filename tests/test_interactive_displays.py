@@ -37,6 +37,11 @@ def test_tokens_are_text_whatever_they_say():
     ]
 
 
+def test_without_html_it_is_a_line():
+    text = repr(TokenView(rollout_of("train/0000001", 0), PIECES))
+    assert text.startswith(r"ask it\n<script>") and "\x1b" not in text
+
+
 def test_each_token_tells_what_is_known_of_it():
     titles = [title for _, title, _ in spans(view(values_T=np.array([np.nan, np.nan, 0.5, -1.0]), by="advantage"))]
     assert titles[0] == "token 0: 0, template"

@@ -5,8 +5,9 @@ import os
 from typing import Any
 
 __version__ = "0.1.0"
-_DOORS = ("launch", "connect")
-"""Of titan_rl/controller/interactive/launch.py, which is read when one is asked for: nothing here may import torch."""
+_LAUNCH = "titan_rl.controller.interactive.launch"
+_DOORS = {"launch": _LAUNCH, "connect": _LAUNCH, "ConfigError": "titan_rl.config.load"}
+"""By the module that each is in, which is read when it is asked for: nothing here may import torch."""
 
 # Monarch reads this once, when it is imported, and has no setting for it: how soon its supervision notices a fault.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
@@ -14,7 +15,7 @@ os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
 
 def __getattr__(name: str) -> Any:
     if name in _DOORS:
-        return getattr(importlib.import_module("titan_rl.controller.interactive.launch"), name)
+        return getattr(importlib.import_module(_DOORS[name]), name)
     raise AttributeError(f"module 'titan_rl' has no attribute {name!r}")
 
 

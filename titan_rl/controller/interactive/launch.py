@@ -32,7 +32,9 @@ def launch(
 
     tables = overriding(overrides or {}, sections)
     path = find_config(config_file) if config_file is not None else None
-    return LiveSession(Session.open(load_config(path, tables), str(path) if path else None, resume=resume))
+    # by the name that was given, which `titan-rl train` finds, too, wherever it is run
+    name = str(config_file) if config_file is not None else None
+    return LiveSession(Session.open(load_config(path, tables), name, resume=resume))
 
 
 def connect(run_dir: str | Path) -> RunView:

@@ -31,6 +31,10 @@ class TokenView:
     """A number of each token, NaN where there is none: advantages, or how far trainer and generator disagree, say. Blue
     is above 0, red below."""
 
+    def __repr__(self) -> str:
+        """Where no HTML is shown, and for who keeps a notebook as text."""
+        return printable("".join(self.pieces_T))
+
     def _repr_html_(self) -> str:
         spans = "".join(self._span(place) for place in range(len(self.pieces_T)))
         return f'<div style="{_BOX}">{self._head()}<br>{spans}</div>'

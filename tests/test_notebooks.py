@@ -1,0 +1,166 @@
+"""The notebooks: each is run anew in a real kernel, and what is committed is clean, whole and of its own cells; and a
+kernel that is killed while a run is under way in it, which leaves nothing behind but a run that goes on.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import socket
+from pathlib import Path
+
+import nbformat
+import pytest
+import run_notebooks
+import running
+from nbclient import NotebookClient
+
+FILES = sorted(run_notebooks.FOLDER.glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+NUM_KILLS = int(os.environ.get("TITAN_RL_KERNEL_KILLS", "2"))
+MACHINE_PATH = re.compile(r"(?<![\w.])/(tmp|root|home|work|usr|opt|mnt|var|Users)/")
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def shape(notebook) -> list[set[str]]:
+    """Of each code cell: what kinds of output it gives, streams by name, the rest by mime types."""
+    return [{kind for output in cell.outputs for kind in kinds_of(output)} for cell in code_cells(notebook)]
+
+
+def kinds_of(output) -> list[str]:
+    return [output.name] if output.output_type == "stream" else list(output.get("data", {"error": ""}))
+
+
+def words(notebook) -> str:
+    """All that a reader may read: sources, and outputs but for pictures."""
+    found = [cell.source for cell in notebook.cells]
+    for output in (output for cell in code_cells(notebook) for output in cell.outputs):
+        found += [output.get("text", "")]
+        found += [str(data) for mime, data in output.get("data", {}).items() if not mime.startswith("image/")]
+    return "\n".join(found)
+
+
+# as they are committed
+
+
+def test_there_are_notebooks():
+    assert len(FILES) >= 3
+
+
+@each_notebook
+def test_it_opens_with_what_a_reader_will_know(path):
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.cell_type == "markdown" and first.source.startswith("# ") and "At its end you" in first.source
+
+
+@each_notebook
+def test_its_outputs_are_of_its_cells(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert run_notebooks.stamp(notebook) == run_notebooks.checksum(notebook), (
+        f"cells were changed after they were run: python scripts/run_notebooks.py {path.stem}"
+    )
+
+
+@each_notebook
+def test_it_was_run_once_from_top_to_bottom(path):
+    cells = code_cells(nbformat.read(path, as_version=4))
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert sum(bool(cell.outputs) for cell in cells) >= 3
+
+
+@each_notebook
+def test_its_outputs_are_clean(path):
+    """No error, no warning, and nothing of the machine that it was run on."""
+    notebook = nbformat.read(path, as_version=4)
+    kinds = set().union(*shape(notebook))
+    assert kinds <= {"stdout", "text/plain", "text/html", "image/png"}
+    text = words(notebook)
+    assert not MACHINE_PATH.search(text) and socket.gethostname() not in text and "\x1b" not in text
+    assert not re.search(r"<script|https?://[^\s)]*\.(js|css)|\bpip install\b", text)
+
+
+def test_a_changed_cell_is_told(tmp_path):
+    notebook = nbformat.read(FILES[0], as_version=4)
+    before = run_notebooks.checksum(notebook)
+    notebook.cells[0].source += " "
+    assert run_notebooks.checksum(notebook) == before, "prose may be changed"
+    code_cells(notebook)[0].source += " "
+    assert run_notebooks.checksum(notebook) != before
+
+
+# run anew
+
+
+def execute(notebook, folder: Path) -> set[int]:
+    """In place; all processes that it had below its kernel after any of its cells, and the kernel."""
+    client, pids = run_notebooks.client_of(notebook, folder), set()
+
+    def look(**_) -> None:
+        kernel = client.km.provisioner.pid
+        pids.update({kernel} | running.descendants(kernel))
+
+    client.on_cell_executed = look
+    client.execute(**run_notebooks.starting())
+    return pids
+
+
+@pytest.mark.slow
+@pytest.mark.confirms
+@pytest.mark.timeout(400)
+@each_notebook
+def test_it_runs_and_leaves_nothing(path, tmp_path):
+    committed, notebook = (nbformat.read(path, as_version=4) for _ in range(2))
+    pids = execute(notebook, tmp_path)
+    assert shape(notebook) == shape(committed)
+    assert pids and running.gone(pids)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a notebook removes what it has made"
+    assert len(pids) > 4 or "titan_rl.launch" not in words(notebook), "its actors were seen"
+
+
+# killed
+
+
+LAUNCH = """
+import titan_rl
+session = await titan_rl.launch(None, {settings}, resume={resume}, run={{"dir": {root!r}}})
+await session.run()
+"""
+
+
+async def launch_and_kill(root: Path, seconds: float) -> set[int]:
+    """A run in a kernel that is killed after so long; the processes that it had."""
+    dotted = running.SMALL | {"training.steps": running.STEPS}
+    source = LAUNCH.format(settings=dotted, resume=(root / "config.json").is_file(), root=str(root))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client: NotebookClient = run_notebooks.client_of(notebook, root.parent)
+    async with client.async_setup_kernel(**run_notebooks.starting()):
+        cell = asyncio.ensure_future(client.async_execute_cell(notebook.cells[0], 0))
+        await asyncio.sleep(seconds)
+        kernel = client.km.provisioner.pid
+        os.kill(kernel, signal.SIGSTOP)  # or it might start one more after they were listed
+        pids = running.descendants(kernel)
+        os.kill(kernel, signal.SIGKILL)
+        cell.cancel()
+        await asyncio.gather(cell, return_exceptions=True)
+    return pids
+
+
+@pytest.mark.slow
+@pytest.mark.confirms
+@pytest.mark.timeout(300 + 90 * NUM_KILLS)
+def test_a_kernel_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
+    """``TITAN_RL_KERNEL_KILLS=10`` for more of them."""
+    root, moments, num_struck = tmp_path / "run", random.Random(7), 0
+    for _ in range(NUM_KILLS):
+        pids = asyncio.run(launch_and_kill(root, moments.uniform(15, 45)))
+        assert running.gone(pids, timeout=10)
+        num_struck += len(pids) > 3
+    assert num_struck, "at least once its actors were there"
+    assert running.train(root, "--resume", training__steps=running.STEPS) == 0, running.output(root)[-3000:]
+    summary = json.loads((root / "summary.json").read_text())
+    assert summary["why_ended"] == "completed" and summary["steps_done"] == running.STEPS
