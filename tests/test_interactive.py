@@ -48,6 +48,12 @@ def test_a_mistake_starts_nothing_and_makes_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_tells_of_its_file_as_it_was_asked_for(tmp_path, capsys):
+    """Not by the place where this machine has it."""
+    asyncio.run(titan_rl.launch("quickstart", run={"dir": str(tmp_path / "run")}).close())
+    assert "next: titan-rl train quickstart --resume" in capsys.readouterr().out
+
+
 def test_the_package_has_no_other_doors():
     assert {"launch", "connect", "ConfigError"} <= set(dir(titan_rl))
     with pytest.raises(AttributeError, match="no attribute 'lunch'"):
