@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 _STAMP = "sources_sha256"
-_CELL_SECONDS = 300
+_CELL_SECONDS = 600
 
 
 def new_kernel() -> AsyncKernelManager:
