@@ -105,7 +105,11 @@ def execute(notebook, folder: Path) -> set[int]:
         pids.update({kernel} | running.descendants(kernel))
 
     client.on_cell_executed = look
-    client.execute(**run_notebooks.starting())
+    try:
+        client.execute(**run_notebooks.starting())
+    finally:
+        if client.km is not None:  # the test's own time limit came between, and nobody has ended the kernel
+            os.kill(client.km.provisioner.pid, signal.SIGKILL)
     return pids
 
 
