@@ -48,7 +48,7 @@ class RunView:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row for each step that is done, a column for each metric."""
+        """A row for each step (0: what was measured before the first), a column for each metric."""
         records = list(read_metrics(self.root))
         return pd.DataFrame(records or {"step": []}).set_index("step")
 
