@@ -114,7 +114,10 @@ class Session:
             write_sources(run_dir, sources)
         session = cls(checked, run_dir, resume, ranks, config_file)
         for change in held:
-            session.say(f"{change.key} = {change.after}, as {change.who} set it after step {change.step}")
+            session.say(
+                f"{change.key} = {change.after}, as {change.who} set it after step {change.step}; without "
+                f"{run_dir.changes} it is as you ask"
+            )
         return session
 
     def _open_records(self) -> None:

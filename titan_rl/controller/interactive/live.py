@@ -13,6 +13,7 @@ import pandas as pd
 
 from titan_rl.config.load import ConfigError, overriding
 from titan_rl.config.plugins import forget, reference_to
+from titan_rl.controller.checkpointing import SaveError
 from titan_rl.controller.data_steps import HeldOut
 from titan_rl.controller.interactive.changing import change
 from titan_rl.controller.interactive.own_step import OrderError, OwnStep
@@ -149,9 +150,11 @@ class LiveSession(RunView):
         """Change a setting from the next step on, ``set("optimizer.lr", 1e-4)``, or some by their names: between two
         steps, where a checkpoint is written (changing.py). It is on record, and holds for a resumed run.
 
-        Errors: ConfigError for what cannot change or does not go together, with nothing changed."""
-        dotted = {overrides: value} if isinstance(overrides, str) else overrides
-        await self._between_steps(lambda: change(self.session, overriding(dotted)))
+        Errors, with nothing changed: ConfigError for what cannot change or does not go together; SaveError if there can
+        be no checkpoint."""
+        self._check_no_own()
+        asked = overriding({overrides: value} if isinstance(overrides, str) else overrides)
+        await self._in_turn(lambda: change(self.session, asked))
 
     async def swap_reward(self, reward: str | Callable) -> None:
         """Another function scores from the next step on: ``"module:name"``, or a function of a module. One of a cell
@@ -161,10 +164,6 @@ class LiveSession(RunView):
         name = reward if isinstance(reward, str) else reference_to("task.reward", reward)
         forget(name, self.session.config.run.plugin_path)  # its file may be a newer one
         await self.set("task.reward", name)
-
-    async def _between_steps(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        self._check_no_own()
-        return await self._in_turn(work)
 
     async def _save(self) -> None:
         await self.session.save()
@@ -219,7 +218,7 @@ class LiveSession(RunView):
             self._check_open()
             try:
                 return await work()
-            except (OrderError, ConfigError):  # nothing was done
+            except (OrderError, ConfigError, SaveError):  # nothing was done
                 raise
             except BaseException as error:  # the session cannot go on after any
                 self._end(one_line(error))
