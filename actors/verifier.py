@@ -39,13 +39,13 @@ class Verifier(Actor):
 
     @concurrent_endpoint
     async def start(self, config: Config) -> int:
-        """Load the tokenizer and start the scorer; the scorer's process id. Again when a setting has changed, while no
-        group is under way."""
+        """Load the tokenizer and start the scorer; the scorer's process id. Again when a setting has changed, while
+        nobody waits for a group."""
         self.config, task, folders = config, config.task, config.run.plugin_path
         self.task = make_task(task, folders)
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
         if self.scorer is not None:
-            await self.scorer.stop()
+            await self.scorer.close()  # a group that nobody waits for any more may still be about to use it
         self.scorer = GradedScorer(task, config.eval.grader, folders, config.verifier.score_timeout)
         _, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
         return pid

@@ -54,7 +54,7 @@ def test_a_line_that_a_process_died_in_is_ended_by_the_next(tmp_path):
 
 
 def test_metrics_stop_the_run_but_what_is_told_does_not(tmp_path):
-    metrics, events, display = MetricsLog(tmp_path, False), EventLog(tmp_path), Display(1, tmp_path / "log.txt")
+    metrics, events, display = MetricsLog(tmp_path), EventLog(tmp_path), Display(1, tmp_path / "log.txt")
     with largest_file(0):
         events.write("died", name="generator 0")
         display.say("generator 0 died")

@@ -15,7 +15,15 @@ from rich.console import Console
 from titan_rl.controller.display import Display
 from titan_rl.controller.step_table import Sample, duration, headline, panel, sample_of
 from titan_rl.data.types import Group, Rollout, StepMetrics
-from titan_rl.records.metrics import MetricsLog, mean_metrics, read_metrics, sampling_metrics, speeds, trained_metrics
+from titan_rl.records.metrics import (
+    MetricsLog,
+    MetricsReader,
+    mean_metrics,
+    read_metrics,
+    sampling_metrics,
+    speeds,
+    trained_metrics,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +33,7 @@ def no_forced_terminal(monkeypatch):
 
 
 def log_of(root, *records) -> None:
-    log = MetricsLog(root, tensorboard=False)
+    log = MetricsLog(root)
     for record in records:
         log.write(record)
     log.close()
@@ -35,6 +43,22 @@ def test_records_read_back_in_order(tmp_path):
     records = [{"step": step, "reward": step / 3, "entropy": 1e-30} for step in (1, 2, 3)]
     log_of(tmp_path, *records)
     assert list(read_metrics(tmp_path)) == records
+
+
+def test_who_asks_again_is_told_what_was_added(tmp_path):
+    """A line that is being written counts once it is whole; a step that is done again, the last time."""
+    reader, path = MetricsReader(tmp_path), tmp_path / "metrics.jsonl"
+    assert reader.records_after(-1) == []
+    log_of(tmp_path, {"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0})
+    assert [record["step"] for record in reader.records_after(1)] == [2]
+    with open(path, "a") as file:
+        file.write('{"step": 3, "loss')
+        file.flush()
+        assert [record["step"] for record in reader.records_after(-1)] == [1, 2]
+        file.write('": 3.0}\n')
+    log_of(tmp_path, {"step": 2, "loss": 4.0})
+    assert [record["loss"] for record in reader.records_after(-1)] == [1.0, 4.0, 3.0]
+    assert reader.records_after(-1) == list(read_metrics(tmp_path))
 
 
 def test_no_run_has_no_records(tmp_path):
@@ -53,7 +77,7 @@ def test_evaluation_joins_the_record_of_its_step(tmp_path):
 
 
 def test_written_records_survive_a_process_that_does_not_close(tmp_path):
-    MetricsLog(tmp_path, tensorboard=False).write({"step": 1})
+    MetricsLog(tmp_path).write({"step": 1})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1}
 
 

@@ -156,7 +156,7 @@ class Run:
         config = config_of(folder, "reward_model")
         checked, self.steps = make_steps(config, self.left_out.is_out)
         self.trainer, self.attempts = LocalTrainer(checked, model_path), []
-        self.metrics, self.progress = MetricsLog(root, tensorboard=False), Progress(STEPS)
+        self.metrics, self.progress = MetricsLog(root), Progress(STEPS)
         train = self.trainer.train
 
         async def counted(batches, step):

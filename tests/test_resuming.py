@@ -233,7 +233,7 @@ def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, tra
     if damaged:
         (run_dir.rollouts / f"step-{damaged:06d}.parquet").write_bytes(b"PAR1")
     checked = resolve(made_run.config_of(run_dir.root))
-    metrics, ledger, trainer = MetricsLog(run_dir.root, False), Ledger(run_dir.ledger), FakeTrainer()
+    metrics, ledger, trainer = MetricsLog(run_dir.root), Ledger(run_dir.ledger), FakeTrainer()
     recovery = Recovery(
         *(checked.config, checked.algorithm, checked.titan.layout, run_dir, CheckpointFolder(run_dir.checkpoints, 1)),
         *(PromptStream(checked.task, 1), ledger, metrics, Progress(LAST)),

@@ -308,6 +308,22 @@ def test_scores_that_nobody_waited_for_are_not_given_to_the_next(fake_task):
     assert outcomes(with_scorer(use)) == [("ok", 7), ("ok", 8)]
 
 
+def test_a_closed_scorer_starts_no_process_for_those_who_still_wait(fake_task):
+    async def use(scorer):
+        await scorer.start()
+        waiting = asyncio.create_task(scorer.score(PROMPT, [["hang"], ["1"]]))
+        while not scorer.lock.locked():
+            await asyncio.sleep(0.01)
+        await scorer.close()
+        with pytest.raises(RuntimeError, match="was closed"):
+            await waiting
+        with pytest.raises(RuntimeError, match="was closed"):
+            await scorer.score(PROMPT, [["2"]])
+        return scorer.process
+
+    assert with_scorer(use) is None
+
+
 def test_callers_take_turns(fake_task):
     async def use(scorer):
         calls = (scorer.score(PROMPT, [[str(n)], [str(n + 0.5)]]) for n in range(8))

@@ -252,6 +252,12 @@ class MeshConfig:
 @dataclass(kw_only=True)
 class MetricsConfig:
     tensorboard: bool = True
+    wandb: bool = False
+    """Also to Weights & Biases, as the run's user is logged in there, or as WANDB_MODE says."""
+    trackio: bool = False
+    """Also to Trackio, where its package is installed."""
+    project: str = "titan_rl"
+    """In which these two show the run, by the name of its directory."""
 
 
 @dataclass(kw_only=True)

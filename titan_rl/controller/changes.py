@@ -25,6 +25,9 @@ class Change:
     """The last that was trained under the one before."""
     who: str
 
+    def __str__(self) -> str:
+        return f"{self.key} = {self.after}, as {self.who} set it after step {self.step}"
+
 
 def record_changes(run_dir: RunDir, changes: list[Change]) -> None:
     records = [asdict(each) for each in (*read_changes(run_dir), *changes)]

@@ -30,6 +30,7 @@ from titan_rl.models.rope import num_positions
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.records.trackers import check_trackers
 from titan_rl.trainer.layout import check_layout
 from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
@@ -88,6 +89,7 @@ def check(config: Config) -> Checked:
     check_roles(config, checked.algorithm, checked.family)
     check_reward_model(config, checked.algorithm, checked.family)
     check_transport(config)
+    check_trackers(config.metrics)
     if config.data.file:
         return with_dataset(checked)
     check_prompts(checked)

@@ -57,6 +57,7 @@ from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
 from titan_rl.records.sources import check_sources, find_sources, write_sources
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress, write_summary
+from titan_rl.records.trackers import Trackers
 
 _CHANGES = {"started", "died", "stopped", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
@@ -114,10 +115,7 @@ class Session:
             write_sources(run_dir, sources)
         session = cls(checked, run_dir, resume, ranks, config_file)
         for change in held:
-            session.say(
-                f"{change.key} = {change.after}, as {change.who} set it after step {change.step}; without "
-                f"{run_dir.changes} it is as you ask"
-            )
+            session.say(f"{change}; without {run_dir.changes} it is as you ask")
         return session
 
     def _open_records(self) -> None:
@@ -126,7 +124,8 @@ class Session:
         self.display = self._exits.enter_context(Display(self.progress.steps_asked, run_dir.log))
         self.say: Callable[[str], None] = self.display.say
         self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
-        self.metrics = MetricsLog(run_dir.root, config.metrics.tensorboard)
+        trackers = Trackers(config.metrics, run_dir.root, self.checked.as_dict(), self.say)
+        self.metrics = MetricsLog(run_dir.root, trackers)
         self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
         self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
 

@@ -49,10 +49,10 @@ class GradedScorer:
         await asyncio.gather(self.scorer.start(), *([self.grader.start()] if self.grader else []))
         return self.scorer.process.pid
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         for scorer in (self.scorer, self.grader):
             if scorer is not None:
-                await scorer.stop()
+                await scorer.close()
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """As ``Scorer.score``, with grades; the seconds are the scorer's."""

@@ -61,9 +61,12 @@ class ScoringProcess:
         self.lock = asyncio.Lock()
         self.process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def start(self) -> None:
-        """Errors: DeadlineError or RuntimeError if the process does not come up."""
+        """Errors: DeadlineError or RuntimeError if the process does not come up, or this was closed."""
+        if self._is_closed:
+            raise RuntimeError(f"{self.name} was closed")
         environment = {key: os.environ[key] for key in _HANDED_ON if key in os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -102,6 +105,11 @@ class ScoringProcess:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+    async def close(self) -> None:
+        """For good: whoever still waits for a score gets an error, and no process is started for them."""
+        self._is_closed = True
+        await self.stop()
 
     async def score_lines(self, lines: list[str]) -> tuple[list[Score], float]:
         """A score for each, each within the deadline, and the seconds that they took together."""

@@ -11,6 +11,7 @@ import numpy as np
 from titan_rl.data.files import LineFile
 from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics
 from titan_rl.environments.base import correct
+from titan_rl.records.trackers import Trackers
 
 UPDATE_LEFT_OUT = "update_left_out"
 """Of a step on data that counts as done although bad numbers kept its update from being applied."""
@@ -98,28 +99,21 @@ def speeds(seconds: dict[str, float], generated: int, trained: int) -> dict[str,
 
 
 class MetricsLog:
-    """``metrics.jsonl`` of a run directory, and TensorBoard beside it."""
+    """``metrics.jsonl`` of a run directory, and trackers beside it."""
 
-    def __init__(self, root: Path, tensorboard: bool):
-        self._file = LineFile(root / "metrics.jsonl")
-        self._writer = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(root / "tensorboard"))
+    def __init__(self, root: Path, trackers: Trackers | None = None):
+        self._file, self._trackers = LineFile(root / "metrics.jsonl"), trackers
 
     def write(self, record: dict[str, float]) -> None:
         """One step; ``step`` is its number. Errors: DiskFull."""
         self._file.write(json.dumps(record))
-        if self._writer is not None:
-            for name, value in record.items():
-                if name != "step":
-                    self._writer.add_scalar(name, value, record["step"])
+        if self._trackers is not None:
+            self._trackers.log(record)
 
     def close(self) -> None:
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 def read_metrics(root: Path) -> Iterator[dict[str, float]]:
@@ -127,12 +121,33 @@ def read_metrics(root: Path) -> Iterator[dict[str, float]]:
 
     A line that is no record is passed over, such as one that the process died in.
     """
-    records: dict[int, dict[str, float]] = {}
-    path = root / "metrics.jsonl"
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        if record := _as_record(line):
-            records[record["step"]] = records.get(record["step"], {}) | record
-    return iter([records[step] for step in sorted(records)])
+    return iter(MetricsReader(root).records_after(-1))
+
+
+class MetricsReader:
+    """As ``read_metrics``, for somebody who asks again: what was read before is not read anew."""
+
+    def __init__(self, root: Path):
+        self._path = root / "metrics.jsonl"
+        self._records: dict[int, dict[str, float]] = {}
+        self._num_bytes = 0
+        """Of the whole lines that were read."""
+
+    def records_after(self, step: int) -> list[dict[str, float]]:
+        """Of later steps, in order."""
+        self._read_on()
+        return [self._records[number] for number in sorted(number for number in self._records if number > step)]
+
+    def _read_on(self) -> None:
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._num_bytes)
+            added = file.read()
+        self._num_bytes += added.rfind(b"\n") + 1  # a line that is being written is read again
+        for line in added.decode(errors="replace").splitlines():
+            if record := _as_record(line):
+                self._records[record["step"]] = self._records.get(record["step"], {}) | record
 
 
 def _as_record(line: str) -> dict[str, float] | None:

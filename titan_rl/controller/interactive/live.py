@@ -99,7 +99,7 @@ class LiveSession(RunView):
         for _ in range(count):
             await self._in_turn(self.session.step)
         await self._in_turn(self.session.reported)
-        return self.metrics.loc[first + 1 :]
+        return self._metrics_after(first)
 
     @property
     def is_running(self) -> bool:
@@ -192,7 +192,7 @@ class LiveSession(RunView):
         await self._in_turn(self._at_hand.publish)
         self._own = None
         await self._in_turn(self.session.reported)
-        return self.metrics.loc[self.session.progress.step :]
+        return self._metrics_after(self.session.progress.step - 1)
 
     @property
     def _at_hand(self) -> OwnStep:

@@ -15,7 +15,7 @@ from titan_rl.controller.interactive.token_view import TokenView
 from titan_rl.data.types import Group, Rollout
 from titan_rl.mesh.supervision.processes import memory_bytes, process_state
 from titan_rl.records.events import read_events
-from titan_rl.records.metrics import read_metrics
+from titan_rl.records.metrics import MetricsReader
 from titan_rl.records.plot import figure_of
 from titan_rl.records.rollouts import read_rollouts, recorded_steps
 from titan_rl.records.rundir import RunDir
@@ -29,6 +29,7 @@ class RunView:
     def __init__(self, run_dir: RunDir):
         self.run_dir = run_dir
         self._loaded_tokenizer = None
+        self._metrics = MetricsReader(run_dir.root)
 
     @property
     def root(self) -> Path:
@@ -49,8 +50,10 @@ class RunView:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each step (0: what was measured before the first), a column for each metric."""
-        records = list(read_metrics(self.root))
-        return pd.DataFrame(records or {"step": []}).set_index("step")
+        return self._metrics_after(-1)
+
+    def _metrics_after(self, step: int) -> pd.DataFrame:
+        return pd.DataFrame(self._metrics.records_after(step) or {"step": []}).set_index("step")
 
     def rollouts(self, step: int | None = None) -> pd.DataFrame:
         """A row for each sample of a step, the last one by default; parts of the reward as ``reward/NAME``.
