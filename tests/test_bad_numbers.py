@@ -33,7 +33,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 BAD_AT = """
-plain, bad_steps = controller.Controller._sample, {bad_steps}
+plain, bad_steps = controller.Controller.sample, {bad_steps}
 async def sample(self):
     collected = await plain(self)
     if bad_steps and self.progress.step + 1 == bad_steps[0]:
@@ -42,7 +42,7 @@ async def sample(self):
         rollout.logprobs[-1] = np.nan
         print("INJECTED", rollout.prompt_id, rollout.sample, flush=True)
     return collected
-controller.Controller._sample = sample
+controller.Controller.sample = sample
 """
 
 
