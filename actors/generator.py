@@ -1,7 +1,6 @@
 """The generator actor: a rank of a vLLM engine that many episodes ask, and that takes weights between its steps."""
 
 import asyncio
-import importlib
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -11,6 +10,7 @@ from titan_rl.data.types import Completion, EngineStatistics, Request
 from titan_rl.mesh.channel.plan import Interner, Units
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import ReaderSetup
+from titan_rl.mesh.launch.imports import import_all
 
 
 class Generator(Actor):
@@ -19,13 +19,15 @@ class Generator(Actor):
     The engine runs in a thread of its own, so no endpoint blocks the actor.
     """
 
+    IMPORTS = "generator"
+
     def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int):
         self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
 
     @concurrent_endpoint
     async def prepare(self) -> None:
         """Have all imports done: what a standby does while it waits for its turn."""
-        await asyncio.to_thread(importlib.import_module, "titan_rl.generator.engine")
+        await asyncio.to_thread(import_all, self.IMPORTS)
 
     @concurrent_endpoint
     async def start(self, rank: int, rendezvous_file: str) -> None:

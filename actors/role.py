@@ -12,6 +12,8 @@ from titan_rl.mesh.channel.transports import RDMA
 class Role(Actor):
     """A rank. All ranks of a role are called together, in the same order, since each call may hold collectives."""
 
+    IMPORTS = "trainer"
+
     def __init__(self, role: str, model_path: str, kept: str):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.role, self.model_path, self.kept = role, model_path, kept

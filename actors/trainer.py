@@ -13,6 +13,7 @@ from titan_rl.mesh.channel.region import RegionHandle
 from titan_rl.mesh.channel.snapshot_replica import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
+from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 from titan_rl.trainer.snapshot import Snapshots
@@ -21,6 +22,8 @@ from titan_rl.trainer.state import BackgroundSave
 
 class Trainer(Actor):
     """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
+
+    IMPORTS = "trainer"
 
     def __init__(self, model_path: str, kept: str = ""):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
@@ -31,7 +34,7 @@ class Trainer(Actor):
     @endpoint
     def prepare(self) -> None:
         """Have all imports done: what a standby does while it waits for its turn."""
-        import titan_rl.trainer.learner  # noqa: F401
+        import_all(self.IMPORTS)
 
     @endpoint
     def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str) -> None:

@@ -11,6 +11,7 @@ from titan_rl.environments.base import make_task
 from titan_rl.environments.episode import Judge, demonstrate, run_group
 from titan_rl.environments.grading import GradedScorer
 from titan_rl.environments.reward_model import RewardModelScorer
+from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
@@ -27,6 +28,8 @@ class ReplicaFailed(RuntimeError):
 class Verifier(Actor):
     """Drives many episodes at once; answers are scored one after the other in a process of its own."""
 
+    IMPORTS = "verifier"
+
     def __init__(self, model_path: str):
         self.model_path = model_path
         self.scorer: GradedScorer | None = None
@@ -35,7 +38,7 @@ class Verifier(Actor):
     @concurrent_endpoint
     async def prepare(self) -> None:
         """Have all imports done: what a standby does while it waits for its turn."""
-        await asyncio.to_thread(_tokenizer_class)
+        await asyncio.to_thread(import_all, self.IMPORTS)
 
     @concurrent_endpoint
     async def start(self, config: Config) -> int:

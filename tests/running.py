@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from titan_rl.config.load import load_config, parse_overrides
 from titan_rl.controller.preflight import resolve
 from titan_rl.diagnostics.replay import Plan, replay_steps
+from titan_rl.mesh.supervision.processes import MARK, running
 from titan_rl.records.rundir import RunDir
 
 SMALL = {
@@ -63,12 +65,26 @@ def train(root: Path, *flags: str, timeout: float = 300, **settings) -> int:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one, as /proc tells."""
+    """All processes below one, as /proc tells, and those of a run there that were forked by servers of the tests."""
+    below = _below(pid)
+    marks = {mark for child in below if (mark := mark_of(child))}
+    return below.union(*(running({MARK: mark}) for mark in marks))
+
+
+def _below(pid: int) -> set[int]:
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
-            found |= {child} | descendants(child)
+            found |= {child} | _below(child)
     return found
+
+
+def mark_of(pid: int) -> str:
+    """Of the run that a process belongs to; empty without one."""
+    with suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return next((v.partition(b"=")[2].decode() for v in variables if v.startswith(f"{MARK}=".encode())), "")
+    return ""
 
 
 def command_line(pid: int) -> str:

@@ -220,6 +220,7 @@ def test_the_live_view_fits_the_terminal_and_holds_nothing_that_moves_it(width, 
 
 
 def test_before_the_first_step_it_says_what_is_waited_for():
+    assert headline(300, 300, "evaluating", 4.0, 1.0, 2.0) == "step 300 of 300  evaluating 0:04", "it is no usual one"
     assert headline(0, 300, "starting the actors", 65.0, None, 0.0) == "starting the actors 1:05"
     assert headline(300, 300, "evaluating", 1.0, None, 2.0) == "step 300 of 300  evaluating 0:01"
     assert duration(3723.9) == "1:02:03"

@@ -20,11 +20,17 @@ from titan_rl.mesh.supervision.reaper import reap
 
 SLEEP = "import time; time.sleep(60)"
 SEMAPHORE = """
-import multiprocessing, time
+import multiprocessing, subprocess, sys, time
 semaphore = multiprocessing.get_context("spawn").Semaphore()
 print(semaphore._semlock.name, flush=True)
-time.sleep(60)
 """
+HOLDER = """
+from multiprocessing import resource_tracker
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+end = resource_tracker._resource_tracker._fd
+print(subprocess.Popen(sleep, pass_fds=[end], env={}, stdout=subprocess.DEVNULL).pid, flush=True)
+"""
+WAIT = "time.sleep(60)"
 
 
 def start(program: str, mark: dict[str, str] | None = None) -> subprocess.Popen:
@@ -79,13 +85,17 @@ def test_folders_stay_while_a_process_that_may_use_them_does(tmp_path):
         end(left)
 
 
-def test_semaphores_of_killed_processes_are_removed():
-    """By the resource tracker of the process that made them, which is therefore not killed with it."""
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_semaphores_of_killed_processes_are_removed(is_stopped):
+    """By the resource tracker of the process that made them, which is therefore not killed with it, but woken."""
     mark = new_mark()
-    maker = start(SEMAPHORE, mark)
+    maker = start(SEMAPHORE + WAIT, mark)
     file = Path("/dev/shm") / f"sem.{maker.stdout.readline().strip().removeprefix('/')}"
     try:
-        assert file.exists() and len(running(mark)) == 2, "the process and its tracker"
+        wait_until_running(mark, 2)  # its tracker, too
+        assert file.exists()
+        if is_stopped:
+            os.kill(max(running(mark)), signal.SIGSTOP)
         for _ in ending(mark, 10):
             maker.poll()
             time.sleep(0.01)
@@ -95,18 +105,20 @@ def test_semaphores_of_killed_processes_are_removed():
 
 
 def test_a_tracker_that_does_not_end_is_killed_at_last():
+    """Since somebody else, of no run, holds the pipe whose end it waits for."""
     mark = new_mark()
-    maker = start(SEMAPHORE, mark)
+    maker = start(SEMAPHORE + HOLDER + WAIT, mark)
     file = Path("/dev/shm") / f"sem.{maker.stdout.readline().strip().removeprefix('/')}"
-    [tracker] = set(running(mark)) - {maker.pid}
-    os.kill(tracker, signal.SIGSTOP)
+    holder = int(maker.stdout.readline())
     try:
+        start_time = time.monotonic()
         for _ in ending(mark, 1.5):
             maker.poll()
             time.sleep(0.01)
-        assert not running(mark)
+        assert not running(mark) and time.monotonic() - start_time > 0.4
     finally:
         end(maker)
+        os.kill(holder, signal.SIGKILL)
         file.unlink(missing_ok=True)
 
 

@@ -121,6 +121,8 @@ async def _step_by_step(session, other) -> None:
     assert session.actors.loc["trainer rank 0", "version"] == session.actors.loc["generator 0", "version"] == 2
     assert other.is_active and set(other.actors.index) == set(session.actors.index)
     assert set(session.actors["state"]) <= {"works", "waits"} and (session.actors["MiB"] > 10).all()
+    assert set(session.actors["host"]) == {"controller"}
+    assert (session.actors["seconds"].drop("scorer 0") > 0).all(), "that it worked in the last step"
     assert len(session.rollouts()) == len(other.rollouts(2)) and session.rollouts()["prompt"].str.len().gt(0).all()
     answers = await session.generate(["count 1", "count 2"], temperature=0.0, max_new_tokens=3)
     assert answers == await session.generate(["count 1", "count 2"], temperature=0.0, max_new_tokens=3)

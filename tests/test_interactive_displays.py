@@ -11,7 +11,7 @@ from test_rollouts import rollout_of
 import titan_rl
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.interactive.pictures import time_bar
-from titan_rl.controller.interactive.token_view import TokenView, shade
+from titan_rl.controller.interactive.token_view import TokenView, of_tokens, shade
 from titan_rl.models.tiny import make_tiny
 
 PIECES = ["ask", " it\n", "<script>alert(1)</script>", '"\x1b[2J']
@@ -84,3 +84,19 @@ def test_a_run_without_steps_has_no_picture(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     seen = titan_rl.connect(tmp_path)
     assert seen.curves is None and seen.time is None
+
+
+def test_without_values_of_its_own_a_token_has_its_samples_advantage():
+    rollout = rollout_of("train/0000001", 0, advantage=-0.5)
+    shown = spans(TokenView(rollout, PIECES, by="advantage")._repr_html_())
+    assert [colour for colour, _, _ in shown][1:] == ["#ffffff", shade(-0.5), shade(-0.5)]
+    assert shown[2][1].endswith("version 7, advantage -0.5") and "advantage" not in shown[1][1]
+
+
+def test_values_may_be_of_the_models_tokens_alone():
+    rollout = rollout_of("train/0000001", 0)  # two of the template, two of the model
+    assert of_tokens(rollout, np.array([0.5, -1.0])).tolist()[2:] == [0.5, -1.0]
+    assert np.isnan(of_tokens(rollout, np.array([0.5, -1.0]))[:2]).all()
+    assert of_tokens(rollout, np.arange(4)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="3 values for 4 tokens, 2 of them the model's"):
+        of_tokens(rollout, np.zeros(3))

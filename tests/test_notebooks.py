@@ -122,9 +122,8 @@ def test_it_runs_and_leaves_nothing(path, tmp_path):
     pids = execute(notebook, tmp_path)
     assert shape(notebook) == shape(committed)
     assert pids and running.gone(pids)
-    written = set(re.findall(r"^%%writefile (\S+)", words(notebook), re.MULTILINE))  # which are the reader's
     left = {file.name for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".pyc"}
-    assert left <= written, "a notebook removes what it has made"
+    assert not left, "a notebook removes what it has made"
     assert len(pids) > 4 or "titan_rl.launch" not in words(notebook), "its actors were seen"
 
 
@@ -170,3 +169,68 @@ def test_a_kernel_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
     assert running.train(root, "--resume", training__steps=running.STEPS) == 0, running.output(root)[-3000:]
     summary = json.loads((root / "summary.json").read_text())
     assert summary["why_ended"] == "completed" and summary["steps_done"] == running.STEPS
+
+
+# what a run says
+
+
+SAYING = [
+    """
+import asyncio
+from titan_rl.controller.display import Display
+display = Display(num_steps=5)
+display.say("of the first")
+async def later():
+    await asyncio.sleep(0.5)
+    display.say("a watcher speaks")
+watching = asyncio.create_task(later())
+""",
+    "display.follow()\nawait watching",
+]
+
+
+def test_what_is_said_in_the_background_stands_below_the_cell_that_asked_last(tmp_path):
+    """As plain text: the lines of a cell are one output."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in SAYING])
+    execute(notebook, tmp_path)
+    said = [[(output.name, output.text) for output in cell.outputs] for cell in notebook.cells]
+    assert said == [[("stdout", "of the first\n")], [("stdout", "a watcher speaks\n")]]
+
+
+FOLLOWING = """
+import asyncio
+from titan_rl.controller.interactive.following import Following
+step, is_over = 1, False
+following = Following(lambda: f"at step {step}", lambda: step, lambda: is_over)
+
+async def go_on():
+    global step, is_over
+    step = 2
+    await asyncio.sleep(1.5)
+    step, is_over = 3, True
+
+going_on = asyncio.create_task(go_on())
+following
+"""
+
+
+async def displays_of(source: str, count: int) -> list[tuple[str, str, str]]:
+    """Kind, text and place of the first ones that a cell's code sends, as a notebook hears of them: nbclient passes on
+    none that come after the cell."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client, heard = run_notebooks.client_of(notebook, Path.cwd()), []
+    async with client.async_setup_kernel(**run_notebooks.starting()):
+        client.kc.execute(source)
+        while len(heard) < count:
+            message = await client.kc.get_iopub_msg(timeout=60)
+            if "display" in message["msg_type"]:
+                content = message["content"]
+                heard.append((message["msg_type"], content["data"]["text/plain"], content["transient"]["display_id"]))
+    return heard
+
+
+def test_what_is_followed_changes_where_it_is_shown():
+    """Until the run is over, and then once more."""
+    kinds, texts, places = zip(*asyncio.run(displays_of(FOLLOWING, 3)), strict=True)
+    assert kinds == ("display_data", "update_display_data", "update_display_data")
+    assert texts == ("'at step 1'", "'at step 2'", "'at step 3'") and len(set(places)) == 1

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,7 +170,10 @@ def run():
         root, training__steps=5000, mesh__worker_loops=1, mesh__transport="rdma_tcp", recovery__standby="true"
     )
     try:
-        running.wait_for_step(root, 2)
+        while sum(event["kind"] == "standby_waits" for event in read_events(root)) < 3:
+            assert process.poll() is None, running.output(root)[-3000:]
+            time.sleep(0.1)
+        running.wait_for_step(root, 2)  # from now on no process comes or goes
         pids = {process.pid} | running.descendants(process.pid)
         yield process, root, pids, running.scratch_folders(pids)
     finally:

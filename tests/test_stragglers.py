@@ -36,6 +36,16 @@ def test_one_slow_step_does_not_make_a_straggler():
     assert stragglers.new() == {}
 
 
+def test_work_is_judged_by_the_piece():
+    """Of what was done last, the whole is told."""
+    stragglers = Stragglers()
+    for _ in range(8):
+        stragglers.note("generator", {"generator 0": 4.0, "generator 1": 1.0}, {"generator 0": 4, "generator 1": 1})
+        stragglers.note("trainer", {"trainer rank 0": 2.0})
+    assert set(stragglers.ratios().values()) == {1.0}
+    assert stragglers.of_last_step == {"generator 0": 4.0, "generator 1": 1.0, "trainer rank 0": 2.0}
+
+
 def test_who_was_replaced_begins_anew():
     stragglers = noted(rank_0=0.1, rank_1=0.9)
     stragglers.note("trainer", {"rank 0": 0.1})

@@ -46,8 +46,10 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
 
 
 def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
-    from titan_rl.controller.session import Session
+    from rich.console import Console
 
+    with Console().status("loading libraries"):  # seconds, in which a terminal must not stay empty
+        from titan_rl.controller.session import Session
     try:
         return Session.open(config, config_file, resume=resume, ranks=ranks)
     except Exception as error:  # SQLite's and Arrow's, too, mean a full disk

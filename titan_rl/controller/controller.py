@@ -158,6 +158,7 @@ class Controller:
         self.queue.ledger.verify()
         await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
+        self.reporter.enter(self.progress.step, "saving the model")
         await self.ending.complete()
 
     async def rescue(self, error: BaseException) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -27,7 +28,8 @@ class Display:
     """``step`` after each step, ``say`` for anything else, which also goes to the run's log; a context manager."""
 
     def __init__(self, num_steps: int, log: Path | None = None):
-        self.console = Console()
+        self.console = _console()
+        self._context = copy_context()
         self._log = LineFile(log) if log else None
         self.num_steps = num_steps
         self._last_line = self._last_sample = -_SAMPLE_SECONDS
@@ -54,6 +56,10 @@ class Display:
         self.close_table()
         if self._log:
             self._log.close()
+
+    def follow(self) -> None:
+        """In a notebook, what is said from now on stands below the cell that calls this."""
+        self._context = copy_context()
 
     def say(self, text: str) -> None:
         if self._log:
@@ -95,13 +101,18 @@ class Display:
 
     def _show(self, write: Callable[[], None]) -> None:
         try:
-            write()
+            self._context.copy().run(write)  # a context can be entered once at a time
         except (OSError, SystemExit):  # rich's answer to a broken pipe is to exit
             live, self._live, self.console = self._live, None, Console(quiet=True)
             if live:
                 with suppress(OSError, SystemExit):
                     live.stop()
             _drop_unwritable()
+
+
+def _console() -> Console:
+    """In a notebook one for plain text, which a cell joins into one output; as HTML each line would be one."""
+    return Console(force_jupyter=False, force_terminal=False) if Console().is_jupyter else Console()
 
 
 def _names(record: dict[str, float]) -> tuple[str, ...]:

@@ -239,6 +239,7 @@ class Session:
         if self._granting is not None:
             self._granting.cancel()
         if self.meshes is not None:
+            self.display.enter("stopping the actors")
             await self.meshes.stop()
         with unless_full():
             self.metrics.close()

@@ -78,11 +78,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+_LATE = 2.0
+"""Times what a phase usually takes after which that says nothing any more."""
+
+
 def headline(step: int, num_steps: int, phase: str, seconds: float, usual: float | None, step_seconds: float) -> str:
     """``seconds``: in this phase; ``usual``: how long it took before, if it did; ``step_seconds``: of a step, or 0."""
     parts = [f"step {step} of {num_steps}"] if step_seconds else []
     if phase:
-        parts.append(f"{phase} {duration(seconds)}" + (f" of about {duration(usual)}" if usual else ""))
+        expected = f" of about {duration(usual)}" if usual and seconds < _LATE * usual + 1 else ""
+        parts.append(f"{phase} {duration(seconds)}{expected}")
     if step_seconds and step < num_steps:
         parts += [f"{step_seconds:.2f} s a step", f"about {duration((num_steps - step) * step_seconds)} left"]
     return "  ".join(parts)

@@ -106,6 +106,7 @@ class SupervisedController:
         found = await self.evaluate("after")
         await self.frozen.check()
         self.progress.held_out_after = found.accuracy
+        self.reporter.enter(self.progress.step, "saving the model")
         await self.ending.complete()
 
     async def rescue(self, error: BaseException) -> None:

@@ -1,7 +1,6 @@
 """Prompts go to a verifier and a replica, and again to others if one of them dies or fails."""
 
 import asyncio
-import statistics
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -148,10 +147,10 @@ class Dispatcher:
             self.generators.say(f"prompt {prompt_id} is discarded as poison at its fault number {count}: {why}")
             self.generators.processes.tell(POISON, prompt=prompt_id, faults=count, why=why)
 
-    def take_scoring_seconds(self) -> dict[str, float]:
-        """Of a group, the mean for each verifier since this was last asked."""
+    def take_scoring_seconds(self) -> dict[str, list[float]]:
+        """Of each group, by verifier, since this was last asked."""
         taken, self._scoring_seconds = self._scoring_seconds, {}
-        return {name: statistics.fmean(seconds) for name, seconds in taken.items()}
+        return taken
 
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples, as rollouts."""

@@ -9,6 +9,7 @@ of the trainer (its snapshots, the weight channel) is handed to TrainerMesh as a
 """
 
 import asyncio
+import os
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.supervision.forking import FORK_SERVERS
 from titan_rl.mesh.supervision.processes import ending
 from titan_rl.mesh.supervision.reaper import start_reaper
 from titan_rl.mesh.trainer_mesh import CatchUp, TrainerMesh
@@ -105,7 +107,7 @@ class Meshes:
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers = Stragglers()
         self._background = BackgroundTasks()
-        self.say = say
+        self.say, self._on_cpu = say, on_cpu
         self._scratch = scratch = make_scratch()
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
@@ -164,6 +166,8 @@ class Meshes:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, ActorDied, an actor's own."""
         self._configure_monarch()
         start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
+        if self._can_fork:
+            self.processes.forks.start()
         self._background.start(self.processes.patrol())
         owners = [*self._owners, self.roles] if "trainer" in self.parts else self._owners
         starts = asyncio.gather(*(owner.start() for owner in owners))
@@ -177,6 +181,15 @@ class Meshes:
         if "generators" in self.parts and self.config.recovery.warm_spares:
             self.generators.prepare()
 
+    @property
+    def _can_fork(self) -> bool:
+        """A launcher of one's own may give its hosts namespaces or limits, which a server's forks would not have; and
+        what is preloaded (allocators, OpenMP) need not survive a fork of ours."""
+        mesh = self.config.mesh
+        is_ours = mesh.launcher == "local" or not mesh.worker_loops
+        is_plain = FORK_SERVERS in os.environ or not os.environ.get("LD_PRELOAD")
+        return mesh.fork_servers and self._on_cpu and is_ours and is_plain
+
     def _configure_monarch(self) -> None:
         configure(
             # the kernel tells of deaths, and patrols and deadlines of hangs: a busy process must not be taken for dead
@@ -184,6 +197,8 @@ class Meshes:
             get_proc_state_max_idle="30s",
             cleanup_timeout="500ms",
             enable_log_forwarding=False,
+            # a fork's parent is its server, which may die: what it ends with is its client (fork_client.py)
+            mesh_bootstrap_enable_pdeathsig=not self._can_fork,
             rdma_allow_tcp_fallback=self.config.mesh.transport != "rdma_ibverbs",
             rdma_disable_ibverbs=self.config.mesh.transport == "rdma_tcp",
             rdma_tcp_fallback_parallelism=1,
@@ -203,6 +218,12 @@ class Meshes:
     def pids(self) -> dict[int, str]:
         """Process id to name, of all that live; scorers included."""
         return self.processes.names() | {pid: f"scorer {number}" for number, pid in self.verifiers.scorers.items()}
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Of each process, by its name, that on which it was spawned; a verifier's scorer is where that is."""
+        hosts = {process.name: process.host.name for process in self.processes.all}
+        return hosts | {f"scorer {n}": hosts.get(f"verifier {n}", "") for n in self.verifiers.scorers}
 
     async def take_statistics(self) -> list[EngineStatistics]:
         """Each engine's statistics since its last update; they start anew. Of those that answer."""

@@ -2,8 +2,9 @@
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 _WINDOW = 8
 """Steps over which an actor is judged."""
@@ -34,14 +35,22 @@ class Stragglers:
 
     def __init__(self) -> None:
         self._seconds: dict[str, dict[str, deque[float]]] = defaultdict(dict)
+        self._of_last_step: dict[str, dict[str, float]] = {}
         self._known: set[str] = set()
 
-    def note(self, kind: str, seconds: dict[str, float]) -> None:
-        """A step's seconds of all actors of a kind, by name; an actor that is not among them is forgotten."""
+    def note(self, kind: str, seconds: Mapping[str, float], work: Mapping[str, int] = MappingProxyType({})) -> None:
+        """A step's seconds of all actors of a kind, by name; an actor that is not among them is forgotten. They are
+        judged by what a piece of ``work`` took, of which each actor did so much, or else 1."""
         known = self._seconds[kind]
         self._seconds[kind] = {name: known.get(name, deque(maxlen=_WINDOW)) for name in seconds}
+        self._of_last_step[kind] = dict(seconds)
         for name, value in seconds.items():
-            self._seconds[kind][name].append(value)
+            self._seconds[kind][name].append(value / work.get(name, 1))
+
+    @property
+    def of_last_step(self) -> dict[str, float]:
+        """Seconds that each actor worked in the last step that was noted."""
+        return {name: value for actors in self._of_last_step.values() for name, value in actors.items()}
 
     def ratios(self) -> dict[str, float]:
         """Each actor's median over that of its peers, for kinds with more than one; full windows only."""

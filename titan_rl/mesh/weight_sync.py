@@ -71,6 +71,15 @@ class WeightSync:
         self.generators.fail(number, reason)
 
     def _note_step_times(self, statistics: list[EngineStatistics]) -> None:
-        steps = {f"generator {s.generator}": s.seconds_busy / s.num_steps for s in statistics if s.num_steps}
-        self._stragglers.note("generator", steps)
-        self._stragglers.note("verifier", self._dispatcher.take_scoring_seconds())
+        of_engines = {f"generator {each.generator}": each for each in statistics if each.num_steps}
+        self._stragglers.note(
+            "generator",
+            {name: each.seconds_busy for name, each in of_engines.items()},
+            {name: each.num_steps for name, each in of_engines.items()},
+        )
+        scoring = self._dispatcher.take_scoring_seconds()
+        self._stragglers.note(
+            "verifier",
+            {name: sum(seconds) for name, seconds in scoring.items()},
+            {name: len(seconds) for name, seconds in scoring.items()},
+        )

@@ -299,6 +299,12 @@ class Learner(Side):
         if beside and self.learned_here is not None:
             self.learned_here.model.save(Path(beside) / self.learned_here.name)
 
+    def logprobs(self) -> dict[int, np.ndarray]:
+        """Of each row of the last pass, [S]; none of the rows that other ranks speak for."""
+        if not self.is_counted:
+            return {}
+        return {index: statistics[0].float().cpu().numpy() for index, statistics in self.statistics.items()}
+
     def share(self, groups: Sequence) -> Sequence:
         return [groups[self.titan.batch_rank(dist.get_rank())]]
 

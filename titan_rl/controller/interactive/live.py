@@ -5,6 +5,7 @@ waiting (an interrupted cell) stops waiting and nothing else: the step at hand g
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from titan_rl.controller.checkpointing import SaveError
 from titan_rl.controller.data_steps import HeldOut
 from titan_rl.controller.interactive.changing import change
 from titan_rl.controller.interactive.own_step import OrderError, OwnStep
-from titan_rl.controller.interactive.run_view import RunView, actor_table, tokenizer_of
+from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.types import Batch, Group, Request
@@ -209,6 +210,7 @@ class LiveSession(RunView):
     async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Goes on to its end whether or not somebody still waits for it."""
         self._check_open()
+        self.session.display.follow()
         doing = asyncio.create_task(self._alone(work))
         doing.add_done_callback(retrieve_exception)
         return await asyncio.shield(doing)
@@ -244,7 +246,7 @@ class LiveSession(RunView):
 
         Errors: ValueError for one that leaves no room for an answer."""
         self._check_open()
-        rollout, tokenizer = self.session.config.rollout, await asyncio.to_thread(self._tokenizer)
+        rollout, tokenizer = self.session.config.rollout, await asyncio.to_thread(lambda: self.tokenizer)
         seeds = random.Random(seed)
         room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
         heat = rollout.temperature if temperature is None else temperature
@@ -255,21 +257,22 @@ class LiveSession(RunView):
         answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
         return [tokenizer.decode(answer.tokens, skip_special_tokens=True) for [answer] in answers]
 
-    def _tokenizer(self):
-        if self._loaded_tokenizer is None:
-            self._loaded_tokenizer = tokenizer_of(self.session.meshes.model_path)
-        return self._loaded_tokenizer
-
     @property
     def actors(self) -> pd.DataFrame:
-        """The run's processes as they are now: id, state, memory in MiB, and the policy version that they have."""
+        """The run's processes as they are now: id, state, memory in MiB, the host that they were spawned on, the policy
+        version that they have, and the seconds that they worked in the last step."""
         meshes = None if self._why_ended else self.session.meshes
         if meshes is None:
-            return actor_table({}).assign(version=[])
+            return actor_table({}).assign(host=[], version=[], seconds=[])
         table, step, live = actor_table(meshes.pids), self.session.progress.step, meshes.weights.link.version
         of_kind = {"generator": live} | dict.fromkeys(("trainer", *LEARNED), step)
         versions = [of_kind.get(name.split()[0]) for name in table.index]
-        return table.assign(version=pd.array(versions, dtype="Int64"))
+        hosts, seconds = meshes.hosts, meshes.stragglers.of_last_step
+        return table.assign(
+            host=[hosts.get(name, name) for name in table.index],
+            version=pd.array(versions, dtype="Int64"),
+            seconds=[round(seconds.get(name, math.nan), 3) for name in table.index],
+        )
 
 
 async def _tick() -> None:

@@ -1,6 +1,7 @@
 """Pictures of a run for a notebook's cell: curves, and where the time of its steps goes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from io import BytesIO
 from typing import Any
@@ -24,6 +25,10 @@ class Picture:
     figure: Any
 
     def _repr_png_(self) -> bytes:
+        return self._png
+
+    @cached_property
+    def _png(self) -> bytes:
         buffer = BytesIO()
         self.figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
         return buffer.getvalue()

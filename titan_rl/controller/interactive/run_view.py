@@ -3,15 +3,16 @@
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.elastic import scale_generators
+from titan_rl.controller.interactive.following import Following
 from titan_rl.controller.interactive.pictures import Picture, TimeBar, time_bar
-from titan_rl.controller.interactive.token_view import TokenView
+from titan_rl.controller.interactive.token_view import TokenView, of_tokens
 from titan_rl.data.types import Group, Rollout
 from titan_rl.mesh.supervision.processes import memory_bytes, process_state
 from titan_rl.records.events import read_events
@@ -80,16 +81,19 @@ class RunView:
         by: str = "provenance",
         values: np.ndarray | None = None,
     ) -> TokenView:
-        """A sample as coloured tokens; ``by`` and ``values``: as TokenView has them. Errors: ConfigError if there is no
-        such sample, or the run's tokenizer is gone."""
+        """A sample as coloured tokens; ``by`` and ``values``: as TokenView has them, or a value for each token that the
+        model wrote. Errors: ConfigError if there is no such sample, or the run's tokenizer is gone; ValueError for
+        another number of values."""
         _, groups = self._recorded(step)
         for rollout in (rollout for group in groups if group.prompt_id == prompt_id for rollout in group.rollouts):
             if rollout.sample == sample:
-                pieces = [self._tokenizer().decode([token]) for token in rollout.tokens.tolist()]
-                return TokenView(rollout, pieces, by, values)
+                pieces = [self.tokenizer.decode([token]) for token in rollout.tokens.tolist()]
+                return TokenView(rollout, pieces, by, None if values is None else of_tokens(rollout, values))
         raise ConfigError(f"there is no sample {sample} of {prompt_id} in that step")
 
-    def _tokenizer(self):
+    @property
+    def tokenizer(self):
+        """The run's, as transformers reads it. Errors: ConfigError if it is gone."""
         if self._loaded_tokenizer is None:
             config = json.loads(self.run_dir.config.read_text())
             path = config["model"]["path"]
@@ -105,6 +109,24 @@ class RunView:
     def time(self) -> TimeBar | None:
         """Where the time of its last steps goes; None before the first."""
         return time_bar(self.metrics)
+
+    def follow(self, what: Literal["actors", "curves", "time"] = "actors") -> Following:
+        """One of these three, drawn anew in its cell while the run goes on."""
+        states = {"actors": self._actors_now, "curves": self._last_step, "time": self._last_step}
+        if what not in states:
+            raise ConfigError(f"{what!r} cannot be followed: one of {', '.join(states)} can")
+
+        def draw() -> Any:
+            picture = getattr(self, what)
+            return self.phase if picture is None else picture
+
+        return Following(draw, states[what], lambda: not self.is_active)
+
+    def _actors_now(self) -> str:
+        return self.actors.to_csv()
+
+    def _last_step(self) -> int:
+        return self.metrics.index.max() if len(self.metrics) else -1
 
     @property
     def events(self) -> pd.DataFrame:

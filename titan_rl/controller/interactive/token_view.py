@@ -26,7 +26,7 @@ class TokenView:
     pieces_T: list[str]
     """The text of each token."""
     by: str = "provenance"
-    """What colours say: ``provenance``, ``version``, ``logprob``, or the name of ``values_T``."""
+    """What colours say: ``provenance``, ``version``, ``logprob``, ``advantage``, or the name of ``values_T``."""
     values_T: np.ndarray | None = None
     """A number of each token, NaN where there is none: advantages, or how far trainer and generator disagree, say. Blue
     is above 0, red below."""
@@ -68,6 +68,8 @@ class TokenView:
         if rollout.provenance[place] == Provenance.MODEL:
             yield f"logprob {rollout.logprobs[place]:.4f}"
             yield f"version {int(rollout.versions[place])}"
+            if rollout.advantage is not None and self.values_T is None:
+                yield f"advantage {rollout.advantage:.4g}"
         if self.values_T is not None and np.isfinite(self.values_T[place]):
             yield f"{self.by} {self.values_T[place]:.4g}"
 
@@ -79,9 +81,23 @@ class TokenView:
             return "#ffffff"
         if self.by == "version":
             return _OF_VERSION[int(self.rollout.versions[place]) % len(_OF_VERSION)]
+        if self.by == "advantage" and self.values_T is None:  # a sample's tokens share its own
+            return shade(np.nan if self.rollout.advantage is None else self.rollout.advantage)
         values_T = self.rollout.logprobs if self.values_T is None else self.values_T
         largest = float(np.nanmax(np.abs(values_T))) or 1.0
         return shade(float(values_T[place]) / largest)
+
+
+def of_tokens(rollout: Rollout, values: np.ndarray) -> np.ndarray:
+    """[T] of a value for each token, or for each that the model wrote: NaN for the others. Errors: ValueError."""
+    is_models_T = rollout.provenance == Provenance.MODEL
+    if len(values) == len(is_models_T):
+        return np.asarray(values, dtype=float)
+    if len(values) != is_models_T.sum():
+        raise ValueError(f"{len(values)} values for {len(is_models_T)} tokens, {is_models_T.sum()} of them the model's")
+    values_T = np.full(len(is_models_T), np.nan)
+    values_T[is_models_T] = values
+    return values_T
 
 
 def shade(value: float) -> str:

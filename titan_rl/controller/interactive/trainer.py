@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import cloudpickle
+import numpy as np
+import pandas as pd
 
 from titan_rl.controller.interactive.own_step import OwnStep
 from titan_rl.data.types import BadNumbers, Batch, StepMetrics
@@ -16,6 +18,26 @@ InTurn = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, 
 
 class RankError(RuntimeError):
     """A function failed on a rank; says on which, and how."""
+
+
+def token_table(batch: Batch, found: dict[tuple[int, int], np.ndarray]) -> pd.DataFrame:
+    """``found``: of each row, by group and number, what the trainer holds of its trained tokens."""
+    tables = []
+    for group, rows in enumerate(batch.rows):
+        for number, row in enumerate(rows):
+            owners = [(prompt, sample, place) for prompt, sample, count in row.owners for place in range(count)]
+            logprob_S, num_tokens = found.get((group, number), ()), len(owners)
+            if len(logprob_S) < num_tokens:
+                raise ValueError("this is not the batch of the last forward_backward")
+            table = pd.DataFrame(owners, columns=["prompt_id", "sample", "place"])
+            tables.append(
+                table.assign(
+                    token=row.target_S[:num_tokens],
+                    generator=row.logprob_S[:num_tokens],
+                    trainer=logprob_S[:num_tokens],
+                )
+            )
+    return pd.concat(tables, ignore_index=True)
 
 
 class TrainerHandle:
@@ -34,6 +56,19 @@ class TrainerHandle:
         """The update. The step then counts, with its rollouts on record and its samples in the ledger; None if bad
         numbers kept it from being one."""
         return await self._in_turn(self._own_step().optim_step)
+
+    async def logprobs(self, batch: Batch) -> pd.DataFrame:
+        """What ``forward_backward(batch)`` found of each token that it trained on, beside the generator's word: a row
+        for each, with its sample and its ``place`` among the sample's trained tokens.
+
+        Errors: ValueError if another pass was the last one."""
+        groups = list(range(len(batch.rows)))
+        answers = await self.call(lambda learner: (learner.share(groups), learner.logprobs()))
+        found = {}
+        for share, logprobs in answers.values():
+            rows = [(group, number) for group in share for number in range(len(batch.rows[group]))]
+            found |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
+        return token_table(batch, found)
 
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
         """What ``function(learner)`` gives on each rank, by the rank's name. The learner is trainer/learner.py's, or

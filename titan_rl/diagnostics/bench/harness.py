@@ -16,6 +16,7 @@ from titan_rl.records.rundir import package_versions
 BENCHES = {
     "step": "titan_rl.diagnostics.bench.step",
     "step-smollm2": "titan_rl.diagnostics.bench.step_smollm2",
+    "session": "titan_rl.diagnostics.bench.session",
     "generate": "titan_rl.diagnostics.bench.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weight_sync",
     "learning": "titan_rl.diagnostics.bench.learning",

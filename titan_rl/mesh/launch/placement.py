@@ -52,21 +52,30 @@ def trainer_environment(threads: Threads) -> dict[str, str]:
     return _COMMON | _KEEP_MEMORY | {"OMP_NUM_THREADS": str(threads.trainer)}
 
 
+_VLLM = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+# on a CPU vLLM compiles a few sampler functions at the first step: 15 s the first time, and slower than eager
+_VLLM_ON_CPU = _VLLM | {"TORCHDYNAMO_DISABLE": "1"}
+
+
 def generator_environment(threads: Threads, on_cpu: bool) -> dict[str, str]:
-    environment = (
-        _COMMON
-        | _KEEP_MEMORY
-        | {
-            "OMP_NUM_THREADS": str(threads.generator),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        }
-    )
-    # on a CPU vLLM compiles a few sampler functions at the first step: 15 s the first time, and slower than eager
-    return environment | ({"TORCHDYNAMO_DISABLE": "1"} if on_cpu else {})
+    threads_of_it = {"OMP_NUM_THREADS": str(threads.generator)}
+    return _COMMON | _KEEP_MEMORY | (_VLLM_ON_CPU if on_cpu else _VLLM) | threads_of_it
 
 
 def verifier_environment() -> dict[str, str]:
     return _COMMON | {"OMP_NUM_THREADS": "1"}
+
+
+def fork_environment() -> dict[str, str]:
+    """Of the servers that fork these on a CPU. Threads are set after the fork."""
+    return _COMMON | _KEEP_MEMORY
+
+
+def import_environment(kind: str) -> dict[str, str]:
+    """More, for the server of one kind: what libraries that only it imports read then."""
+    return _VLLM_ON_CPU if kind == "generator" else {}

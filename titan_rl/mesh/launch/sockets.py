@@ -46,7 +46,7 @@ def _open_privately(pid: int) -> Path:
     folder = make_scratch()
     atexit.register(_remove_own, folder, pid)
     keep_sockets_in(folder)
-    with _files_in(folder):
+    with _files_in(folder), _without(b"Monarch internal logs are"):  # which would stand in the middle of our own
         this_host()
     _keep_log_private()
     return folder
@@ -68,6 +68,23 @@ def _files_in(folder: Path) -> Iterator[None]:
         os.umask(mask)
         os.environ.pop("TMPDIR")
         os.environ |= {} if before is None else {"TMPDIR": before}
+
+
+@contextmanager
+def _without(notice: bytes) -> Iterator[None]:
+    """What is written to standard error meanwhile comes after it, but for lines that begin so."""
+    kept = os.dup(2)
+    with os.fdopen(os.memfd_create("stderr"), "w+b") as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written.read().splitlines(keepends=True):
+                if not line.startswith(notice):
+                    os.write(2, line)
 
 
 def _keep_log_private() -> None:

@@ -8,6 +8,7 @@ death.
 
 import asyncio
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch._src.actor.proc_mesh import _get_bootstrap_args
 
 from titan_rl.mesh.launch.base import Launcher
+from titan_rl.mesh.launch.placement import fork_environment
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
+from titan_rl.mesh.supervision.forking import ForkServers
 from titan_rl.mesh.supervision.hosts import Host, Hosts
 from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark, watch
 from titan_rl.mesh.supervision.sidecar import Sidecar
@@ -119,15 +122,19 @@ class ActorProcess:
         self.kill()
 
 
-def _command(environment: dict[str, str]) -> BootstrapCommand:
-    """Monarch's own command, behind a shell that becomes it.
+def _command(
+    environment: dict[str, str], forks: ForkServers, kind: str | None, logs: str | None, name: str
+) -> BootstrapCommand:
+    """Monarch's own command, by a fork if there is a server for that kind, behind a shell that becomes it.
 
     It ignores Ctrl-C, a closed terminal, and what else is sent to all of a group (torchrun and ``timeout`` send SIGTERM
     so): the controller stops processes. (The controller cannot ignore them itself while it spawns: one that comes just
-    then would be lost.) What it writes is nobody else's to read.
+    then would be lost.) What it writes is nobody else's to read; what it prints goes to its log from the first line.
     """
     program, arguments, monarchs = _get_bootstrap_args()
-    ignoring = ["-c", 'trap "" INT HUP TERM; umask 077; exec "$0" "$@"', program, *(arguments or [])]
+    program, arguments = forks.command(kind, program, arguments or [])
+    output = f" >> {shlex.quote(str(Path(logs) / name))}.txt 2>&1" if logs else ""
+    ignoring = ["-c", f'trap "" INT HUP TERM; umask 077; exec "$0" "$@"{output}', program, *arguments]
     return BootstrapCommand("/bin/sh", None, ignoring, monarchs | environment)
 
 
@@ -156,6 +163,7 @@ class ActorProcesses:
             on_death=self._on_host_death,
             ranks=ranks,
         )
+        self.forks = ForkServers(scratch, fork_environment() | self._environment, logs)
         self.all: list[ActorProcess] = []
         self.are_stopping = False
         """Whether the run ends, and with it all of them."""
@@ -165,10 +173,13 @@ class ActorProcesses:
 
     async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> ActorProcess:
         """A process with an actor of that class; it is watched as soon as its id is known. Errors: ActorDied."""
+        kind = getattr(actor, "IMPORTS", None)
         self._count += 1
         tag = f"{name.replace(' ', '_')}_{self._count}"
         host = self.hosts.choose(_kind(name))
-        procs = host.mesh.spawn_procs(name=tag, bootstrap_command=_command(environment | self._environment))
+        await self.forks.ready(kind)  # Monarch gives a process 30 seconds, imports included
+        command = _command(environment | self._environment, self.forks, kind, self.logs, tag)
+        procs = host.mesh.spawn_procs(name=tag, bootstrap_command=command)
         sidecar = procs.spawn(f"{tag}_sidecar", Sidecar)
         process = ActorProcess(name, procs, procs.spawn(tag, actor, *arguments), sidecar, host)
         self.all.append(process)

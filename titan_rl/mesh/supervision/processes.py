@@ -5,7 +5,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,22 +73,28 @@ def memory_bytes(pid: int) -> int:
     return 0
 
 
-def kill(pids: list[int]) -> None:
+def kill(pids: Iterable[int]) -> None:
+    _signal(pids, signal.SIGKILL)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def ending(mark: dict[str, str], seconds: float) -> Iterator[None]:
     """Kill the processes that carry the mark, but not this one: to be iterated, with a pause each time.
 
     Over when none is left, or after ``seconds``. Python's resource trackers come last: they end by themselves once
-    those that they work for have, and remove what these left in shared memory.
+    those that they work for have, and remove what these left in shared memory. One that is stopped is woken for that.
     """
     deadline = time.monotonic() + seconds
     while (left := set(running(mark)) - {os.getpid()}) and time.monotonic() < deadline:
         is_late = time.monotonic() > deadline - _TRACKER_SECONDS
-        kill([pid for pid in left if is_late or not _is_tracker(pid)])
+        trackers = set() if is_late else set(filter(_is_tracker, left))
+        _signal(trackers, signal.SIGCONT)
+        kill(left - trackers)
         yield
 
 

@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
@@ -19,8 +20,9 @@ class Sidecar(Actor):
 
     @endpoint
     def start(self, logs: str | None, name: str) -> int:
-        """Output goes to the logs from here on; this process's id."""
+        """Output goes to the logs from here on, and the process has this name in ``top``; its id."""
         send_output_to(logs, name)
+        Path("/proc/self/comm").write_text(name)  # the kernel keeps 15 bytes
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         obey_orders()
         self.replicas: dict[int, SnapshotReplica] = {}

@@ -1,0 +1,87 @@
+"""The controller's side of fork servers: a run's own, or those that are there for all runs of a machine."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO
+
+from titan_rl.mesh.launch.imports import IMPORTS
+from titan_rl.mesh.supervision import fork_client
+from titan_rl.mesh.supervision.logs import log_file
+from titan_rl.mesh.supervision.processes import MARK
+
+FORK_SERVERS = "TITAN_RL_FORK_SERVERS"
+"""Environment variable: the folder of servers that others started, and that outlive a run."""
+_MOST_WAITING = 64
+
+
+class ForkServers:
+    """Owns a run's servers, if it has any; they end with the run's marked processes, or when this process does."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], logs: str | None):
+        """``environment``: of all that they fork, as far as libraries read it when they are imported."""
+        self._folder, self._environment, self._logs = folder, environment, logs
+        self._process: subprocess.Popen | None = None
+        self._are_there = False
+
+    def start(self) -> None:
+        """Begin with the imports, and come back at once."""
+        if others := os.environ.get(FORK_SERVERS):
+            self._folder = Path(others)
+        else:
+            with log_file(self._logs, "fork_servers") as output:
+                self._process = start(self._folder, self._environment, output)
+        self._are_there = True
+
+    async def ready(self, kind: str | None) -> None:
+        """Until the server for that kind has done its imports, if there is one, and they do not take too long."""
+        if kind is None or not self._are_there:
+            return
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, suppress(OSError, TimeoutError):
+            asking.setblocking(False)
+            await loop.sock_connect(asking, str(self._folder / kind))
+            await loop.sock_sendall(asking, b"?")  # which asks for no process: the answer is that the server hangs up
+            await asyncio.wait_for(loop.sock_recv(asking, 1), fork_client.FORK_SECONDS)
+
+    def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+        """To start a process by: where there are servers the client, which becomes the program where there is none for
+        that kind of actor. It sees to it that the process ends with its parent, which Monarch then does not."""
+        if not self._are_there:
+            return program, arguments
+        client = ["-I", "-S", fork_client.__file__, str(self._folder / (kind or "none")), program]
+        return sys.executable, client + arguments
+
+
+def start(folder: Path, environment: dict[str, str], output: IO) -> subprocess.Popen:
+    """Servers that listen in a folder, from now on, until the process's standard input is closed. ``environment`` is
+    added to this process's own, and must hold a run's mark or ``no_mark()``."""
+    with ExitStack() as opened:
+        listeners = {kind: opened.enter_context(_listen(folder / kind)).fileno() for kind in IMPORTS}
+        kinds = [f"{kind}={descriptor}" for kind, descriptor in listeners.items()]
+        return subprocess.Popen(
+            [sys.executable, "-m", "titan_rl.mesh.supervision.fork_server", *kinds],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=listeners.values(),
+            start_new_session=True,
+        )
+
+
+def _listen(path: Path) -> socket.socket:
+    """Clients may connect at once, and wait."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(_MOST_WAITING)
+    return listener
+
+
+def no_mark() -> dict[str, str]:
+    """For servers that are no run's: room for the marks of those whose processes they fork."""
+    return {MARK: "0" * 32}
