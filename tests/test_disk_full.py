@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import running
 
+from titan_rl.config.schema import MetricsConfig
 from titan_rl.controller.display import Display
 from titan_rl.data.files import DiskFull, LineFile, is_full, replace_text, unless_full
 from titan_rl.data.types import Group, Provenance, Rollout, Turn
@@ -22,6 +23,7 @@ from titan_rl.records.ledger import Ledger
 from titan_rl.records.ledger_audit import flaws
 from titan_rl.records.metrics import MetricsLog, read_metrics
 from titan_rl.records.rollouts import has_rollouts, read_rollouts, write_rollouts
+from titan_rl.records.trackers import Trackers
 
 
 @contextmanager
@@ -154,6 +156,18 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
         asyncio.run(controller.train(Collected(groups(), {}), update))
     asyncio.run(controller.rescue(error.value))
     assert saved == [6], "nothing more"
+
+
+def test_a_full_disk_costs_tensorboard_its_numbers_and_is_said_once(tmp_path, capfd):
+    said: list[str] = []
+    trackers = Trackers(MetricsConfig(), tmp_path, {}, said.append)
+    trackers.log({"step": 1, "loss": 1.0})
+    with largest_file(120):
+        for step in range(2, 40):
+            trackers.log({"step": step, "loss": 1.0})
+    trackers.close()
+    assert said == ["metrics.tensorboard: OSError: [Errno 27] File too large; the run goes on without it"]
+    assert capfd.readouterr().err == ""
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import MetricsConfig
@@ -108,7 +109,9 @@ def test_what_is_missing_is_told_before_anything_starts(install, monkeypatch):
     check_trackers(MetricsConfig(wandb=True))
 
 
-def test_tensorboard_is_on_unless_it_is_not_wanted(tmp_path):
+def test_tensorboard_is_on_unless_it_is_not_wanted_and_reads_what_was_measured(tmp_path):
     write_two(tmp_path / "with", MetricsConfig())
     write_two(tmp_path / "without", MetricsConfig(tensorboard=False))
-    assert list((tmp_path / "with" / "tensorboard").iterdir()) and not (tmp_path / "without" / "tensorboard").exists()
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    accumulator = EventAccumulator(str(tmp_path / "with" / "tensorboard"), purge_orphaned_data=False).Reload()
+    assert [(event.step, event.value) for event in accumulator.Scalars("loss")] == [(3, 2.0), (3, 1.0)]

@@ -6,6 +6,8 @@ installed with titan_rl. No tracker can stop a run.
 
 import importlib.util
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +26,32 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, project: str, root: Path, config: dict[str, Any]):
-        from torch.utils.tensorboard import SummaryWriter
+    """An event for each step, written at once: the thread of SummaryWriter prints a traceback when the disk is full."""
 
-        self._writer = SummaryWriter(str(root / "tensorboard"))
+    def __init__(self, project: str, root: Path, config: dict[str, Any]):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder = root / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        now = time.time()
+        name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter(open(folder / name, "xb"))  # noqa: SIM115 - open until close()
+        self._write(file_version="brain.Event:2", wall_time=now)
 
     def log(self, record: dict[str, float]) -> None:
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, record["step"])
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != "step"]
+        self._write(step=record["step"], wall_time=time.time(), summary=Summary(value=values))
+
+    def _write(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(**fields).SerializeToString())
+        self._records.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._records.close()
 
 
 class WandB:
