@@ -5,6 +5,7 @@ forks for whoever connects (fork_client.py). What was imported is in memory once
 when the server dies, and dies with its client. The servers end when their standard input does.
 """
 
+import ctypes
 import fcntl
 import gc
 import json
@@ -25,6 +26,7 @@ from titan_rl.mesh.supervision.processes import MARK
 
 _REQUEST_BYTES = 1 << 20
 _F_SETSIG = 10
+_M_ARENA_MAX = -8
 _ENVIRONMENT_START = 47
 """Field of /proc/self/stat, counted from the state."""
 
@@ -157,6 +159,12 @@ def _renew() -> None:
         sys.modules["torch"].set_num_threads(int(threads))
 
 
+def _limit_arenas() -> None:
+    """glibc's malloc reads its environment when a process begins by exec, and at no fork."""
+    if most := os.environ.get("MALLOC_ARENA_MAX"):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(most))
+
+
 def _serve(listeners: dict[str, socket.socket]) -> Request | None:
     """As ``ForkServer.run``, for each kind in a process of its own."""
     import_shared()
@@ -165,6 +173,7 @@ def _serve(listeners: dict[str, socket.socket]) -> Request | None:
             for other in set(listeners) - {kind}:
                 listeners[other].close()
             os.environ |= import_environment(kind)
+            _limit_arenas()
             import_all(kind)
             gc.freeze()  # a collection in a process that was forked would copy what it only looks at
             return ForkServer(listeners[kind]).run()
