@@ -16,7 +16,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.config.shipped import shipped
 from titan_rl.controller.session import one_line
-from titan_rl.diagnostics.bench import learning, off_policy
+from titan_rl.diagnostics.bench import learning, learning_smollm2, off_policy
 from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 from titan_rl.records.statistics import Proportion
 
@@ -290,6 +290,18 @@ def test_old_samples_are_held_to_what_seeds_differ_by():
     assert near["met"] and not far["met"] and far["value"] == pytest.approx(0.3)
     broken = arms | {off_policy.CORRECTED: [*of(0.6, 0.6), learning.Outcome(1.0)]}
     assert not off_policy.rows_of(broken)[-2]["met"]
+
+
+def test_a_real_model_is_held_to_its_control():
+    def of(before: int, after: int) -> learning.Outcome:
+        return learning.Outcome(600.0, Proportion(before, 100), Proportion(after, 100))
+
+    outcomes = {"full": of(10, 60), "lora": of(10, 30), "control": of(50, 100)}
+    found = {row["name"]: row for row in learning_smollm2.rows_of("names", outcomes, Proportion(20, 100))}
+    full, lora = (found[f"names, {arm}: held-out accuracy above the control's"] for arm in ("full", "lora"))
+    assert full["met"] and full["value"] == pytest.approx(0.4) and not lora["met"]
+    assert found["names, control of the form: held-out accuracy"]["value"] == 0.2, "by the task's score, not its own"
+    assert all(row["met"] for name, row in found.items() if name.endswith("whole command"))
 
 
 def test_a_remote_traceback_becomes_one_line():

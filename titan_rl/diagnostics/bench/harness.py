@@ -20,6 +20,7 @@ BENCHES = {
     "generate": "titan_rl.diagnostics.bench.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weight_sync",
     "learning": "titan_rl.diagnostics.bench.learning",
+    "learning-smollm2": "titan_rl.diagnostics.bench.learning_smollm2",
     "off-policy": "titan_rl.diagnostics.bench.off_policy",
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",

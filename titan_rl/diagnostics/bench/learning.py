@@ -71,10 +71,10 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def train(name: str, root: Path, flags: list[str]) -> Outcome:
+def train(name: str, root: Path, flags: list[str], timeout: float = 1800.0) -> Outcome:
     command = [sys.executable, "-m", "titan_rl.cli", "train", name, "--run.dir", str(root), *flags]
     start = time.perf_counter()
-    code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=1800).returncode
+    code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=timeout).returncode
     seconds = time.perf_counter() - start
     if code:
         return Outcome(seconds)
