@@ -26,6 +26,7 @@ class ForkServers:
         """``environment``: of all that they fork, as far as libraries read it when they are imported."""
         self._folder, self._environment, self._logs = folder, environment, logs
         self._process: subprocess.Popen | None = None
+        """Whose standard input is open for as long as this is held: when it is closed, the servers end."""
         self._are_there = False
 
     def start(self) -> None:
