@@ -293,15 +293,11 @@ def test_old_samples_are_held_to_what_seeds_differ_by():
 
 
 def test_a_real_model_is_held_to_its_control():
-    def of(before: int, after: int) -> learning.Outcome:
-        return learning.Outcome(600.0, Proportion(before, 100), Proportion(after, 100))
-
-    outcomes = {"full": of(10, 60), "lora": of(10, 30), "control": of(50, 100)}
-    found = {row["name"]: row for row in learning_smollm2.rows_of("names", outcomes, Proportion(20, 100))}
-    full, lora = (found[f"names, {arm}: held-out accuracy above the control's"] for arm in ("full", "lora"))
-    assert full["met"] and full["value"] == pytest.approx(0.4) and not lora["met"]
-    assert found["names, control of the form: held-out accuracy"]["value"] == 0.2, "by the task's score, not its own"
-    assert all(row["met"] for name, row in found.items() if name.endswith("whole command"))
+    learned = learning.Outcome(600.0, Proportion(10, 100), Proportion(60, 100))
+    for by_form, is_met in ((Proportion(20, 100), True), (Proportion(50, 100), False), (None, False)):
+        above, seconds = learning_smollm2.rows_of("names, full", learned, by_form)
+        assert above["met"] == is_met and seconds["met"]
+    assert not learning_smollm2.rows_of("names, full", learning.Outcome(1.0), Proportion(20, 100))[0]["met"]
 
 
 def test_a_remote_traceback_becomes_one_line():
