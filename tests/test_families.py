@@ -151,7 +151,8 @@ def spread(tmp_path_factory) -> Path:
     """A step of every family in every layout, by two processes."""
     folder = tmp_path_factory.mktemp("layouts")
     for case in SPREAD:
-        make(folder / "models" / case, case, **EVEN)
+        # At the scale of the rest, rounding each weight of gpt_oss anew moves grad_norm by 3e-5; at this one by 3e-7.
+        make(folder / "models" / case, case, scale=0.15, **EVEN)
     layouts = {f"{case}, {name}": Layout(case, LAYOUTS[name]) for case, names in SPREAD.items() for name in names}
     run_layouts(2, folder / "models", folder, layouts, one_step)
     return folder
