@@ -8,8 +8,9 @@ from monarch.actor import Actor, ActorError, concurrent_endpoint
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.base import make_task
-from titan_rl.environments.episode import Judge, demonstrate, run_group
+from titan_rl.environments.demonstrations import demonstrate_all
 from titan_rl.environments.grading import GradedScorer
+from titan_rl.environments.group import Judge, run_group
 from titan_rl.environments.reward_model import RewardModelScorer
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
@@ -88,6 +89,7 @@ class Verifier(Actor):
                 score=self.scorer.score,
                 sampling=sampling,
                 seed=self.config.run.seed,
+                step_timeout=self.config.verifier.step_timeout,
                 judge=self.judge,
             )
         except ReplicaFailed as failure:
@@ -102,7 +104,7 @@ class Verifier(Actor):
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples to train on, as rollouts."""
-        return [demonstrate(prompt, self.task, self.tokenizer) for prompt in prompts]
+        return await demonstrate_all(prompts, self.task, self.tokenizer, self.config.verifier.step_timeout)
 
 
 def _tokenizer_class():

@@ -8,6 +8,7 @@ and loss are those of a real run; what a real run adds is vLLM, other processes,
 Dimensions: G samples of a prompt, L tokens of each, V words.
 """
 
+import asyncio
 import sys
 import tempfile
 from itertools import islice
@@ -22,7 +23,9 @@ from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.load import load_config, parse_overrides
 from titan_rl.controller.preflight import resolve
 from titan_rl.data.types import Completion, Group, Prompt, Segment
-from titan_rl.environments.episode import Episode, demonstrate, encode_prompt
+from titan_rl.environments.demonstrations import demonstrate_all
+from titan_rl.environments.episode import Episode
+from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.prompts import PromptStream, sft_stream
 from titan_rl.environments.scorer import Score
 from titan_rl.models.attention import plan_attention
@@ -92,7 +95,7 @@ def main(arguments: list[str]) -> list[float]:
 
         # a few supervised steps, so that there is something to reinforce
         examples = islice(sft_stream(task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
-        demonstrations = [demonstrate(prompt, task, tokenizer) for prompt in examples]
+        demonstrations = asyncio.run(demonstrate_all(examples, task, tokenizer, config.verifier.step_timeout))
         learner.sft([batch.rows[0] for batch in sft_batches(demonstrations, config, layout)], config.sft.lr)
 
         prompts = PromptStream(task, config.run.seed)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from titan_rl.data.types import Completion, Prompt, Provenance, Request, Rollout, Sampling
-from titan_rl.environments.episode import demonstrate, encode_prompt, run_group
+from titan_rl.environments.demonstrations import demonstrate
+from titan_rl.environments.environment import OneAnswer, Replying
+from titan_rl.environments.group import encode_prompt, run_group
 from titan_rl.environments.scorer import Score
 from titan_rl.models.tokenizer import character_tokenizer
 
@@ -16,21 +18,23 @@ PROMPT = Prompt("train/0000007", "4,6=", "2", {})
 
 
 class OneTurn:
+    tools = ()
+
     def messages(self, prompt):
         return prompt.text
 
     def demonstration(self, prompt):
         return prompt.answer
 
-    def reply(self, prompt, answers):
-        return None
+    def environment(self, prompt):
+        return OneAnswer()
 
 
 class AsksAgain(OneTurn):
     """Replies once to each answer but ``ok``."""
 
-    def reply(self, prompt, answers):
-        return "again:" if len(answers) == 1 and answers[0] != "ok" else None
+    def environment(self, prompt):
+        return Replying(lambda answers: "again:" if len(answers) == 1 and answers[0] != "ok" else None)
 
 
 class Generator:
@@ -54,12 +58,10 @@ async def score_by_length(prompt, rollouts):
     return [Score("ok", {"length": float(len("".join(answers)))}) for answers in rollouts], 0.25
 
 
-def run(ask, *, task=None, num_samples=2, max_tokens=64, prompt=PROMPT, score=score_by_length, seed=1):
+def run(ask, *, task=None, num_samples=2, max_tokens=64, prompt=PROMPT, score=score_by_length, seed=1, step_timeout=60):
     sampling = Sampling(num_samples, max_new_tokens=8, temperature=1.0, max_tokens=max_tokens)
-    task = task or OneTurn()
-    return asyncio.run(
-        run_group(prompt, task=task, tokenizer=TOKENIZER, ask=ask, score=score, sampling=sampling, seed=seed)
-    )
+    parts = dict(tokenizer=TOKENIZER, ask=ask, score=score, sampling=sampling, seed=seed, step_timeout=step_timeout)
+    return asyncio.run(run_group(prompt, task=task or OneTurn(), **parts))
 
 
 def decode(rollout: Rollout, provenance: Provenance) -> str:
@@ -121,7 +123,7 @@ def test_failure_to_score_is_never_truncation(status):
 def test_environment_replies_once_and_is_told_from_the_model():
     ask = Generator("ok", "no", "yes")
     quick, slow = run(ask, task=AsksAgain()).rollouts
-    assert (quick.text, slow.text) == ("ok", "no\nyes")
+    assert (quick.text, slow.text) == ("ok", "no\n> again:\nyes")
     assert decode(quick, Provenance.TOOL) == ""
     assert decode(slow, Provenance.TEMPLATE) == "4,6="
     assert decode(slow, Provenance.TOOL) == "again:"
@@ -204,6 +206,6 @@ def test_chat_messages_go_through_the_template():
 
 
 def test_demonstration_is_the_expected_answer_with_its_end():
-    rollout = demonstrate(PROMPT, OneTurn(), TOKENIZER)
+    rollout = asyncio.run(demonstrate(PROMPT, OneTurn(), TOKENIZER, 60))
     assert TOKENIZER.decode(rollout.tokens) == "4,6=2<eos>"
     assert rollout.provenance.tolist() == [0] * 4 + [1] * 2 and rollout.status == "ok"

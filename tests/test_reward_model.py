@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check
 from titan_rl.data.types import Completion, Group, Prompt, Sampling
-from titan_rl.environments.episode import run_group
+from titan_rl.environments.environment import OneAnswer
+from titan_rl.environments.group import run_group
 from titan_rl.environments.reward_model import RewardModelScorer, load_reward_model, reward_of
 from titan_rl.environments.scorer import Score
 from titan_rl.models.tiny import tiny_config
@@ -126,11 +127,13 @@ def test_an_answer_that_takes_too_long_is_a_timeout_and_the_next_is_scored(path)
 class Asks:
     """Every answer is right, or so the task says."""
 
+    tools = ()
+
     def messages(self, prompt):
         return prompt.text
 
-    def reply(self, prompt, answers):
-        return None
+    def environment(self, prompt):
+        return OneAnswer()
 
 
 def group_of(task_score: Score, judged: Score) -> Group:
@@ -146,8 +149,8 @@ def group_of(task_score: Score, judged: Score) -> Group:
         return [judged] * len(rollouts), 0.0
 
     prompt, sampling = Prompt("train/0000001", "ab", "", {}), Sampling(2, 4, 1.0, 16)
-    parts = dict(task=Asks(), tokenizer=TOKENIZER, ask=ask, score=score, sampling=sampling, seed=1, judge=judge)
-    return asyncio.run(run_group(prompt, **parts))
+    parts = dict(ask=ask, score=score, sampling=sampling, seed=1, step_timeout=60, judge=judge)
+    return asyncio.run(run_group(prompt, task=Asks(), tokenizer=TOKENIZER, **parts))
 
 
 def test_it_is_the_reward_and_the_tasks_score_tells_what_is_right(tmp_path):

@@ -14,7 +14,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Completion
 from titan_rl.environments.base import make_task
-from titan_rl.environments.episode import run_group
+from titan_rl.environments.group import run_group
 from titan_rl.environments.prompts import PromptStream, held_out_prompts
 from titan_rl.environments.rewards import as_parts
 from titan_rl.environments.scorer import Score, Scorer
@@ -197,7 +197,9 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
         scorer = Scorer(task, [str(folder)], 5.0)
 
         async def group(prompt, sampling):
-            parts = dict(task=made, tokenizer=tokenizer, ask=ask, score=scorer.score, sampling=sampling, seed=1)
+            parts = dict(
+                task=made, tokenizer=tokenizer, ask=ask, score=scorer.score, sampling=sampling, seed=1, step_timeout=60
+            )
             groups.append(await run_group(prompt, **parts))
             return groups[-1]
 

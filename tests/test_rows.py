@@ -1,5 +1,6 @@
 """Rows of a data file as prompts: every row once an epoch, none of them held out, and what is asked of each."""
 
+import asyncio
 import subprocess
 import sys
 from itertools import islice
@@ -12,7 +13,8 @@ from row_tasks import mistake, rows_task, sums, texts, write
 from titan_rl.config.load import ConfigError
 from titan_rl.data.splits import key
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
-from titan_rl.environments.episode import demonstrate, encode_prompt
+from titan_rl.environments.demonstrations import demonstrate
+from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.prompts import PromptStream, held_out_prompts, sft_stream
 from titan_rl.models.tokenizer import character_tokenizer
 
@@ -127,7 +129,7 @@ def test_prompts_carry_their_rows_so_others_need_no_file(tmp_path):
     file.unlink()
     task = rows_task(tmp_path)
     assert task.messages(prompt) == prompt.text and task.row(prompt)["question"] == prompt.text
-    assert task.score(prompt, [task.demonstration(prompt)]) == {"exact": 1.0} and task.reply(prompt, ["1"]) is None
+    assert task.score(prompt, [task.demonstration(prompt)]) == {"exact": 1.0}
 
 
 # messages
@@ -188,7 +190,7 @@ def test_sft_needs_answers_and_says_so(tmp_path):
     write(tmp_path, sums(20))
     task = rows_task(tmp_path)
     check_demonstrations(task, seed=1)
-    rollout = demonstrate(prompt := next(sft_stream(task, 1)), task, TOKENIZER)
+    rollout = asyncio.run(demonstrate(prompt := next(sft_stream(task, 1)), task, TOKENIZER, 60))
     assert TOKENIZER.decode(rollout.tokens) == f"{prompt.text}{prompt.answer}<eos>"
     write(tmp_path, [*sums(20), {"prompt": "a"}, {"prompt": "b"}])
     task = rows_task(tmp_path, reward="rows_reward:reward", held_out_share=0.01)

@@ -107,6 +107,11 @@ def score(tasks: Path, prompt: Prompt, *answers: str) -> list[Score]:
     return asyncio.run(run())
 
 
+def replies(task, prompt, answer: str) -> list[str]:
+    reply = asyncio.run(task.environment(prompt).step(answer))
+    return [message["content"] for message in reply.messages]
+
+
 def own(name: str, **changes) -> TaskConfig:
     return TaskConfig(**dict(name=f"tasks_of_tests:{name}", options={"most": 1000}) | changes)
 
@@ -116,13 +121,13 @@ def test_a_task_of_ones_own_is_asked_and_scored(tasks):
     prompt = next(PromptStream(task, 1))
     assert prompt.text == f"2*{prompt.entry['n']}=" and task.size is None
     assert not {p.text for p in islice(PromptStream(task, 1), 50)} & {p.text for p in held_out_prompts(task, 40)}
-    assert task.reply(prompt, ["?"]) == "again:" and task.reply(prompt, ["1"]) is None
+    assert replies(task, prompt, "?") == ["again:"] and replies(task, prompt, "1") == []
     assert task.row(prompt) == {"question": prompt.text, "answer": prompt.answer, "n": prompt.entry["n"]}
     right, wrong, trip = score(tasks, prompt, prompt.answer, "no", "trip")
     assert (right.parts, wrong.parts, trip.status) == ({"correct": 1.0}, {"correct": 0.0}, "infra_error")
     assert "tasks_of_tests:Doubles': score: ValueError: tripped (tasks_of_tests.py, line" in trip.message
     with pytest.raises(UserCodeError, match="reply: ValueError: tripped .tasks_of_tests.py, line"):
-        task.reply(prompt, ["trip"])
+        replies(task, prompt, "trip")
 
 
 def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):

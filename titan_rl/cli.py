@@ -213,6 +213,7 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.environments.base import BUILT_IN
     from titan_rl.environments.gym_families import described_families
 
     families = described_families()
@@ -220,6 +221,8 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
         print(json.dumps(families))
         return 0
     print("jsonl  (rows of a file of your own: task.options.file)")
+    for name, task in BUILT_IN.items():
+        print(f"{name}  ({task.ABOUT})")
     for family in families:
         print(_family_line(**family))
     return 0

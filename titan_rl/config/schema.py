@@ -51,7 +51,8 @@ class ModelConfig:
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """A reasoning-gym family (``titan-rl tasks`` lists them), ``jsonl`` for a data file, or ``pkg.module:name``."""
+    """What ``titan-rl tasks`` lists (``calculator``, or a reasoning-gym family), ``jsonl`` for a data file, or
+    ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""
@@ -161,6 +162,8 @@ class VerifierConfig:
     """Processes that drive episodes; each has scoring processes of its own."""
     score_timeout: Seconds = 5.0
     """Seconds that one answer may take to score; then its scorer is killed and the rollout is a ``timeout``."""
+    step_timeout: Seconds = 60.0
+    """Seconds that an environment may take for a reply; then the rollout is a ``timeout``."""
     episode_timeout: Seconds = 300.0
     """Seconds that a whole group may take."""
 

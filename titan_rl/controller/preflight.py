@@ -18,8 +18,8 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
-from titan_rl.environments.episode import encode_prompt
 from titan_rl.environments.grading import check_grader
+from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
@@ -123,7 +123,7 @@ def check_prompts(checked: Checked) -> None:
     config, task = checked.config, checked.task
     tokenizer = _tokenizer(config)
     if config.task.style == "chat":
-        check_chat_template(tokenizer, replies=is_reference(config.task.name))
+        check_chat_template(tokenizer, replies=bool(task.tools) or is_reference(config.task.name))
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
     if config.sft.steps:

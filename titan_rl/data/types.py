@@ -45,6 +45,22 @@ class Prompt:
     """What the task's scorer needs besides."""
 
 
+CallStatus = Literal["ok", "error", "timeout"]
+"""What came of a tool call; ``error``: by the model's own fault, which it was told."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool that an answer called."""
+
+    name: str
+    """Empty: the call could not be read."""
+    arguments: str
+    """As JSON, cut where it is long."""
+    status: CallStatus
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Turn:
     """One answer of the model inside a rollout: tokens [start, stop)."""
@@ -52,6 +68,8 @@ class Turn:
     start: int
     stop: int
     stop_reason: str
+    calls: tuple[ToolCall, ...] = ()
+    """What it called."""
 
 
 class RequestRefused(ValueError):
@@ -95,7 +113,7 @@ class Rollout:
     task_reward: float | None = None
     """What the task itself gives, where ``reward`` is a reward model's."""
     text: str = ""
-    """What the model wrote, for people."""
+    """What was said, for people: the model's answers, and between them each reply behind ``> ``."""
     failure: str = ""
     """What went wrong, where something did; not recorded."""
     grade: float | None = None

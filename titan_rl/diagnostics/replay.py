@@ -5,6 +5,7 @@ generators nor verifiers are needed: trainer actors in the run's own layout begi
 and its warm-up, which the seed makes) and take the recorded steps. Nothing of the run directory is written to.
 """
 
+import asyncio
 import json
 import math
 import tempfile
@@ -97,7 +98,7 @@ async def replay_steps(
         if plan.checkpoint is not None:
             await trainer.call("load_checkpoint", str(plan.checkpoint))
         elif plan.sft and config.sft.steps:
-            await trainer.sft(again.sft_rows())
+            await trainer.sft(await asyncio.to_thread(again.sft_rows))
         for step in range(plan.first, plan.last + 1):
             metrics = as_metrics(await again.train(trainer, step))
             all_metrics.append(metrics)

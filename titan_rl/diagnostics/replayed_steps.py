@@ -1,6 +1,7 @@
 """What the steps of a replay are trained on: the rollouts that the run recorded, or the rows of its data, which follow
 from a step's number and from the rows that are recorded as left out."""
 
+import asyncio
 import math
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.controller.data_steps import DataSteps
 from titan_rl.controller.preflight import Checked
 from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
-from titan_rl.environments.episode import demonstrate
+from titan_rl.environments.demonstrations import demonstrate_all
 from titan_rl.environments.prompts import sft_stream
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.left_out import LeftOutRows
@@ -40,7 +41,7 @@ class RolloutSteps:
         checked, config = self.checked, self.checked.config
         tokenizer = AutoTokenizer.from_pretrained(Path(self.model_path), trust_remote_code=False)
         prompts = islice(sft_stream(checked.task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
-        return [demonstrate(prompt, checked.task, tokenizer) for prompt in prompts]
+        return asyncio.run(demonstrate_all(prompts, checked.task, tokenizer, config.verifier.step_timeout))
 
     async def train(self, trainer: TrainerMesh, step: int) -> list[StepMetrics | BadNumbers]:
         checked, groups = self.checked, read_rollouts(self.run_dir.rollouts, step)

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import TaskConfig
+from titan_rl.environments.calculator import CalculatorTask
 from titan_rl.environments.rewards import with_reward
 from titan_rl.environments.rows import RowsTask
 from titan_rl.environments.task import Task, correct
 from titan_rl.environments.user_task import user_task
 
-__all__ = ["Task", "correct", "make_task"]
+__all__ = ["BUILT_IN", "Task", "correct", "make_task"]
+
+BUILT_IN = {"calculator": CalculatorTask}
+"""Tasks of our own, by name; all other plain names are reasoning-gym's."""
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
@@ -37,7 +41,7 @@ def _check_scoring(task: TaskConfig) -> None:
     said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if task.reward:
         raise ConfigError(f"{said}, and task.reward = {task.reward!r} takes its place: keep one of them")
-    if task.name == "jsonl" or is_reference(task.name):
+    if task.name == "jsonl" or task.name in BUILT_IN or is_reference(task.name):
         raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 
 
@@ -46,6 +50,8 @@ def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
         return user_task(task, folders)
     if task.name == "jsonl":
         return RowsTask(task, folders)
+    if task.name in BUILT_IN:
+        return BUILT_IN[task.name](task)
     from titan_rl.environments.reasoning_gym import ReasoningGymTask  # its import takes a second
 
     return ReasoningGymTask(task)

@@ -6,6 +6,7 @@ from itertools import islice
 from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import first_unknown
 from titan_rl.data.types import Prompt
+from titan_rl.environments.demonstrations import worked_answers
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.environments.task import Task
 
@@ -21,7 +22,7 @@ def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Promp
 def check_demonstrations(task: Task, seed: int) -> None:
     """Errors: ConfigError if a prompt that SFT may meet has no worked example."""
     for prompt in training_prompts(task, seed):
-        task.demonstration(prompt)
+        worked_answers(task, prompt)
 
 
 def check_known(task: Task, tokenizer, prompts: Iterable[Prompt]) -> None:

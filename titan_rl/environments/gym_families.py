@@ -102,7 +102,9 @@ def check_name(name: str, style: str) -> None:
     if name in CANNOT_BE_STREAMED:
         raise ConfigError(f"task.name = {name!r} is refused: its prompts cannot be made one by one; choose another")
     if name not in usable_families():
-        raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, [*usable_families(), 'jsonl'])}")
+        raise ConfigError(
+            f"task.name = {name!r} is unknown: {nearest(name, [*usable_families(), 'jsonl', 'calculator'])}"
+        )
     if style == "compact" and name not in COMPACT:
         raise ConfigError(
             f"task.style = 'compact' is not defined for {name!r}: use 'chat', or one of {', '.join(sorted(COMPACT))}"

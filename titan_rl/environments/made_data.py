@@ -12,6 +12,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.shapes import Asked, Kind, read_row
 from titan_rl.data.types import Prompt
+from titan_rl.environments.demonstrations import worked_answers
 from titan_rl.environments.prompts import PromptStream, held_out_prompts
 from titan_rl.environments.task import Task
 
@@ -27,12 +28,20 @@ def made_rows(task: Task, kind: Kind, *, seed: int, count: int, num_held_out: in
 
 
 def _rows(task: Task, kind: Kind, prompts: Sequence[Prompt]) -> list[Asked]:
-    answers = [task.demonstration(prompt) for prompt in prompts]
+    answers = [_only_answer(task, prompt) for prompt in prompts]
     return [
         read_row(f"made of prompt {prompt.id}", columns, kind, "auto")
         for number, prompt in enumerate(prompts)
         for columns in _columns(task, kind, prompt, answers, number)
     ]
+
+
+def _only_answer(task: Task, prompt: Prompt) -> str:
+    """Errors: ConfigError."""
+    [first, *others] = worked_answers(task, prompt)
+    if others:
+        raise ConfigError("data.file = 'task': this task's worked examples have several turns: take another task")
+    return first
 
 
 def _columns(task: Task, kind: Kind, prompt: Prompt, answers: list[str], number: int) -> Iterator[dict[str, Any]]:

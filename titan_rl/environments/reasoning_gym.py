@@ -11,6 +11,7 @@ from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.seeds import is_held_out
 from titan_rl.data.types import Prompt
+from titan_rl.environments.environment import Environment, OneAnswer
 from titan_rl.environments.gym_families import (
     COMPACT,
     PAYS_FOR_NOTHING,
@@ -32,6 +33,7 @@ class ReasoningGymTask:
     """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
 
     size = None
+    tools = ()
 
     def __init__(self, task: TaskConfig):
         check_name(task.name, task.style)
@@ -105,8 +107,8 @@ class ReasoningGymTask:
             )
         return prompt.answer
 
-    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
-        return None
+    def environment(self, prompt: Prompt) -> Environment:
+        return OneAnswer()
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
         return dict(self._entry(prompt))

@@ -18,6 +18,7 @@ from titan_rl.data.row_fields import Message
 from titan_rl.data.row_files import find_file
 from titan_rl.data.splits import Split, epoch_order, key, split_by_file, split_by_share
 from titan_rl.data.types import Prompt
+from titan_rl.environments.environment import Environment, OneAnswer
 from titan_rl.environments.row_files import DataRow, read_rows, without_answer
 from titan_rl.environments.task import Size
 
@@ -43,6 +44,8 @@ class RowsTask:
 
     Errors: ConfigError, for options when it is made, for the file when the first prompt is wanted.
     """
+
+    tools = ()
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         self.style, self.system_prompt, self.has_reward = task.style, task.system_prompt, bool(task.reward)
@@ -103,8 +106,8 @@ class RowsTask:
             )
         return prompt.answer
 
-    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
-        return None
+    def environment(self, prompt: Prompt) -> Environment:
+        return OneAnswer()
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
         return dict(prompt.entry["row"])

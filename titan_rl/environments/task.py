@@ -1,9 +1,11 @@
-"""What a task is: prompts by index, an optional reply to each answer, and a score."""
+"""What a task is: prompts by index, the environment that each is played in, and a score."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Prompt, correct
+from titan_rl.environments.environment import Environment
 
 __all__ = ["Size", "Task", "UserCodeError", "correct"]
 
@@ -22,9 +24,12 @@ class Size(NamedTuple):
 class Task(Protocol):
     """The same (stream, seed, index) always gives the same prompt, in every process.
 
-    A task of your own needs ``prompt``, ``messages``, ``demonstration``, ``reply`` and ``score``; the rest has a
-    default (user_task.py).
+    A task of your own needs ``prompt``, ``messages``, ``demonstration`` and ``score``; the rest has a default
+    (user_task.py).
     """
+
+    tools: Sequence[dict[str, Any]]
+    """Schemas of what the model may call, for the chat template."""
 
     size: Size | None
     """None: prompts are made without end. Otherwise the stream ``held_out`` has ``size.held_out`` different indices."""
@@ -38,11 +43,11 @@ class Task(Protocol):
     def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
         """The prompt as plain text, or as chat messages for the model's chat template."""
 
-    def demonstration(self, prompt: Prompt) -> str:
-        """An answer that earns the full score, for SFT."""
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
+        """An answer that earns the full score, for SFT; a list has the answer of each turn."""
 
-    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
-        """What the environment says to the latest answer; None ends the episode."""
+    def environment(self, prompt: Prompt) -> Environment:
+        """What one sample of the prompt is played in; made anew for each."""
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
         """What a reward function gets besides the prompt and the answer, e.g. all columns of a data file's row."""

@@ -1,30 +1,41 @@
 """A task from outside the tree: ``[task] name = "pkg.module:name"``, a class or function called with the TaskConfig.
 
-Whatever it raises becomes one line with its name and place. Its ``reply`` runs in the verifier process, between the
-turns of all episodes there, so it must be quick; its ``score`` runs in the scorer process.
+Whatever it raises becomes one line with its name and place. Its ``reply``, tools and environments run in the verifier
+process, between the turns of all episodes there, so what takes long must be awaited; its ``score`` runs in the scorer
+process.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve, what_happened
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data import seeds
 from titan_rl.data.types import Prompt
+from titan_rl.environments.environment import Environment, OneAnswer, Replying
 from titan_rl.environments.rewards import as_parts, shown, source_file
 from titan_rl.environments.task import Size, UserCodeError
+from titan_rl.environments.tools import Tool, ToolEnvironment
 
 _REQUIRED = {
     "prompt": ("stream", "seed", "index"),
     "messages": ("prompt",),
     "demonstration": ("prompt",),
-    "reply": ("prompt", "answers"),
     "score": ("prompt", "answers"),
 }
-_OPTIONAL = {"is_held_out": ("prompt",), "row": ("prompt",), "difficulty": ("prompt",)}
+_OPTIONAL = {
+    "reply": ("prompt", "answers"),
+    "environment": ("prompt",),
+    "is_held_out": ("prompt",),
+    "row": ("prompt",),
+    "difficulty": ("prompt",),
+}
+_PLAYED = ("environment", "tools", "reply")
+"""How an episode goes on after the first answer: by one of these at most."""
 
 
 def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
@@ -39,7 +50,7 @@ def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
         raise UserCodeError(f"{said}: {what_happened(error, source_file(maker))}") from None
     _check_methods(said, made)
-    checked = UserTask(said, made)
+    checked = UserTask(said, made, task.style)
     checked.check()
     return checked
 
@@ -50,13 +61,19 @@ def _check_methods(said: str, made: Any) -> None:
             check_signature(f"{said}: {name}", getattr(made, name), parameters)
         elif name in _REQUIRED:
             raise ConfigError(f"{said} made a {type(made).__name__} without {name}({', '.join(parameters)}): add it")
+    if len(there := [name for name in _PLAYED if hasattr(made, name)]) > 1:
+        raise ConfigError(f"{said} made a {type(made).__name__} with {' and '.join(there)}: keep one of them")
+    for tool in getattr(made, "tools", ()):
+        if not isinstance(tool, Tool):
+            raise ConfigError(f"{said}: tools holds {shown(tool)}: give titan_rl.environments.tools.Tool objects")
 
 
 class UserTask:
     """The user's object, with defaults for what it may leave out. Errors of all calls: UserCodeError."""
 
-    def __init__(self, said: str, task: Any):
-        self.said, self.task = said, task
+    def __init__(self, said: str, task: Any, style: Literal["compact", "chat"]):
+        self.said, self.task, self.style = said, task, style
+        self.tools = [tool.schema for tool in getattr(task, "tools", ())]
 
     def check(self) -> None:
         """One prompt is made and written out."""
@@ -109,10 +126,17 @@ class UserTask:
             )
         return messages
 
-    def demonstration(self, prompt: Prompt) -> str:
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
         return self._call("demonstration", prompt)
 
-    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
+    def environment(self, prompt: Prompt) -> Environment:
+        if hasattr(self.task, "environment"):
+            return self._call("environment", prompt)
+        if self.tools:
+            return ToolEnvironment(self.task.tools, self.style)
+        return Replying(partial(self._reply, prompt)) if hasattr(self.task, "reply") else OneAnswer()
+
+    def _reply(self, prompt: Prompt, answers: list[str]) -> str | None:
         reply = self._call("reply", prompt, answers)
         if reply is not None and not isinstance(reply, str):
             raise UserCodeError(f"{self.said}: reply gave a {type(reply).__name__}: give text, or None to end")

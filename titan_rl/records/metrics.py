@@ -29,11 +29,30 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         "effective_answers": effective_number(Counter(r.text.strip() for r in scored)),
         "accuracy": float(np.mean([correct(r.true_reward) for r in scored])),
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
+        **turn_metrics(rollouts),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
         "staleness_mean": float(np.mean(lags)),
         "staleness_max": max(lags),
     }
+
+
+def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """Where environments reply: turns of a rollout, and the share of tokens that they wrote; where tools are called,
+    calls of a rollout, and the shares of them that failed by the model's fault or ran out of time."""
+    if all(len(rollout.turns) < 2 for rollout in rollouts):
+        return {}
+    calls = Counter(call.status for rollout in rollouts for turn in rollout.turns for call in turn.calls)
+    num_tokens = sum(len(rollout.tokens) for rollout in rollouts)
+    replied = sum(int((rollout.provenance == Provenance.TOOL).sum()) for rollout in rollouts)
+    found = {
+        "turns": float(np.mean([len(rollout.turns) for rollout in rollouts])),
+        "reply_tokens": replied / num_tokens,
+    }
+    if calls:
+        found["tool_calls"] = calls.total() / len(rollouts)
+        found |= {f"tool_calls_{status}": calls[status] / calls.total() for status in ("error", "timeout")}
+    return found
 
 
 def _with_range(name: str, values: list[float]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import get_args
 
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.data.files import replacing, wanting
-from titan_rl.data.types import Group, Provenance, Rollout, Status, Turn
+from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Turn
 from titan_rl.records.step_names import step_name, steps_of
 
+_CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
 _SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
@@ -23,6 +25,7 @@ _SCHEMA = pa.schema(
         "turn_start": pa.list_(pa.int32()),
         "turn_stop": pa.list_(pa.int32()),
         "stop_reason": pa.list_(pa.string()),
+        "calls": pa.list_(pa.list_(pa.struct(_CALL))),
         "status": pa.string(),
         "reward": pa.float64(),
         "reward_parts": pa.map_(pa.string(), pa.float64()),
@@ -49,6 +52,7 @@ def _row(rollout: Rollout) -> dict:
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],
         stop_reason=[turn.stop_reason for turn in rollout.turns],
+        calls=[[asdict(call) for call in turn.calls] for turn in rollout.turns],
         reward_parts=list(rollout.reward_parts.items()),
     )
 
@@ -134,6 +138,7 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
 
 def _rollout(row: dict) -> Rollout:
     turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)
+    calls = row.pop("calls") or repeat(())  # runs of before there were any lack the column
     return Rollout(
         **row
         | dict(
@@ -141,7 +146,10 @@ def _rollout(row: dict) -> Rollout:
             provenance=np.asarray(row["provenance"], np.int8),
             logprobs=np.asarray(row["logprobs"], np.float32),
             versions=np.asarray(row["versions"], np.int32),
-            turns=[Turn(*turn) for turn in turns],
+            turns=[
+                Turn(*turn, tuple(ToolCall(**call) for call in called or ()))
+                for turn, called in zip(turns, calls, strict=False)
+            ],
             turn_rewards=row["turn_rewards"] or [],
             reward_parts=dict(row["reward_parts"]),
         )

@@ -1,8 +1,8 @@
-"""Waits with a deadline, which say what they wait for."""
+"""Waits with a deadline, which say what they wait for; and for several things at once."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from titan_rl.mesh.supervision.background import retrieve_exception
 
@@ -11,6 +11,17 @@ T = TypeVar("T")
 
 class DeadlineError(RuntimeError):
     """Something did not happen in time."""
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all. Errors: of the first that fails, when the others have been ended and let go of what they
+    held."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:

@@ -1,0 +1,150 @@
+"""What an episode is played in: started, asked and let go of, whatever happens; its failures are never a reward."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
+from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
+from titan_rl.environments.group import run_group
+from titan_rl.environments.scorer import Score
+from titan_rl.models.tokenizer import character_tokenizer
+
+TOKENIZER = character_tokenizer()
+EOS = TOKENIZER.eos_token_id
+
+
+class Counting(OneAnswer):
+    """Wants three answers, each of which earns its length over ten."""
+
+    def __init__(self, log: list[str]):
+        self.log, self.num_answers = log, 0
+
+    async def reset(self):
+        self.log.append("reset")
+
+    async def step(self, answer):
+        self.num_answers += 1
+        if self.num_answers == 3:
+            return Reply(reward=len(answer) / 10)
+        return Reply([{"role": "user", "content": f"{self.num_answers}?"}], reward=len(answer) / 10)
+
+    async def close(self):
+        self.log.append("close")
+
+
+class Task:
+    tools = ()
+
+    def __init__(self, make=Counting):
+        self.make, self.log = make, []
+
+    def messages(self, prompt):
+        return prompt.text
+
+    def environment(self, prompt):
+        return self.make(self.log)
+
+
+def play(task: Task, *answers: str, num_samples: int = 1, step_timeout: float = 60, ask=None):
+    """The group of a model that gives these answers, whoever asks."""
+    said = iter(answers or ["1"] * 100)
+
+    async def answer(request):
+        texts = [next(said) for _ in request.seeds]
+        tokens = [np.array([*TOKENIZER.encode(text), EOS], np.int32) for text in texts]
+        return [Completion(t, np.full(len(t), -0.5), np.zeros(len(t)), "stop") for t in tokens]
+
+    async def score(prompt, rollouts):
+        return [Score("ok", {"right": 1.0})] * len(rollouts), 0.0
+
+    parts = dict(tokenizer=TOKENIZER, ask=ask or answer, score=score, sampling=Sampling(num_samples, 8, 1.0, 64))
+    prompt = Prompt("train/0000001", "4,6=", "2", {})
+    return asyncio.run(run_group(prompt, task=task, seed=1, step_timeout=step_timeout, **parts))
+
+
+def test_each_sample_has_one_of_its_own_which_is_let_go_of():
+    group = play(task := Task(), num_samples=2)
+    assert sorted(task.log) == ["close", "close", "reset", "reset"]
+    assert [len(rollout.turns) for rollout in group.rollouts] == [3, 3]
+
+
+def test_what_it_pays_for_an_answer_is_that_turns_reward():
+    [rollout] = play(Task(), "a", "bb", "ccc").rollouts
+    assert rollout.turn_rewards == [0.1, 0.2, 0.3] and rollout.reward == pytest.approx(1.6)
+    assert rollout.reward_parts == {"right": 1.0, "environment": pytest.approx(0.6)}
+    assert TOKENIZER.decode(rollout.tokens) == "4,6=a<eos>1?bb<eos>2?ccc<eos>"
+    assert TOKENIZER.decode(rollout.tokens[rollout.provenance == Provenance.TOOL]) == "1?2?"
+
+
+class SlowToReply(Counting):
+    async def step(self, answer):
+        await asyncio.sleep(60)
+
+
+class SlowToClose(Counting):
+    async def close(self):
+        await asyncio.sleep(60)
+
+
+class Breaks(Counting):
+    async def step(self, answer):
+        raise ValueError("the board is gone")
+
+
+class BreaksToBegin(Counting):
+    async def reset(self):
+        raise EnvironmentFailed("the server is gone")
+
+
+@pytest.mark.parametrize(
+    ("make", "status", "words"),
+    [
+        (SlowToReply, "timeout", ["an environment's reply of train/0000001", "0.2 s"]),
+        (SlowToClose, "timeout", ["ending an episode of train/0000001", "0.2 s"]),
+        (
+            Breaks,
+            "infra_error",
+            ["an environment's reply: ValueError: the board is gone", "test_environments.py, line"],
+        ),
+        (BreaksToBegin, "infra_error", ["the server is gone"]),
+    ],
+)
+def test_one_that_fails_is_never_a_reward(make, status, words):
+    [rollout] = play(task := Task(make), step_timeout=0.2).rollouts
+    assert (rollout.status, rollout.reward, rollout.reward_parts, rollout.turn_rewards) == (status, 0.0, {}, [])
+    assert all(word in rollout.failure for word in words), rollout.failure
+    assert "close" in task.log or make is SlowToClose
+
+
+def test_when_the_generator_fails_every_one_is_let_go_of():
+    class Gone(RuntimeError):
+        pass
+
+    async def ask(request):
+        if len(request.seeds) == 1:
+            raise Gone
+        tokens = np.array([5, EOS], np.int32)
+        return [Completion(tokens, np.zeros(2), np.zeros(2), "stop")] * len(request.seeds)
+
+    task = Task()
+    with pytest.raises(Gone):
+        play(task, ask=ask, num_samples=3)
+    assert task.log.count("close") == task.log.count("reset") == 3
+
+
+def test_slow_replies_are_waited_for_side_by_side():
+    class Waits(Counting):
+        together = 0
+        most = 0
+
+        async def step(self, answer):
+            Waits.together += 1
+            Waits.most = max(Waits.most, Waits.together)
+            await asyncio.sleep(0.05)
+            Waits.together -= 1
+            return OVER
+
+    play(Task(Waits), num_samples=4)
+    assert Waits.most == 4

@@ -1,0 +1,50 @@
+"""Worked examples as rollouts, for SFT: the task answers as a model should, and the environment replies as it does."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Completion, Prompt, Rollout
+from titan_rl.environments.chat import encode_reply
+from titan_rl.environments.episode import Episode
+from titan_rl.environments.group import encode_prompt
+from titan_rl.environments.scorer import Score
+from titan_rl.environments.task import Task
+from titan_rl.mesh.supervision.deadlines import within
+
+
+async def demonstrate_all(prompts: Iterable[Prompt], task: Task, tokenizer, step_timeout: float) -> list[Rollout]:
+    """Errors: as ``demonstrate``."""
+    return [await demonstrate(prompt, task, tokenizer, step_timeout) for prompt in prompts]
+
+
+async def demonstrate(prompt: Prompt, task: Task, tokenizer, step_timeout: float) -> Rollout:
+    """Errors: ConfigError if the task has no worked example, or one that its environment does not play along with;
+    what the environment raises."""
+    episode, environment = Episode(encode_prompt(task, tokenizer, prompt)), task.environment(prompt)
+    is_chat = not isinstance(task.messages(prompt), str)
+
+    answers = worked_answers(task, prompt)
+    try:
+        await environment.reset()
+        for number, answer in enumerate(answers):
+            tokens = np.asarray([*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id], np.int32)
+            empty = np.zeros(len(tokens))
+            episode.add_completion(Completion(tokens, empty, empty - 1, "stop"), answer)
+            if number == len(answers) - 1:
+                break
+            reply = await within(step_timeout, f"a reply to {prompt.id}'s worked example", environment.step(answer))
+            if not reply.messages:
+                raise ConfigError(f"prompt {prompt.id}: its environment is over before its worked example is")
+            said = encode_reply(tokenizer, reply.messages, tokens[-1], is_chat=is_chat)
+            episode.add_reply(reply.messages, *said)
+    finally:
+        await environment.close()
+    return episode.finish(prompt, 0, Score("ok", {"demonstration": 1.0}))
+
+
+def worked_answers(task: Task, prompt: Prompt) -> list[str]:
+    """One for each turn. Errors: ConfigError if the task has no worked example."""
+    shown = task.demonstration(prompt)
+    return [shown] if isinstance(shown, str) else list(shown)

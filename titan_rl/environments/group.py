@@ -1,0 +1,163 @@
+"""A prompt becomes a group of rollouts: ask for tokens, get the environment's reply, ask again, be scored."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import what_happened
+from titan_rl.data.seeds import named_seed
+from titan_rl.data.types import Completion, Group, Prompt, Request, Sampling
+from titan_rl.environments.chat import encode_messages, encode_reply
+from titan_rl.environments.environment import Environment, EnvironmentFailed
+from titan_rl.environments.episode import Episode
+from titan_rl.environments.rewards import source_file
+from titan_rl.environments.scorer import Score
+from titan_rl.environments.task import Task
+from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
+
+Ask = Callable[[Request], Awaitable[list[Completion]]]
+ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
+"""Scores of a prompt's rollouts, and the seconds that scoring took."""
+Judge = Callable[[list[np.ndarray]], Awaitable[tuple[list[Score], float]]]
+"""A reward model's, by the rollouts' tokens."""
+
+
+def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
+    """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
+
+    Errors: ConfigError if the chat template refuses the messages.
+    """
+    return encode_messages(tokenizer, task.messages(prompt), task.tools)
+
+
+async def run_group(
+    prompt: Prompt,
+    *,
+    task: Task,
+    tokenizer,
+    ask: Ask,
+    score: ScoreAll,
+    sampling: Sampling,
+    seed: int,
+    step_timeout: float,
+    judge: Judge | None = None,
+) -> Group:
+    """All samples of one prompt. The first turn is one request; later turns, if the environment replies, one a sample.
+
+    ``step_timeout``: seconds that an environment has for a reply.
+
+    An environment, a task or a chat template that fails is no error here: its rollouts say ``infra_error`` or
+    ``timeout``, and why.
+    """
+    start = time.perf_counter()
+    try:
+        prompt_tokens = encode_prompt(task, tokenizer, prompt)
+        is_chat = not isinstance(task.messages(prompt), str)
+    except ConfigError as error:
+        return _failed_group(prompt, sampling.num_samples, str(error))
+    if len(prompt_tokens) >= sampling.max_tokens:
+        return Group(prompt.id, [], refused="prompt_too_long")
+    player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat)
+    episodes = await player.first_turns(prompt_tokens)
+    await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
+    seconds_generate = time.perf_counter() - start
+    scores, seconds_score = await score(prompt, [episode.answers for episode in episodes])
+    judged: list[Score | None] = [None] * len(episodes)
+    if judge is not None:
+        judged, seconds_judge = await judge([episode.tokens for episode in episodes])
+        seconds_score += seconds_judge
+    return Group(
+        prompt_id=prompt.id,
+        rollouts=[
+            episode.finish(prompt, sample, *scored)
+            for sample, (episode, *scored) in enumerate(zip(episodes, scores, judged, strict=True))
+        ],
+        seconds_generate=seconds_generate,
+        seconds_score=seconds_score,
+    )
+
+
+@dataclass(frozen=True)
+class Player:
+    """Plays one prompt's episodes: asks the generator for turns, and their environments for replies."""
+
+    prompt: Prompt
+    task: Task
+    tokenizer: Any
+    ask: Ask
+    sampling: Sampling
+    seed: int
+    step_timeout: float
+    is_chat: bool
+
+    async def first_turns(self, prompt_tokens: np.ndarray) -> list[Episode]:
+        samples = range(self.sampling.num_samples)
+        completions = await self.ask(self._request(prompt_tokens, samples, 0))
+        episodes = [Episode(prompt_tokens) for _ in samples]
+        for episode, completion in zip(episodes, completions, strict=True):
+            episode.add_completion(completion, self._read(completion))
+        return episodes
+
+    async def play(self, episode: Episode, sample: int) -> None:
+        """From the first answer on, until the episode is over, there is no room left, or something fails."""
+        try:
+            async with self._environment() as environment:
+                while await self._goes_on(episode, environment):
+                    [completion] = await self.ask(self._request(episode.tokens, [sample], len(episode.turns)))
+                    episode.add_completion(completion, self._read(completion))
+        except (ConfigError, EnvironmentFailed) as error:
+            episode.failure = "infra_error", str(error)
+        except DeadlineError as error:
+            episode.failure = "timeout", str(error)
+
+    @asynccontextmanager
+    async def _environment(self) -> AsyncIterator[Environment]:
+        """Errors: EnvironmentFailed, DeadlineError, ConfigError."""
+        environment = self.task.environment(self.prompt)
+        try:
+            await self._within(environment, environment.reset(), "starting an episode")
+            yield environment
+        finally:
+            await self._within(environment, environment.close(), "ending an episode")
+
+    async def _within(self, environment: Environment, doing: Awaitable, what: str):
+        try:
+            return await within(self.step_timeout, f"{what} of {self.prompt.id}", doing)
+        except (ConfigError, EnvironmentFailed, DeadlineError):
+            raise
+        except Exception as error:  # it may be anybody's code: whatever it raises is told by name
+            raise EnvironmentFailed(f"{what}: {what_happened(error, source_file(environment))}") from error
+
+    async def _goes_on(self, episode: Episode, environment: Environment) -> bool:
+        """Whether the environment replied and the model is to answer."""
+        if episode.turns[-1].stop_reason == "length":  # what was cut in the middle is no answer to act upon
+            return False
+        reply = await self._within(environment, environment.step(episode.answers[-1]), "an environment's reply")
+        episode.hear(reply)
+        if not reply.messages:
+            return False
+        tokens, provenance = encode_reply(self.tokenizer, reply.messages, episode.tokens[-1], is_chat=self.is_chat)
+        if len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
+            episode.cut_short = True
+            return False
+        episode.add_reply(reply.messages, tokens, provenance)
+        return True
+
+    def _request(self, tokens: np.ndarray, samples: range | list[int], turn: int) -> Request:
+        seeds = [named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples]
+        room = self.sampling.max_tokens - len(tokens)
+        return Request(tokens, seeds, min(self.sampling.max_new_tokens, room), self.sampling.temperature)
+
+    def _read(self, completion: Completion) -> str:
+        return self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+
+
+def _failed_group(prompt: Prompt, num_samples: int, failure: str) -> Group:
+    """Of a prompt that could not be written out."""
+    episode = Episode(np.zeros(0, np.int32))
+    return Group(prompt.id, [episode.finish(prompt, i, Score("infra_error", {}, failure)) for i in range(num_samples)])
