@@ -16,6 +16,7 @@ from titan_rl.environments.task import UserCodeError
 
 TASK = '''
 from titan_rl.data.types import Prompt
+from titan_rl.environments.tools import Tool
 
 class Doubles:
     """Answers are doubled; one reply if the first answer is wrong."""
@@ -71,6 +72,26 @@ class NotPlain(Doubles):
 class TooFew(Doubles):
     def reply(self, prompt):
         return None
+
+class Silent:
+    """No reply: the first answer is the last."""
+
+    prompt, messages, demonstration, score = Doubles.prompt, Doubles.messages, Doubles.demonstration, Doubles.score
+    def __init__(self, task):
+        self.most = 1000
+
+class Calls(Silent):
+    tools = [Tool("twice", "", {"properties": {"n": {"type": "string"}}, "required": ["n"]}, lambda n: n * 2)]
+
+class Steps(Calls):
+    def environment(self, prompt):
+        return prompt.text  # which is none, and who plays it will say so
+
+class CallsAndReplies(Doubles):
+    tools = []
+
+class OddTools(Silent):
+    tools = ["twice"]
 
 class Finite(Doubles):
     size = (30, 10)
@@ -130,6 +151,14 @@ def test_a_task_of_ones_own_is_asked_and_scored(tasks):
         replies(task, prompt, "trip")
 
 
+def test_an_episode_goes_on_by_tools_an_environment_or_not_at_all(tasks):
+    silent, calls, steps = (make_task(own(name), [str(tasks)]) for name in ("Silent", "Calls", "Steps"))
+    prompt = next(PromptStream(silent, 1))
+    assert replies(silent, prompt, "twice(ab)") == [] and silent.tools == []
+    assert replies(calls, prompt, "twice(ab)") == ["=abab\n"] and calls.tools[0]["function"]["name"] == "twice"
+    assert steps.environment(prompt) == prompt.text and steps.tools == calls.tools
+
+
 def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):
     task = make_task(own("Finite", reward="tasks_of_tests:reward"), [str(tasks)])
     assert task.size == (30, 10) and len(held_out_prompts(task, 256)) == 10
@@ -147,6 +176,8 @@ def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):
         ("Fickle", ["gave two different prompts"]),
         ("NotPlain", ["a prompt's entry must be plain values"]),
         ("TooFew", ["reply must take (prompt, answers), but it takes (prompt)"]),
+        ("CallsAndReplies", ["with reply and tools: keep one of them"]),
+        ("OddTools", ["tools holds 'twice': give titan_rl.environments.tools.Tool objects"]),
         ("none", ["made a NoneType without prompt(stream, seed, index)"]),
     ],
 )

@@ -34,8 +34,6 @@ _OPTIONAL = {
     "row": ("prompt",),
     "difficulty": ("prompt",),
 }
-_PLAYED = ("environment", "tools", "reply")
-"""How an episode goes on after the first answer: by one of these at most."""
 
 
 def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
@@ -61,15 +59,17 @@ def _check_methods(said: str, made: Any) -> None:
             check_signature(f"{said}: {name}", getattr(made, name), parameters)
         elif name in _REQUIRED:
             raise ConfigError(f"{said} made a {type(made).__name__} without {name}({', '.join(parameters)}): add it")
-    if len(there := [name for name in _PLAYED if hasattr(made, name)]) > 1:
-        raise ConfigError(f"{said} made a {type(made).__name__} with {' and '.join(there)}: keep one of them")
+    beside = [name for name in ("environment", "tools") if hasattr(made, name)]
+    if hasattr(made, "reply") and beside:
+        raise ConfigError(f"{said} made a {type(made).__name__} with reply and {beside[0]}: keep one of them")
     for tool in getattr(made, "tools", ()):
         if not isinstance(tool, Tool):
             raise ConfigError(f"{said}: tools holds {shown(tool)}: give titan_rl.environments.tools.Tool objects")
 
 
 class UserTask:
-    """The user's object, with defaults for what it may leave out. Errors of all calls: UserCodeError."""
+    """The user's object, with defaults for what it may leave out: an environment of its own, or one that its tools or
+    its ``reply`` make. Errors of all calls: UserCodeError."""
 
     def __init__(self, said: str, task: Any, style: Literal["compact", "chat"]):
         self.said, self.task, self.style = said, task, style
