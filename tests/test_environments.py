@@ -93,6 +93,31 @@ class Breaks(Counting):
         raise ValueError("the board is gone")
 
 
+class BreaksAtOnce(Counting):
+    def step(self, answer):
+        raise ValueError("no coroutine yet")
+
+
+class SaysText(Counting):
+    async def step(self, answer):
+        return "go on"
+
+
+class SpeaksForTheModel(Counting):
+    async def step(self, answer):
+        return Reply([{"role": "assistant", "content": "2"}])
+
+
+class PaysNothingThatCounts(Counting):
+    async def step(self, answer):
+        return Reply(reward=float("nan"))
+
+
+class NoEnvironment:
+    def __init__(self, log):
+        log.append("close")
+
+
 class BreaksToBegin(Counting):
     async def reset(self):
         raise EnvironmentFailed("the server is gone")
@@ -101,13 +126,14 @@ class BreaksToBegin(Counting):
 @pytest.mark.parametrize(
     ("make", "status", "words"),
     [
-        (SlowToReply, "timeout", ["an environment's reply of train/0000001", "0.2 s"]),
-        (SlowToClose, "timeout", ["ending an episode of train/0000001", "0.2 s"]),
-        (
-            Breaks,
-            "infra_error",
-            ["an environment's reply: ValueError: the board is gone", "test_environments.py, line"],
-        ),
+        (SlowToReply, "timeout", ["SlowToReply.step in an episode of train/0000001", "0.2 s"]),
+        (SlowToClose, "timeout", ["SlowToClose.close in an episode of train/0000001", "0.2 s"]),
+        (Breaks, "infra_error", ["Breaks.step: ValueError: the board is gone", "test_environments.py, line"]),
+        (BreaksAtOnce, "infra_error", ["BreaksAtOnce.step: ValueError: no coroutine yet"]),
+        (SaysText, "infra_error", ["SaysText.step gave 'go on': give a Reply"]),
+        (SpeaksForTheModel, "infra_error", ["SpeaksForTheModel.step: ValueError: a reply's messages are"]),
+        (PaysNothingThatCounts, "infra_error", ["a reply has the reward nan: give a finite number"]),
+        (NoEnvironment, "infra_error", ["NoEnvironment.close: AttributeError"]),
         (BreaksToBegin, "infra_error", ["the server is gone"]),
     ],
 )

@@ -23,9 +23,7 @@ async def demonstrate(prompt: Prompt, task: Task, tokenizer, step_timeout: float
     """Errors: ConfigError if the task has no worked example, or one that its environment does not play along with;
     what the environment raises."""
     episode, environment = Episode(encode_prompt(task, tokenizer, prompt)), task.environment(prompt)
-    is_chat = not isinstance(task.messages(prompt), str)
-
-    answers = worked_answers(task, prompt)
+    is_chat, answers = not isinstance(task.messages(prompt), str), worked_answers(task, prompt)
     try:
         await environment.reset()
         for number, answer in enumerate(answers):

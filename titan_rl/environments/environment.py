@@ -5,6 +5,7 @@ It lives in a verifier process, beside many others: what takes long must be awai
 answer, a board, a session of a server) reaches the model by nothing but its replies.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +24,14 @@ class Reply:
     """Of the answer, if the environment itself rewards."""
     calls: list[ToolCall] = field(default_factory=list)
     """What came of the tools that the answer called."""
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError."""
+        for message in self.messages:
+            if message.get("role") not in ("tool", "user") or not isinstance(message.get("content"), str):
+                raise ValueError("a reply's messages are {role, content} of a tool or a user, with text")
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"a reply has the reward {self.reward}: give a finite number")
 
 
 OVER = Reply()

@@ -13,9 +13,9 @@ from titan_rl.config.plugins import what_happened
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Completion, Group, Prompt, Request, Sampling
 from titan_rl.environments.chat import encode_messages, encode_reply
-from titan_rl.environments.environment import Environment, EnvironmentFailed
+from titan_rl.environments.environment import Environment, EnvironmentFailed, Reply
 from titan_rl.environments.episode import Episode
-from titan_rl.environments.rewards import source_file
+from titan_rl.environments.rewards import shown, source_file
 from titan_rl.environments.scorer import Score
 from titan_rl.environments.task import Task
 from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
@@ -120,24 +120,28 @@ class Player:
         """Errors: EnvironmentFailed, DeadlineError, ConfigError."""
         environment = self.task.environment(self.prompt)
         try:
-            await self._within(environment, environment.reset(), "starting an episode")
+            await self._call(environment, "reset")
             yield environment
         finally:
-            await self._within(environment, environment.close(), "ending an episode")
+            await self._call(environment, "close")
 
-    async def _within(self, environment: Environment, doing: Awaitable, what: str):
+    async def _call(self, environment: Environment, name: str, *arguments: str) -> Any:
+        said = f"{type(environment).__name__}.{name}"
         try:
-            return await within(self.step_timeout, f"{what} of {self.prompt.id}", doing)
+            doing = getattr(environment, name)(*arguments)
+            return await within(self.step_timeout, f"{said} in an episode of {self.prompt.id}", doing)
         except (ConfigError, EnvironmentFailed, DeadlineError):
             raise
         except Exception as error:  # it may be anybody's code: whatever it raises is told by name
-            raise EnvironmentFailed(f"{what}: {what_happened(error, source_file(environment))}") from error
+            raise EnvironmentFailed(f"{said}: {what_happened(error, source_file(environment))}") from error
 
     async def _goes_on(self, episode: Episode, environment: Environment) -> bool:
         """Whether the environment replied and the model is to answer."""
         if episode.turns[-1].stop_reason == "length":  # what was cut in the middle is no answer to act upon
             return False
-        reply = await self._within(environment, environment.step(episode.answers[-1]), "an environment's reply")
+        reply = await self._call(environment, "step", episode.answers[-1])
+        if not isinstance(reply, Reply):
+            raise EnvironmentFailed(f"{type(environment).__name__}.step gave {shown(reply)}: give a Reply")
         episode.hear(reply)
         if not reply.messages:
             return False
