@@ -139,6 +139,7 @@ class Dispatcher:
 
 def make_queue(ledger: Ledger, config: Config, *, seed=0, share=0.4, position=0) -> RolloutQueue:
     admission = Admission(config.rollout.prompts_per_step, config.rollout.max_staleness)
+    admission.advance(0)
     publishing = SimpleNamespace(pending=None, admission=admission)
     dispatcher = Dispatcher(seed, publishing, share)
     return RolloutQueue(
@@ -240,6 +241,7 @@ def test_a_run_that_is_killed_while_it_samples_goes_on_to_the_same_batches(tmp_p
         pending = ledger.rewind(step, SAMPLES)
         queue = make_queue(ledger, config_of(), seed=8, position=1 + int(ledger.last_issued().split("/")[1]))
         queue.restart(deque(queue.stream.by_id(name) for name in pending), step)
+        queue.admission.advance(step)
         return await train(queue, step + 1, 6)
 
     ledger = Ledger(path)

@@ -119,7 +119,7 @@ def spread(tmp_path_factory):
     """A step of families that do things in their own way, by two processes; and by one."""
     folder = tmp_path_factory.mktemp("families")
     for case in FAMILIES:
-        make(folder / "models" / case, case, **EVEN)
+        make(folder / "models" / case, case, scale=0.15, **EVEN)  # as test_families.py does
     layouts = {
         f"{case}, {kind}": Layout(case, parallelism(**{kind: 2}), lora=_lora(case))
         for case, kinds in FAMILIES.items()

@@ -264,6 +264,7 @@ def test_a_batch_is_full_without_the_poison_and_the_ledger_names_it(monkeypatch,
         stream = (prompt(f"train/{number:07d}") for number in count())
         publishing = SimpleNamespace(pending=None)
         admission = Admission(8, 0)
+        admission.advance(0)
         queue = RolloutQueue(
             *(mesh.config, stream, ledger, mesh.dispatcher, admission, publishing), max_tokens=64, failed=print
         )

@@ -81,6 +81,7 @@ def check_records(root: Path, last: int) -> None:
     records = [record for record in read_metrics(root) if "reward" in record]
     assert [record["step"] for record in records] == list(range(1, last + 1))
     assert all(record["agreement_mean"] <= 1.0001 for record in records)
+    assert all(record["staleness_max"] == 0 for record in records)
     Ledger(root / "ledger.db").verify()
 
 

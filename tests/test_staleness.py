@@ -1,11 +1,18 @@
 """The bound on staleness holds whoever is fast or slow, and nobody waits for ever."""
 
+import asyncio
 import random
 from collections import deque
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from titan_rl.config.schema import Config, RolloutConfig
 from titan_rl.controller.admission import Admission
+from titan_rl.controller.publishing import Publishing
+from titan_rl.controller.rollout_queue import RolloutQueue
+from titan_rl.data.types import Group, Prompt, Rollout
 
 
 def simulate(seed: int, groups_per_step: int, max_staleness: int, start: int, num_steps: int = 30) -> list[int]:
@@ -49,7 +56,8 @@ def test_no_group_lags_behind_the_bound(groups_per_step, max_staleness, start):
 
 
 def test_slots_are_those_of_the_next_steps():
-    admission = Admission(groups_per_step=4, max_staleness=1, version=0)
+    admission = Admission(groups_per_step=4, max_staleness=1)
+    admission.advance(0)
     assert admission.num_free == 8
     for _ in range(8):
         admission.admit()
@@ -64,4 +72,52 @@ def test_slots_are_those_of_the_next_steps():
 
 def test_on_policy_admits_one_batch_at_a_time():
     admission = Admission(groups_per_step=3, max_staleness=0, version=5)
+    admission.advance(5)
     assert admission.num_free == 3
+
+
+class Weights:
+    """Generators that take a moment to take a version."""
+
+    live = -1
+
+    async def publish(self, version: int) -> None:
+        pass
+
+    async def deliver(self, version: int) -> list:
+        await asyncio.sleep(0.01)
+        self.live = version
+        return []
+
+
+class Sampler:
+    def __init__(self, weights: Weights):
+        self.weights, self.asked_under = weights, []
+
+    async def run_group(self, prompt, sampling) -> Group:
+        self.asked_under.append(self.weights.live)
+        arrays = np.zeros(1), np.ones(1), np.zeros(1), np.zeros(1)
+        return Group(prompt.id, [Rollout(prompt.id, k, *arrays, [], "ok", reward=float(k)) for k in (0, 1)])
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_before(max_staleness):
+    """They take the version of a resumed run, or of one that went back, while its prompts wait already."""
+    weights, count = Weights(), 2 + 2 * max_staleness
+    sampler = Sampler(weights)
+
+    async def go_on() -> None:
+        publishing = Publishing(weights, admission := Admission(2, max_staleness))
+        config = Config(rollout=RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=max_staleness))
+        queue = RolloutQueue(
+            *(config, iter([]), SimpleNamespace(settle=lambda *_: None), sampler, admission, publishing),
+            max_tokens=64,
+            failed=lambda *_: None,
+        )
+        for version in (8, 5):
+            queue.restart(deque(Prompt(f"train/{number}", "", "", {}) for number in range(count)), version)
+            await publishing.publish(version)
+            await queue.collect()
+
+    asyncio.run(go_on())
+    assert sampler.asked_under == [8] * count + [5] * count

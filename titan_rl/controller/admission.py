@@ -17,12 +17,14 @@ class Admission:
         self.groups_per_step, self.max_staleness = groups_per_step, max_staleness
 
     def restart(self, version: int) -> None:
-        """The run begins, or goes on, at this version, with nothing in flight."""
-        self.version = version
+        """The run begins, or goes on, at this version, with nothing in flight; none is admitted until it is live."""
+        self.version: int | None = None
         self._admitted = version * self.groups_per_step
 
     @property
     def num_free(self) -> int:
+        if self.version is None:  # what the generators hold by now is another one
+            return 0
         return (self.version + 1 + self.max_staleness) * self.groups_per_step - self._admitted
 
     def can_admit(self) -> bool:

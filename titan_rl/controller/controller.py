@@ -147,6 +147,7 @@ class Controller:
         await self.publishing.delivered()
         if Effect.SAMPLING in effects:  # what is under way was asked for under the settings before
             self.queue.restart(self.recovery.rewind(self.progress.step), self.progress.step)
+            self.queue.admission.advance(self.progress.step)
         if Effect.REWARD in effects:
             await self.meshes.verifiers.begin_anew()
         if Effect.TRAINER in effects:
