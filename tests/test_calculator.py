@@ -62,6 +62,13 @@ def test_a_worked_example_is_a_conversation_of_which_the_models_words_are_learne
     assert learned == f"{call}<eos>{answer}<eos>" and [turn.stop_reason for turn in rollout.turns] == ["stop", "stop"]
 
 
+def test_a_share_of_the_worked_examples_calls():
+    task = task_of(digits=2, shown_calls=0.25)
+    shown = [worked_answers(task, prompt) for prompt in held_out_prompts(task, 400)]
+    assert 70 < sum(len(answers) == 2 for answers in shown) < 130
+    assert shown == [worked_answers(task, prompt) for prompt in held_out_prompts(task, 400)]
+
+
 @pytest.mark.parametrize("answer", ["", "0", "nan", "408 or 409", "calc(12*34)", " ".join(map(str, range(10000)))])
 def test_it_pays_for_the_number_alone(answer):
     task = task_of(digits=2)

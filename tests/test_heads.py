@@ -203,7 +203,7 @@ CASES_SPREAD = ("qwen2 tied", "gpt_oss", "gemma3_text")
 def spread(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("values")
     for case in CASES_SPREAD:
-        make(folder / "models" / case, case, **EVEN)
+        make(folder / "models" / case, case, scale=0.15, **EVEN)
         model = AutoModelForSequenceClassification.from_pretrained(folder / "models" / case, num_labels=1)
         model.save_pretrained(folder / "models" / case)
     layouts = {f"{c}, {name}": Layout(c, LAYOUTS[name]) for c in CASES_SPREAD for name in LAYOUTS}

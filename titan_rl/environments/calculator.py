@@ -56,6 +56,8 @@ class CalculatorOptions:
     """Of each number."""
     operators: str = "*"
     """Those that an expression may have, of ``+-*``."""
+    shown_calls: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the worked examples that call; the others give the answer at once, as if they knew it by heart."""
     credit_for_calls: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How much of the reward the right calls earn, each in its own turn (``turn_grpo``); the rest is the answer's."""
 
@@ -98,6 +100,8 @@ class CalculatorTask:
         return [*system, dict(role="user", content=asked)]
 
     def demonstration(self, prompt: Prompt) -> list[str]:
+        if random.Random(f"shown {prompt.text}").random() >= self.options.shown_calls:
+            return [prompt.answer]
         return [self._written(expression) for expression in prompt.entry["calls"]] + [prompt.answer]
 
     def _written(self, expression: str) -> str:

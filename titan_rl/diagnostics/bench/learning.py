@@ -37,6 +37,7 @@ STUDIES = (
     *map(
         Study, ("grpo_tiny", "dr_grpo_tiny", "dapo_tiny", "rloo_tiny", "reinforce_pp_tiny", "gspo_tiny", "cispo_tiny")
     ),
+    Study("calculator_tiny", bar=0.4),
     Study("ppo_tiny"),
     Study("prime_tiny"),
     Study("distillation_tiny", _OF_TEACHER, 0.9, "teacher", "quickstart"),
