@@ -133,6 +133,8 @@ REWARDS = "def half(prompt, completion, row):\n    return {'half': 0.5 * len(com
 
 
 SETTINGS = dict(sft__steps=60, training__steps=8, eval__prompts=4, checkpoint__keep_latest_k=4)
+SETTINGS |= dict(algorithm__kl_coefficient=0.1, reference__placement="own")
+"""The reference takes up changes, too: a replay, which begins with them, would find another KL."""
 
 
 async def drive(root: Path) -> None:
