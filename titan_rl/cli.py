@@ -221,6 +221,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
         print(json.dumps(families))
         return 0
     print("jsonl  (rows of a file of your own: task.options.file)")
+    print("code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)")
     for name, task in BUILT_IN.items():
         print(f"{name}  ({task.ABOUT})")
     for family in families:

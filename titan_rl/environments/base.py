@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.schema import TASKS_OF_FILES, TaskConfig
 from titan_rl.environments.calculator import CalculatorTask
+from titan_rl.environments.code_task import CodeTask
 from titan_rl.environments.rewards import with_reward
 from titan_rl.environments.rows import RowsTask
 from titan_rl.environments.task import Task, correct
@@ -19,6 +20,7 @@ __all__ = ["BUILT_IN", "Task", "correct", "make_task"]
 
 BUILT_IN = {"calculator": CalculatorTask}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
+_OF_FILES = dict(zip(TASKS_OF_FILES, (RowsTask, CodeTask), strict=True))
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
@@ -41,15 +43,15 @@ def _check_scoring(task: TaskConfig) -> None:
     said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if task.reward:
         raise ConfigError(f"{said}, and task.reward = {task.reward!r} takes its place: keep one of them")
-    if task.name == "jsonl" or task.name in BUILT_IN or is_reference(task.name):
+    if task.name in TASKS_OF_FILES or task.name in BUILT_IN or is_reference(task.name):
         raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 
 
 def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
     if is_reference(task.name):
         return user_task(task, folders)
-    if task.name == "jsonl":
-        return RowsTask(task, folders)
+    if task.name in _OF_FILES:
+        return _OF_FILES[task.name](task, folders)
     if task.name in BUILT_IN:
         return BUILT_IN[task.name](task)
     from titan_rl.environments.reasoning_gym import ReasoningGymTask  # its import takes a second

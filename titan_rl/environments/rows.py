@@ -6,7 +6,7 @@ Without a reward function the answer must be the row's ``answer``, exactly.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -46,10 +46,11 @@ class RowsTask:
     """
 
     tools = ()
+    OPTIONS: type[RowsOptions] = RowsOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         self.style, self.system_prompt, self.has_reward = task.style, task.system_prompt, bool(task.reward)
-        self.options, self.folders = _options(task.options), list(folders)
+        self.options, self.folders = _options(task, self.OPTIONS), list(folders)
 
     @cached_property
     def _split(self) -> Split[DataRow]:
@@ -65,9 +66,12 @@ class RowsTask:
             self._check(row)
         return rows
 
-    def _check(self, row: DataRow) -> None:
+    def _check_style(self, row: DataRow) -> None:
         if self.style == "compact" and row.messages is not None:
             raise ConfigError(f"{row.place}: 'messages' need task.style = 'chat': set it, or give 'prompt' as text")
+
+    def _check(self, row: DataRow) -> None:
+        self._check_style(row)
         if self.has_reward:
             return
         if row.answer is None:
@@ -116,12 +120,15 @@ class RowsTask:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}
 
 
-def _options(values: dict[str, Any]) -> RowsOptions:
-    if "file" not in values and set(values) <= {"held_out_file", "held_out_share"}:
-        raise ConfigError("task.name = 'jsonl' needs task.options.file: give the path of a JSON lines or Parquet file")
+def _options(task: TaskConfig, kind: type[RowsOptions]) -> RowsOptions:
+    values = task.options
+    if "file" not in values and set(values) <= {field.name for field in fields(kind)}:
+        raise ConfigError(
+            f"task.name = {task.name!r} needs task.options.file: give the path of a JSON lines or Parquet file"
+        )
     if {"held_out_file", "held_out_share"} <= set(values):
         raise ConfigError("task.options.held_out_file and held_out_share exclude each other: keep one of them")
-    return build_section(RowsOptions, values, "task.options")
+    return build_section(kind, values, "task.options")
 
 
 def _only_text(message: dict[str, Any]) -> Message:

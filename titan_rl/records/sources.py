@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import TASKS_OF_FILES, Config
 from titan_rl.data.files import replace_text, sampled_checksum
 from titan_rl.data.row_files import data_files, find_file
 from titan_rl.records.rundir import RunDir
@@ -28,7 +28,7 @@ def find_sources(config: Config) -> Sources:
         paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
         found["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
     for option in _DATA_OPTIONS:
-        if config.task.name == "jsonl" and (name := config.task.options.get(option)):
+        if config.task.name in TASKS_OF_FILES and (name := config.task.options.get(option)):
             setting = f"task.options.{option}"
             found[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
     for option in _DATA_OPTIONS:

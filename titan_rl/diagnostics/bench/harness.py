@@ -24,6 +24,7 @@ BENCHES = {
     "off-policy": "titan_rl.diagnostics.bench.off_policy",
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
+    "sandbox": "titan_rl.diagnostics.bench.sandbox",
     "kernels": "titan_rl.diagnostics.bench.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.constant_answers",
     "model-directories": "titan_rl.diagnostics.bench.model_directories",

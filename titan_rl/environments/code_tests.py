@@ -1,0 +1,73 @@
+"""Programs that a model wrote, against tests: they run in the sandbox, and what they give is judged here.
+
+A test's inputs go in, its expected value never does, so that a program can earn its verdict by nothing but the right
+values.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from titan_rl.environments.sandbox.pool import Sandbox
+from titan_rl.environments.sandbox.program import Call, Limits, Outcome, Program
+from titan_rl.environments.sandbox.values import same
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FunctionTest:
+    """A function of the program, and what it is to give for plain values: of the same types, all the way down."""
+
+    call: Call
+    expected: Any
+
+
+@dataclass(frozen=True)
+class StreamTest:
+    """Standard input, and the standard output that is wanted, but for white space at the ends of lines."""
+
+    stdin: str
+    expected: str
+
+
+CodeTest = FunctionTest | StreamTest
+
+
+def source_of(answer: str) -> str:
+    """The last fenced block of an answer, or all of it where there is none."""
+    blocks = _FENCED.findall(answer)
+    return blocks[-1] if blocks else answer
+
+
+async def passed(sandbox: Sandbox, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
+    """Which tests a program passes. Errors: SandboxFailed, which is nobody's wrong answer."""
+    program = Program(source, limits=limits)
+    functions = [test for test in tests if isinstance(test, FunctionTest)]
+    gives: list[bool] = []
+    if functions:
+        outcome = await sandbox.run(replace(program, calls=tuple(test.call for test in functions)))
+        gives = _right_values(outcome, functions)
+    verdicts, of_functions = [], iter(gives)
+    for test in tests:
+        if isinstance(test, FunctionTest):
+            verdicts.append(next(of_functions))
+        else:
+            verdicts.append(_right_text(await sandbox.run(replace(program, stdin=test.stdin)), test.expected))
+    return verdicts
+
+
+def _right_values(outcome: Outcome, tests: Sequence[FunctionTest]) -> list[bool]:
+    if outcome.given is None:
+        return [False] * len(tests)
+    pairs = zip(outcome.given, tests, strict=True)
+    return [given.error is None and same(given.value, test.expected) for given, test in pairs]
+
+
+def _right_text(outcome: Outcome, expected: str) -> bool:
+    return outcome.ending == "ok" and _lines(outcome.stdout) == _lines(expected)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().split("\n")]

@@ -1,0 +1,13 @@
+"""Where code that a model wrote runs: bubblewrap around a warm Python, and namespaces of its own for each program.
+
+    program.py      what is asked for, and what came of it
+    bubblewrap.py   the box's walls, and whether they can stand here
+    seccomp.py      the system calls that no program may make
+    zygote.py       inside the walls: forks itself for each program
+    slot.py         one box from outside: it is asked, watched, and replaced
+    pool.py         as many as there are cores, for many callers
+    values.py       plain values on their way in and out, and whether two are the same
+
+What a program must not know (expected values, the verdict on it) stays outside: only its source, its standard input and
+the arguments of its functions go in.
+"""

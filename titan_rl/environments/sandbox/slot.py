@@ -1,0 +1,215 @@
+"""One box from outside: a program at a time is handed in, watched, and what came of it read.
+
+Everything that comes from a program is bytes from an enemy: bounded, and never more than decoded text and JSON.
+"""
+
+import array
+import json
+import math
+import os
+import select
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+
+from titan_rl.environments.sandbox.bubblewrap import command
+from titan_rl.environments.sandbox.program import Ending, Given, Outcome, Program, SandboxFailed
+from titan_rl.environments.sandbox.seccomp import seccomp_filter
+from titan_rl.environments.sandbox.values import decode, encode
+
+_START_SECONDS = 20.0
+_KILL_SECONDS = 0.8
+"""From the order to kill to a report of it; then the whole box is ended."""
+_PIECE = 1 << 16
+_BEGUN = b"begun\n"
+
+
+class Slot:
+    """Owns a box, and starts another where the last one is gone. One caller at a time, from any thread."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen | None = None
+        self._control: socket.socket | None = None
+
+    def start(self) -> None:
+        """Errors: SandboxFailed that says what bubblewrap said."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as said:
+            seccomp.write(seccomp_filter())
+            seccomp.seek(0)
+            numbers = theirs.fileno(), seccomp.fileno()
+            # an empty environment: bubblewrap's own would be read by whoever is in the box
+            self._process = subprocess.Popen(
+                command(*numbers), pass_fds=numbers, env={}, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            )
+            self._control = ours
+            theirs.close()
+            ours.settimeout(_START_SECONDS)
+            try:
+                is_ready = ours.recv(16) == b"ready"
+            except OSError:
+                is_ready = False
+            if not is_ready:
+                self.close()
+                said.seek(0)
+                lines = said.read(4096).decode(errors="replace").strip().splitlines()
+                raise SandboxFailed(lines[-1] if lines else "the box said nothing")
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def run(self, program: Program) -> Outcome:
+        """Errors: SandboxFailed if the box is at fault; another one is started for the next program."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self.start()
+        try:
+            return _Run(self._control, program).outcome()
+        except (OSError, SandboxFailed) as error:
+            self.close()
+            raise SandboxFailed(str(error)) from error
+
+
+class _Run:
+    """From the program to its outcome."""
+
+    def __init__(self, control: socket.socket, program: Program):
+        self.control, self.program, self.limits = control, program, program.limits
+        self.why: Ending | None = None
+        """Why it was told to end."""
+        self.report: dict | None = None
+
+    def outcome(self) -> Outcome:
+        with ExitStack() as stack:
+            self.task = self._hand_in(stack)
+            self.received = {self.task.fileno(): b"", self.stdout: b"", self.stderr: b""}
+            self._watch()
+            for number in self.received:  # what had been written at the end: nobody is left to write more
+                while self._receive(number):
+                    pass
+        return self._told()
+
+    def _hand_in(self, stack: ExitStack) -> socket.socket:
+        """Three ways to and from the program, of which the box has the other ends."""
+        task, theirs = socket.socketpair()
+        stack.enter_context(task)
+        (self.stdout, out), (self.stderr, err) = os.pipe(), os.pipe()
+        stack.callback(os.close, self.stdout)
+        stack.callback(os.close, self.stderr)
+        with theirs:
+            limits = {name: getattr(self.limits, name) for name in ("seconds", "memory", "disk", "files", "processes")}
+            try:
+                numbers = array.array("i", [theirs.fileno(), out, err])
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
+                self.control.sendmsg([json.dumps(limits).encode()], ancillary)
+            finally:
+                os.close(out)
+                os.close(err)
+        calls = [[call.function, [encode(argument) for argument in call.arguments]] for call in self.program.calls]
+        given = dict(source=self.program.source, stdin=self.program.stdin, calls=calls)
+        self._unsent = memoryview(json.dumps(given).encode())
+        for number in (self.stdout, self.stderr):
+            os.set_blocking(number, False)
+        task.setblocking(False)
+        return task
+
+    def _watch(self) -> None:
+        """Until the box reports its end. Errors: SandboxFailed; OSError."""
+        poll, task, control = select.poll(), self.task.fileno(), self.control.fileno()
+        for number in (*self.received, control):
+            poll.register(number, select.POLLIN)
+        poll.register(task, select.POLLIN | select.POLLOUT)
+        deadline = time.monotonic() + self.limits.seconds
+        while self.report is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if self.why is not None:
+                    raise SandboxFailed("the box did not end a program")
+                self._end("timeout")
+                deadline = time.monotonic() + _KILL_SECONDS
+                continue
+            for number, events in poll.poll(math.ceil(1000 * left)):
+                if number == control:
+                    self._take_report()
+                    continue
+                if events & select.POLLOUT and not self._send():
+                    poll.modify(number, select.POLLIN)
+                if events & ~select.POLLOUT and self._receive(number) is False:
+                    poll.unregister(number)
+                if len(self.received[number]) > self.limits.output and self.why is None:
+                    self._end("output")
+                    deadline = time.monotonic() + _KILL_SECONDS
+
+    def _end(self, why: Ending) -> None:
+        self.why = why
+        self.control.send(b"kill")
+
+    def _take_report(self) -> None:
+        said = self.control.recv(4096)
+        if not said:
+            raise SandboxFailed("the box died")
+        self.report = json.loads(said)
+
+    def _send(self) -> bool:
+        """Some more of the program; whether there is more to send."""
+        with suppress(BlockingIOError):
+            try:
+                self._unsent = self._unsent[self.task.send(self._unsent[:_PIECE]) :]
+            except (BrokenPipeError, ConnectionResetError):  # it has ended without having read itself
+                return False
+        if self._unsent:
+            return True
+        with suppress(OSError):
+            self.task.shutdown(socket.SHUT_WR)
+        return False
+
+    def _receive(self, number: int) -> bool | None:
+        """False: no more will come; None: not now. What is beyond the limit is dropped."""
+        try:
+            part = os.read(number, _PIECE)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return False
+        self.received[number] = (self.received[number] + part)[: self.limits.output + len(_BEGUN) + 1]
+        return bool(part)
+
+    def _told(self) -> Outcome:
+        """Errors: SandboxFailed for a program that did not begin."""
+        said, stdout, stderr = self.received.values()
+        begun, given = said[: len(_BEGUN)], said[len(_BEGUN) :]
+        if begun != _BEGUN and self.why is None and self.report["why"] != "memory":
+            raise SandboxFailed(f"a program did not begin: {stderr[:300].decode(errors='replace')}")
+        exit_code = int(self.report["exit"])
+        ending = self.why or ("memory" if self.report["why"] == "memory" else "error" if exit_code else "ok")
+        is_over = max(len(stdout), len(stderr), len(given)) > self.limits.output
+        ending = "output" if is_over and ending in ("ok", "error") else ending
+        return Outcome(
+            ending=ending,
+            exit_code=exit_code,
+            stdout=stdout[: self.limits.output].decode(errors="replace"),
+            stderr=stderr[: self.limits.output].decode(errors="replace"),
+            given=_given(given, len(self.program.calls)) if ending == "ok" else None,
+            seconds=float(self.report["seconds"]),
+            memory=int(self.report["memory"]),
+        )
+
+
+def _given(said: bytes, count: int) -> tuple[Given, ...] | None:
+    """Whatever is not what the box's own code writes counts as nothing."""
+    if not count:
+        return ()
+    try:
+        results = [(kind, inner) for kind, inner in json.loads(said)]
+        given = tuple(Given(decode(inner)) if kind == "value" else Given(error=str(inner)) for kind, inner in results)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return given if len(given) == count else None

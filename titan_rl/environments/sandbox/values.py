@@ -1,0 +1,62 @@
+"""Plain values as JSON that tells types apart, and a comparison that does.
+
+``1``, ``1.0`` and ``True`` are three values here: equality is decided outside the sandbox, by nothing that a program
+could have redefined. zygote.py has the other end.
+"""
+
+import json
+from typing import Any
+
+_SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_MOST_DEEP = 60
+
+
+def encode(value: Any) -> Any:
+    """As JSON takes it. Errors: TypeError for what is no plain value."""
+    kind = type(value)
+    if kind in (str, bool, type(None)):
+        return value
+    if kind in (int, float):
+        return {kind.__name__: repr(value)}
+    if kind in _SEQUENCES.values():
+        return {kind.__name__: [encode(each) for each in value]}
+    if kind is dict:
+        return {"dict": [[encode(key), encode(each)] for key, each in value.items()]}
+    raise TypeError(f"{kind.__name__} is no plain value")
+
+
+def decode(value: Any, depth: int = 0) -> Any:
+    """What a program says that its function gave. Errors: ValueError for what none could have given."""
+    if value is None or type(value) in (str, bool):
+        return value
+    if type(value) is not dict or len(value) != 1 or depth > _MOST_DEEP:
+        raise ValueError("no plain value")
+    [(kind, inner)] = value.items()
+    try:
+        if kind in ("int", "float") and type(inner) is str:
+            return int(inner) if kind == "int" else float(inner)
+        if kind in _SEQUENCES and type(inner) is list:
+            return _SEQUENCES[kind](decode(each, depth + 1) for each in inner)
+        if kind == "dict" and type(inner) is list:
+            return {decode(key, depth + 1): decode(each, depth + 1) for key, each in inner}
+    except (TypeError, ValueError):  # what cannot be a key, pairs that are none, digits beyond Python's bound
+        pass
+    raise ValueError("no plain value")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, with equal types all the way down; a float that is no number is equal to none."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return _typed(one) == _typed(other) and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, set | frozenset):
+        return _typed(one) == _typed(other)
+    return one == other
+
+
+def _typed(keys: Any) -> set[str]:
+    """Keys by their type as well: in a set 1 and True are one."""
+    return {json.dumps(encode(key), sort_keys=True) for key in keys}
