@@ -125,11 +125,6 @@ while frame.f_back:
 
 case("endless: loop", "while True: pass", only_runs=True)
 case("endless: sleep in the call", "import time\ndef solve(n): time.sleep(1e6)", only_runs=True)
-case(
-    "endless: recursion in place of a loop",
-    "def solve(n):\n while True:\n  try: solve(n)\n  except: pass",
-    only_runs=True,
-)
 case("endless: at exit", "import atexit\n@atexit.register\ndef end():\n    while True: pass", only_runs=True)
 case(
     "endless: at deletion",
@@ -139,11 +134,6 @@ case(
 case(
     "endless: thread",
     "import threading, time\nthreading.Thread(target=time.sleep, args=(1e6,)).start()",
-    only_runs=True,
-)
-case(
-    "endless: threads of the lower kind",
-    "import _thread, time\nfor _ in range(4): _thread.start_new_thread(time.sleep, (1e6,))\ntime.sleep(1e6)",
     only_runs=True,
 )
 case(
@@ -180,7 +170,6 @@ case(
     only_runs=True,
 )
 case("endless: generator", "import itertools\ndef solve(n): return sum(itertools.count())", only_runs=True)
-case("endless: search in an iterator", "import itertools\nprint(-1 in itertools.count())", only_runs=True)
 case("endless: standard input", "import sys\nwhile True: sys.stdin.read()", only_runs=True)
 case("endless: pipe", "import os\nhere, there = os.pipe()\nos.read(here, 1)", only_runs=True)
 case(
@@ -242,11 +231,6 @@ def solve(n): raise Loud
 """,
     only_runs=True,
 )
-case(
-    "endless: constant that the compiler folds",
-    "x = " + "(" * 90 + "1" + ")" * 90 + "\nwhile 1: x = 1 << 100000",
-    only_runs=True,
-)
 
 
 # bombs: processes and threads
@@ -295,11 +279,8 @@ def solve(n):
 # bombs: memory
 
 case("bomb: list", "kept = []\nwhile True: kept.append(bytearray(1 << 20))")
-case("bomb: list of itself", "kept = [0]\nwhile True: kept += kept")
 case("bomb: bytes at once", "def solve(n): return len(bytearray(1 << 40))")
 case("bomb: text", "text = 'x'\nwhile True: text += text")
-case("bomb: range as a list", "def solve(n): return list(range(1 << 40))")
-case("bomb: padding of a format", "def solve(n): return f'{n:>99999999999}'")
 case("bomb: shifted integer", "def solve(n): return 1 << (1 << 40)")
 case(
     "bomb: mapped memory",
@@ -320,7 +301,7 @@ os.fork(), os.fork(), os.fork()
 try:
     for _ in range(60):
         kept.append(mmap.mmap(-1, 1 << 20))
-        for at in range(0, 1 << 20, 4096): kept[-1][at] = 1
+        kept[-1].write(b"x" * (1 << 20))
         kept[-1].madvise(mmap.MADV_DONTNEED)
 except (OSError, MemoryError) as error: print(error)
 """,
@@ -373,10 +354,9 @@ except OSError as error: print(error, len(kept))
 case("bomb: deep recursion", "import sys\nsys.setrecursionlimit(1 << 30)\ndef solve(n): return solve(n) + 1")
 case(
     "bomb: recursion in C",
-    "import sys\nsys.setrecursionlimit(1 << 30)\nkept = []\nfor _ in range(10**6): kept = [kept]\nprint(repr(kept))",
+    "import sys\nsys.setrecursionlimit(1 << 30)\nkept = ()\nfor _ in range(10**6): kept = (kept,)\nprint(hash(kept))",
 )
 case("bomb: deep source", "eval('(' * 100000 + ')' * 100000)")
-case("bomb: deep syntax tree", "eval('-' * 200000 + '1')")
 case("bomb: segmentation fault", "import ctypes\nctypes.string_at(0)")
 case(
     "bomb: value nested deeply",
@@ -390,7 +370,6 @@ case(
     only_runs=True,
 )
 case("bomb: long text as a value", "def solve(n): return 'x' * (32 << 20)")
-case("bomb: long error", "def solve(n): raise ValueError('x' * (32 << 20))")
 case(
     "bomb: what unpacks to far more",
     """
@@ -553,8 +532,6 @@ for _ in range(1000):
         except OSError: pass
 """,
 )
-case("bomb: output at exit", "import atexit\natexit.register(lambda: [print('x' * 99) for _ in range(10**6)])")
-case("bomb: warnings", "import warnings\nwarnings.simplefilter('always')\nwhile True: warnings.warn('x' * 999)")
 case("bomb: bytes that are no text", "import os\nos.write(1, bytes(range(256)) * 200)\nos.write(2, b'\\xff' * 60000)")
 
 
@@ -563,15 +540,11 @@ case("bomb: bytes that are no text", "import os\nos.write(1, bytes(range(256)) *
 case("forge: exit code", "import os\nos._exit(0)")
 case("forge: exit in the call", "import sys\ndef solve(n): sys.exit(0)")
 case("forge: exit at import", "raise SystemExit")
-case("forge: exit as a value", "def solve(n): return SystemExit(0)")
 case("forge: exit code of its own kind", "class Code(int): pass\nraise SystemExit(Code(256))")
-case("forge: exit code beyond a byte", "raise SystemExit(1 << 70)")
 case("forge: end of iteration", "def solve(n): raise StopIteration(16)")
-case("forge: end of a generator", "def solve(n): raise GeneratorExit")
 case("forge: interrupt", "def solve(n): raise KeyboardInterrupt")
-case("forge: failed assertion", "def solve(n): assert False, 'passed'")
 case("forge: killed by itself", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\nos.abort()")
-case("forge: end by a child alone", "import os\nif os.fork(): os.wait()\nelse: print(16), os._exit(0)\nprint(107)")
+case("forge: end by a child alone", "import os\nif os.fork(): os.wait()\nelse: print(16), os._exit(0)\nprint(107, 11)")
 case("forge: the exit code of what did not begin", "import os\nos._exit(126)")
 case(
     "forge: error with a forged type",
@@ -580,22 +553,10 @@ Value = type("value", (Exception,), {"__str__": lambda self: '["value", {"int": 
 def solve(n): raise Value
 """,
 )
-case(
-    "forge: error that turns to a value",
-    """
-class Fake(Exception):
-    def __str__(self): return Text("x")
-class Text(str):
-    def __getitem__(self, key): return 16
-    def __format__(self, how): return Text("16")
-def solve(n): raise Fake
-""",
-)
 
 # verdicts: by what it says
 
 case("forge: it says so", "print('passed')\nprint('OK')\nprint('PASSED [100%]')\nprint('3 passed in 0.01s')")
-case("forge: it says so as a value", "def solve(n): return 'passed'")
 case("forge: it says true", "print(True)\ndef solve(n): return True")
 case(
     "forge: report as JSON",
@@ -605,36 +566,25 @@ for said in ({"passed": True}, {"ending": "ok", "exit": 0, "why": ""}, [True] * 
     print(json.dumps(said))
 """,
 )
-case("forge: report on the error stream", "import sys\nsys.stderr.write('ok\\n{\"passed\": true}\\n')")
 case("forge: every number", "for n in range(-200, 200): print(n)\ndef solve(n): return list(range(-200, 200))")
 case("forge: every number on one line", "print(*range(-200, 200))\ndef solve(n): return set(range(-200, 200))")
-case("forge: every number by carriage returns", "print(*range(200), sep='\\r')")
 case(
     "forge: numbers erased again",
     "for n in range(200): print(n, end='\\b' * len(str(n)))\nprint('\\x1b[2J\\x1b[H', end='')",
 )
 case("forge: number among zeros", "print('16\\0')\nprint('\\0')\ndef solve(n): return '16\\0'")
-case("forge: number with other digits", "print('\\u0661\\u0666')\ndef solve(n): return '\\u0661\\u0666'")
-case("forge: number after an escape", "print('\\ufeff16')")
 case("forge: number as a float", "print('16.0')\ndef solve(n): return {3: 16.0, 10: 107.0, -2: 11.0}[n]")
 case("forge: number as text", "def solve(n): return {3: '16', 10: '107', -2: '11'}[n]")
-case("forge: number as bytes", "def solve(n): return b'16'")
-case("forge: number as a complex one", "def solve(n): return complex({3: 16, 10: 107, -2: 11}[n])")
 case(
     "forge: number as a fraction",
     "import fractions\ndef solve(n): return fractions.Fraction({3: 16, 10: 107, -2: 11}[n])",
 )
 case("forge: number in a list", "print([16])\ndef solve(n): return [{3: 16, 10: 107, -2: 11}[n]]")
-case("forge: number in a tuple", "def solve(n): return ({3: 16, 10: 107, -2: 11}[n],)")
 case("forge: numbers in a dictionary", "def solve(n): return {3: 16, 10: 107, -2: 11}")
 case("forge: true for one", "print(True)\ndef solve(n): return n == 3")
 case("forge: no number", "print('nan')\ndef solve(n): return float('nan')")
-case("forge: beyond all numbers", "def solve(n): return float('inf')")
 case("forge: nothing", "def solve(n): return None")
-case("forge: not implemented", "def solve(n): return NotImplemented")
-case("forge: everything", "def solve(n): return ...")
 case("forge: giant number", "def solve(n): return 10 ** 5000")
-case("forge: number as long as may be", "def solve(n): return 10 ** 4299")
 case("forge: half a character", "def solve(n): return '\\ud800' * 100")
 
 # verdicts: by objects that are equal to all
@@ -655,8 +605,6 @@ _EQUAL = "    def __eq__(self, other): return True\n    def __hash__(self): retu
 case("forge: integer equal to all", f"class Equal(int):\n{_EQUAL}def solve(n): return Equal(16)")
 case("forge: text equal to all", f"class Equal(str):\n{_EQUAL}def solve(n): return Equal('16')")
 case("forge: list equal to all", f"class Equal(list):\n{_EQUAL}def solve(n): return Equal([16])")
-case("forge: list of what is equal to all", f"class Equal:\n{_EQUAL}def solve(n): return [Equal()]")
-case("forge: dictionary equal to all", f"class Equal(dict):\n{_EQUAL}def solve(n): return Equal(int='16')")
 case(
     "forge: class called int",
     "def solve(n): return type('int', (int,), {'__repr__': lambda self: '16'})(16)",
@@ -684,17 +632,9 @@ class Value(metaclass=Kind):
 def solve(n): return Value()
 """,
 )
-case("forge: enumeration", "import enum\nclass E(enum.IntEnum):\n    A = 16\ndef solve(n): return E.A")
-case(
-    "forge: mock",
-    "from unittest.mock import MagicMock\nsolve = MagicMock(return_value=MagicMock())\nprint(MagicMock())",
-)
 case("forge: generator", "def solve(n): yield from range(200)")
 case("forge: function", "def solve(n): return lambda *_: True")
-case("forge: promise", "async def solve(n): return 16")
 case("forge: class in place of the function", "class solve(int):\n    def __new__(cls, n): return int.__new__(cls, 16)")
-case("forge: no function", "solve = 16")
-case("forge: deleted function", "def solve(n): return 16.0\ndel solve")
 case(
     "forge: module that has every name",
     """
@@ -737,7 +677,6 @@ case(
 )
 case("forge: frame begun again", _frame("begun\n", "begun\n", '[["value", {"int": "17"}]]'))
 case("forge: frame of right numbers as JSON", _frame('[["value", 16], ["value", 107], ["value", 11]]'))
-case("forge: frame of bare numbers", _frame("[16, 107, 11]"))
 case(
     "forge: frame of inner numbers", _frame('[["value", {"int": 16}], ["value", {"int": 107}], ["value", {"int": 11}]]')
 )
@@ -747,24 +686,11 @@ case(
 )
 case("forge: frame of text", _frame('[["value", "16"], ["value", "107"], ["value", "11"]]'))
 case("forge: frame of truth", _frame('[["value", true], ["value", true], ["value", true]]'))
-case("forge: frame of errors", _frame('[["error", null], ["error", ""], ["error", 16]]'))
 case("forge: frame of another kind", _frame('[["passed", true], ["ok", {"int": "17"}], ["Value", {"bool": "1"}]]'))
-case(
-    "forge: frame with two keys",
-    _frame('[["value", {"int": "17", "float": "16"}], ["value", {"int": "1"}], ["value", {"int": "1"}]]'),
-)
-case("forge: frame that is a dictionary", _frame('{"value": {"int": "17"}, "ab": 1, "cd": 2}'))
-case("forge: frame of strings", _frame('["ab", "cd", "ef"]'))
 case("forge: frame with too few", _frame('[["value", {"int": "17"}]]'))
-case("forge: frame with too many", _frame("[" + '["value", {"int": "17"}], ' * 99 + '["value", null]]'))
-case("forge: frame without an end", _frame('[["value", {"int": "17"}], ["value", {"int": "17"'))
 case("forge: frame with something behind", _frame('[["value", {"int": "17"}]]', '[["value", {"int": "17"}]]'))
 case("forge: frame of no number", _frame('[["value", {"float": "nan"}], ["value", NaN], ["value", Infinity]]'))
 case("forge: frame of a long number", _frame('[["value", {"int": "' + "1" * 5000 + '"}], ' + "1" * 5000 + "]"))
-case(
-    "forge: frame of a number with no digits",
-    _frame('[["value", {"int": ""}], ["value", {"int": "0x10"}], ["value", {}]]'),
-)
 case("forge: frame of a set of lists", _frame('[["value", {"set": [{"list": []}]}], ["value", null], ["value", null]]'))
 case(
     "forge: frame of a dictionary of none", _frame('[["value", {"dict": [1]}], ["value", {"dict": "a"}], ["value", 1]]')
@@ -855,7 +781,7 @@ for number in range(3, 64):
     try:
         there = socket.socket(fileno=os.dup(number))
         there.send(b"[", socket.MSG_OOB), there.send(b"[]", socket.MSG_OOB), there.send(b"]")
-    except OSError as error: pass
+    except OSError: pass
 def solve(n): return 16.0
 """,
 )
@@ -952,14 +878,6 @@ runner["json"] = None
 """,
 )
 case(
-    "forge: runner's call replaced by another code",
-    _RUNNER
-    + """
-def other(module, name, arguments): return ["value", [16]]
-runner["_called"].__code__ = other.__code__
-""",
-)
-case(
     "forge: runner's process told to go on",
     _RUNNER
     + """
@@ -1038,27 +956,6 @@ def solve(n): return 17
 """,
 )
 case(
-    "forge: audit hook",
-    """
-import sys
-def hook(event, arguments):
-    if event in ("os._exit", "socket.sendto"): print(event, arguments)
-sys.addaudithook(hook)
-def solve(n): return 16.0
-""",
-)
-case(
-    "forge: import hook",
-    """
-import builtins, sys
-class Finder:
-    def find_spec(self, name, *_): print("wanted", name)
-sys.meta_path.insert(0, Finder())
-builtins.__import__ = lambda *_: None
-def solve(n): return 16.0
-""",
-)
-case(
     "forge: at exit",
     """
 import atexit, os, sys
@@ -1084,16 +981,6 @@ case(
 import threading, time, os
 threading._shutdown = lambda: None
 threading.Thread(target=lambda: (time.sleep(0.1), os.write(1, b"17"))).start()
-""",
-)
-case(
-    "forge: argument changed",
-    """
-def solve(n):
-    import sys
-    arguments = sys._getframe(1).f_locals.get("arguments")
-    if arguments: arguments[:] = [16]
-    return arguments
 """,
 )
 case(
@@ -1171,7 +1058,7 @@ case(
     _TRY
     + """
 import os
-for folder in ("/root", "/home", "/tmp", "/work", "/work/main", "/var", "/etc", "/mnt", "/run", "/sys", "/boot", "/opt"):
+for folder in ("/root", "/home", "/tmp", "/work", "/work/main", "/var", "/etc", "/mnt", "/run", "/sys", "/opt"):
     attempt(os.listdir, folder)
 """,
 )
@@ -1187,7 +1074,10 @@ for path in ("/etc/passwd", "/etc/shadow", "/etc/hosts", "/root/.bash_history", 
 case(
     "theft: way up from where it is",
     _READ
-    + "for up in range(12):\n    read('../' * up + 'SECRET_FILE'), read('/proc/self/root' + '/..' * up + 'SECRET_FILE')",
+    + """
+for up in range(12):
+    read("../" * up + "SECRET_FILE"), read("/proc/self/root" + "/.." * up + "SECRET_FILE")
+""",
 )
 case(
     "theft: names of descriptors",
@@ -1218,7 +1108,7 @@ for number in range(3, 256):
         there.setblocking(False)
         print(number, there, there.getsockname(), there.getpeername())
         print(there.recvmsg(1 << 16, 4096, socket.MSG_PEEK), there.recv(1 << 16))
-    except OSError as error: pass
+    except OSError: pass
 """,
 )
 case(
@@ -1236,22 +1126,18 @@ os._exit(0)
 """,
 )
 case(
-    "theft: who is at the other end",
+    "escape: process at the other end of the socket",
     """
-import os, socket, struct
-for number in range(3, 64):
+import os, signal, socket, struct
+for number in range(3, 16):
     try:
         there = socket.socket(fileno=os.dup(number))
         pid, user, group = struct.unpack("iii", there.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        print(pid, user, group)
-        pidfd = there.getsockopt(socket.SOL_SOCKET, 77)
-        print(pidfd)
+        print(pid, user, group, flush=True)
+        watch = there.getsockopt(socket.SOL_SOCKET, 77)
+        for number in (0, signal.SIGTERM): print(signal.pidfd_send_signal(watch, number))
     except OSError: pass
 """,
-)
-case(
-    "theft: bytes from the outputs",
-    "import os\nfor n in (1, 2):\n    try: print(os.read(n, 10))\n    except OSError: pass",
 )
 case(
     "theft: memory through frames",
@@ -1312,7 +1198,11 @@ for pid in (os.getppid(), os.getpid(), 1, 2, 3, HOST_PID):
 case(
     "theft: the sandbox's own source",
     _READ
-    + "for path in ('/zygote.py', 'program.py', '/zygote.pyc', '/__pycache__'): read(path)\nimport sys\nprint(sys.modules)",
+    + """
+import sys
+for path in ("/zygote.py", "program.py", "/zygote.pyc", "/__pycache__"): read(path)
+print(sys.modules)
+""",
 )
 case(
     "theft: the sandbox's own module",
@@ -1358,22 +1248,6 @@ for ask in (os.getlogin, pwd.getpwall, getpass.getuser, platform.uname, socket.g
     attempt(ask)
 """,
 )
-case(
-    "theft: history of the interpreter",
-    """
-import linecache, sys, traceback
-print({name: lines[2][:50] for name, lines in linecache.cache.items() if len(lines) > 2})
-print(sys.exc_info(), getattr(sys, "last_value", None), traceback.format_stack())
-""",
-)
-case(
-    "theft: caches of regular expressions and names",
-    """
-import gc, re, sys
-print(list(re._cache)[:500])
-print([text for text in gc.get_referents(*gc.get_objects()) if type(text) is str and "oken-" in text][:100])
-""",
-)
 
 
 # escapes: through the network and sockets
@@ -1399,7 +1273,7 @@ for family in range(50):
     for kind in (1, 2, 3, 5):
         for make in (socket.socket, socket.socketpair):
             try: print(family, kind, make(family, kind))
-            except OSError as error: pass
+            except OSError: pass
 """,
 )
 case(
@@ -1409,15 +1283,6 @@ import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 for family in ((2 << 32) + 1, (1 << 32) + 2, (1 << 63) + 16, -1):
     print(libc.syscall(ctypes.c_long(41), ctypes.c_ulong(family & (1 << 64) - 1), 1, 0), ctypes.get_errno())
-""",
-)
-case(
-    "escape: names and addresses",
-    """
-import socket
-for ask in (socket.getaddrinfo, lambda *where: socket.create_connection(where, 0.05)):
-    try: print(ask("example.com", 80))
-    except OSError as error: print(error)
 """,
 )
 case(
@@ -1458,8 +1323,8 @@ case(
     "escape: sockets with names",
     """
 import os, socket
-for path in ("/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket", "/run/systemd/private", "/dev/log",
-             "/tmp/.X11-unix/X0", "/run/containerd/containerd.sock"):
+for path in ("/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket", "/run/systemd/private",
+             "/dev/log", "/tmp/.X11-unix/X0", "/run/containerd/containerd.sock"):
     try: socket.socket(socket.AF_UNIX).connect(path)
     except OSError as error: print(error)
 """,
@@ -1481,7 +1346,7 @@ case(
     "escape: signals to the host",
     """
 import os, signal
-for pid in (HOST_PID, 1, 2, 3, os.getppid(), -HOST_PID, -2):
+for pid in (HOST_PID, 1, 2, 3, -HOST_PID, -2):
     for number in (0, signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
         try: os.kill(pid, number)
         except OSError as error: print(pid, error)
@@ -1525,7 +1390,7 @@ case(
     + """
 import os, signal
 attempt(os.getsid, 0), attempt(os.getpgid, 0), attempt(os.getpgid, 1), attempt(os.getsid, HOST_PID)
-attempt(os.killpg, os.getpgrp(), signal.SIGHUP), attempt(os.setsid), attempt(os.setpgid, 0, 0)
+attempt(os.setsid), attempt(os.setpgid, 0, 0), attempt(os.killpg, os.getpgrp(), signal.SIGHUP)
 """,
 )
 case(
@@ -1575,7 +1440,7 @@ case(
     _TRY
     + """
 import os
-for path in ("/proc/self/root", "/proc/1/root", "/proc/self/cwd", "/proc/HOST_PID/root", "/proc/self/exe", "/proc/2/cwd"):
+for path in ("/proc/self/root", "/proc/1/root", "/proc/self/cwd", "/proc/HOST_PID/root", "/proc/self/exe"):
     attempt(os.listdir, path), attempt(os.chdir, path), attempt(os.readlink, path)
 for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/oom_score_adj", "/proc/self/uid_map"):
     attempt(open, path, "w")
@@ -1611,7 +1476,8 @@ case(
 for name in (b"proc", b"tmpfs", b"ext4"): call("fsmount", call("fsopen", name, 0), 0, 0)
 for path in (b"/", b"/proc", b"/tmp"):
     tree = call("open_tree", -100, path, 1)
-    call("move_mount", tree, b"", -100, b"/tmp", 4), call("mount_setattr", -100, path, 0, (ctypes.c_uint64 * 4)(0, 1), 32)
+    call("move_mount", tree, b"", -100, b"/tmp", 4)
+    call("mount_setattr", -100, path, 0, (ctypes.c_uint64 * 4)(0, 1), 32)
     call("open_tree_attr", -100, path, 1, (ctypes.c_uint64 * 4)(0, 1), 32)
 """,
 )
@@ -1674,7 +1540,8 @@ case(
 import os
 for user in (0, 1, 1000, 65533):
     attempt(os.setuid, user), attempt(os.setgid, user), attempt(os.setgroups, [user]), attempt(os.setreuid, user, user)
-    attempt(os.setresuid, user, user, user), attempt(os.setresgid, user, user, user), attempt(os.initgroups, "root", user)
+    attempt(os.setresuid, user, user, user), attempt(os.setresgid, user, user, user)
+    attempt(os.initgroups, "root", user)
 print(os.getresuid(), os.getresgid(), os.getgroups())
 """,
 )
@@ -1704,7 +1571,7 @@ case(
     "escape: attributes of the process",
     _KERNEL
     + """
-for option, value in ((4, 1), (4, 0), (38, 0), (22, 0), (22, 1 << 20), (36, 1), (1, 9), (15, b"init"), (0x59616D61, -1)):
+for option, value in ((4, 1), (4, 0), (38, 0), (22, 0), (22, 1 << 20), (36, 1), (1, 9), (0x59616D61, -1)):
     print(option, libc.prctl(option, value, 0, 0, 0), ctypes.get_errno())
 print(libc.prctl(39, 0, 0, 0, 0))
 """,
@@ -1717,7 +1584,8 @@ class Allow(ctypes.Structure): _fields_ = [("length", ctypes.c_ushort), ("rules"
 rules = (ctypes.c_uint64 * 1)(0x7FFF000000000006)
 allow = Allow(1, ctypes.addressof(rules))
 call("seccomp", 1, 0, ctypes.byref(allow)), call("seccomp", 1, 8, ctypes.byref(allow)), call("seccomp", 0, 0, None)
-print(libc.prctl(22, 2, ctypes.byref(allow), 0, 0), call("unshare", 0x10000000), call("mount", None, b"/", None, 32, None))
+print(libc.prctl(22, 2, ctypes.byref(allow), 0, 0))
+call("unshare", 0x10000000), call("mount", None, b"/", None, 32, None)
 """,
 )
 case(
@@ -1769,7 +1637,8 @@ case(
     "escape: modules and other kernels",
     _KERNEL
     + """
-call("init_module", b"x", 1, b""), call("kexec_load", 0, 0, None, 0), call("acct", b"/tmp/x"), call("swapon", b"/tmp/x", 0)
+call("init_module", b"x", 1, b""), call("kexec_load", 0, 0, None, 0)
+call("acct", b"/tmp/x"), call("swapon", b"/tmp/x", 0)
 """,
 )
 case(
@@ -1812,16 +1681,18 @@ import os
 attempt(os.symlink, "SECRET_FILE", "/tmp/way"), attempt(os.link, "SECRET_FILE", "/tmp/other")
 attempt(os.symlink, "/proc/1/root/SECRET_FILE", "/tmp/third"), attempt(os.rename, "SECRET_FILE", "/tmp/fourth")
 for name in ("way", "other", "third", "fourth"): attempt(lambda: open(f"/tmp/{name}").read())
-attempt(lambda: open("SECRET_FILE", "w").write("x")), attempt(os.unlink, "SECRET_FILE"), attempt(os.chmod, "SECRET_FILE", 0)
+attempt(lambda: open("SECRET_FILE", "w").write("x")), attempt(os.unlink, "SECRET_FILE")
+attempt(os.chmod, "SECRET_FILE", 0), attempt(os.truncate, "SECRET_FILE", 0)
 """,
 )
 case(
     "escape: devices",
     """
-for name in ("sda", "vda", "nvme0n1", "mem", "kmem", "kmsg", "port", "kvm", "fuse", "loop0", "tty1", "net/tun", "nvidia0",
-             "vsock", "userfaultfd", "ptmx", "console", "tty", "core", "dri/card0", "uinput", "input/event0", "mapper/control"):
-    for how in ("rb", "wb"):
-        try: print(name, open(f"/dev/{name}", how, buffering=0).read(8))
+import os
+for name in ("sda", "vda", "nvme0n1", "mem", "kmem", "kmsg", "port", "kvm", "fuse", "loop0", "tty1", "net/tun", "vsock",
+             "nvidia0", "userfaultfd", "ptmx", "console", "tty", "core", "dri/card0", "uinput", "mapper/control"):
+    for how in (os.O_RDONLY, os.O_WRONLY):
+        try: print(name, os.read(os.open(f"/dev/{name}", how | os.O_NONBLOCK), 8))
         except OSError as error: print(name, error.strerror)
 """,
 )
@@ -1844,8 +1715,9 @@ case(
 import os, shutil, sys
 for path in ("/tmp", "/", "/usr", "/zygote.py", "/dev/null", "/dev/shm", "/proc", sys.executable):
     attempt(os.chmod, path, 0o7777), attempt(os.chown, path, 65534, 65534), attempt(os.utime, path, (0, 0))
-attempt(shutil.copy, sys.executable, "/tmp/python"), attempt(os.chmod, "/tmp/python", 0o6777), attempt(os.chown, "/tmp/python", 0, 0)
-attempt(os.execv, "/tmp/python", ["python", "-c", "print(1)"]), attempt(os.setxattr, "/tmp/python", "security.capability", b"x")
+attempt(shutil.copy, sys.executable, "/tmp/python"), attempt(os.chmod, "/tmp/python", 0o6777)
+attempt(os.chown, "/tmp/python", 0, 0), attempt(os.setxattr, "/tmp/python", "security.capability", b"x")
+attempt(os.execv, "/tmp/python", ["python", "-c", "print(1)"])
 """,
 )
 case(
@@ -1853,9 +1725,9 @@ case(
     _TRY
     + """
 import ctypes, json, os, sys
-for path in ("/usr/lib/x", "/zygote.py", json.__file__, os.__file__, sys.executable, "/python/x", "/lib64/x", "/x", "/dev/x"):
-    attempt(open, path, "a"), attempt(os.unlink, path), attempt(os.rename, path, "/tmp/x"), attempt(os.truncate, path, 0)
-    attempt(os.symlink, "/tmp", path), attempt(os.mkdir, path)
+for path in ("/usr/lib/x", "/zygote.py", json.__file__, os.__file__, sys.executable, "/python/x", "/lib64/x", "/x"):
+    attempt(open, path, "a"), attempt(os.unlink, path), attempt(os.rename, path, "/tmp/x")
+    attempt(os.truncate, path, 0), attempt(os.symlink, "/tmp", path), attempt(os.mkdir, path)
 """,
 )
 case(
@@ -1917,7 +1789,7 @@ case(
     + """
 import os, subprocess, sys
 attempt(os.system, "id; cat SECRET_FILE; ls -la / /root; mount; ps aux")
-for line in (["/bin/sh", "-c", "cat SECRET_FILE"], ["bwrap", "--version"], ["/usr/bin/cat", "SECRET_FILE"], ["nsenter", "-t1"]):
+for line in (["/bin/sh", "-c", "cat SECRET_FILE"], ["bwrap", "--version"], ["nsenter", "-t1"]):
     attempt(subprocess.run, line)
 attempt(lambda: print(subprocess.run([sys.executable, "-c", "print(open('SECRET_FILE').read())"], capture_output=True)))
 """,
@@ -1971,7 +1843,7 @@ case(
     _TRY
     + """
 import os
-for folder in ("/tmp", "/dev/shm", "/var/tmp", "/dev/mqueue", "/dev", "/run", "/usr/lib", "/python", "/proc", "/", "/dev/pts"):
+for folder in ("/tmp", "/dev/shm", "/var/tmp", "/dev/mqueue", "/dev", "/run", "/usr/lib", "/proc", "/", "/dev/pts"):
     attempt(lambda: open(f"{folder}/left", "w").write("x")), attempt(os.mkdir, f"{folder}/left.d")
 """,
 )
@@ -2069,31 +1941,10 @@ print("gone")
 """,
 )
 case(
-    "persist: background process that forks on",
-    """
-import os, time
-if not os.fork():
-    while True:
-        try:
-            if os.fork(): os._exit(0)
-        except OSError: pass
-time.sleep(0.02)
-""",
-)
-case(
     "persist: process of the interpreter",
     """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1e6)"], start_new_session=True)
-""",
-)
-case(
-    "persist: process after the call",
-    """
-import os, time
-def solve(n):
-    if not os.fork(): time.sleep(1e6)
-    return [n]
 """,
 )
 case("persist: child that returns from the call", "import os\ndef solve(n):\n    os.fork()\n    return 17")
@@ -2204,17 +2055,8 @@ case(
 import os, resource
 for name in [name for name in dir(resource) if name.startswith("RLIMIT_")]:
     try: resource.setrlimit(getattr(resource, name), (1, 1))
-    except (OSError, ValueError) as error: pass
+    except (OSError, ValueError): pass
 os.umask(0o777)
-""",
-)
-case(
-    "persist: limits of its parent",
-    """
-import os, resource
-for pid in (os.getppid(), 1, 2, 3):
-    try: print(resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)))
-    except (OSError, ValueError) as error: print(error)
 """,
 )
 case(
@@ -2244,7 +2086,8 @@ import fcntl, os, signal
 for number in range(64):
     try:
         os.set_blocking(number, False), os.set_inheritable(number, True), os.lseek(number, 1 << 20, 0)
-        fcntl.fcntl(number, fcntl.F_SETOWN, 1), fcntl.fcntl(number, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK | os.O_APPEND)
+        fcntl.fcntl(number, fcntl.F_SETOWN, 1)
+        fcntl.fcntl(number, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK | os.O_APPEND)
     except OSError: pass
 """,
 )
@@ -2259,15 +2102,6 @@ if not os.fork(): time.sleep(1e6)
 """,
 )
 case(
-    "persist: timers and alarms",
-    """
-import signal
-signal.alarm(1)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-signal.signal(signal.SIGALRM, signal.SIG_IGN)
-""",
-)
-case(
     "persist: descriptors left in a socket to the host",
     """
 import os, socket
@@ -2277,15 +2111,5 @@ for number in range(3, 64):
     try: socket.send_fds(socket.socket(fileno=os.dup(number)), [b"x"], [one.fileno(), os.open("/tmp", os.O_RDONLY)])
     except OSError: pass
 os._exit(0)
-""",
-)
-case(
-    "persist: runner's threads",
-    """
-import os, sys, threading
-os.register_at_fork(before=lambda: os._exit(1), after_in_child=lambda: os._exit(1))
-threading.settrace(print), sys.setswitchinterval(1e-9), sys.set_int_max_str_digits(640)
-import gc
-gc.disable(), gc.set_threshold(0)
 """,
 )

@@ -1,6 +1,7 @@
 """How reasoning-gym answers are scored: no pay for an answer that never changes, and the full score for a right one."""
 
 import json
+from functools import partial
 from importlib.metadata import version
 
 import pytest
@@ -8,11 +9,19 @@ import pytest
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import TaskConfig
-from titan_rl.diagnostics.bench.constant_answers import constant_pay
+from titan_rl.diagnostics.bench.constant_answers import constant_pay, garbage_pay
 from titan_rl.environments import constant_answers
 from titan_rl.environments.base import Task, correct, make_task
 from titan_rl.environments.constant_answers import LARGEST_PAY, TABLE, measured
-from titan_rl.environments.gym_families import PAYS_FOR_NOTHING, default_scoring, has_own_scorer, usable_families
+from titan_rl.environments.gym_families import (
+    PAYS_FOR_NOTHING,
+    default_scoring,
+    exact_score,
+    family_score,
+    has_own_scorer,
+    make_dataset,
+    usable_families,
+)
 
 WITHOUT_ANSWERS = {"boxnet", "rush_hour"}
 SEVERAL_ANSWERS = {"graph_color", "propositional_logic", "rubiks_cube", *WITHOUT_ANSWERS}
@@ -86,6 +95,24 @@ def test_exact_does_not_pay_in_part(name, answer):
     assert [reward(exact, index, answer) for index in range(16)] == [float(correct(each)) for each in paid]
 
 
+@pytest.mark.confirms
+@pytest.mark.parametrize("name", usable_families())
+def test_no_family_pays_for_an_answer_that_says_nothing(name):
+    """The empty one, 0 where it is wrong, nan, the question, a list of guesses with the right answer among them."""
+    dataset = make_dataset(name, 17)
+    exact = default_scoring(name) == "exact"
+    score = partial(exact_score, name, dataset) if exact else partial(family_score, dataset)
+    assert garbage_pay(name, score) == 0
+
+
+def test_a_list_of_guesses_is_none_of_them():
+    task = make_gym("word_sorting")
+    right = task.prompt("train", 3, 0).answer
+    other = task.prompt("train", 3, 1).answer
+    assert reward(task, 0, right) == 1 and reward(task, 0, f"{right}, {other}") == 0
+    assert reward(task, 0, f"{right} {right}") == 0 and reward(task, 0, f" {right}\n") == 1
+
+
 def test_a_family_that_pays_constants_little_keeps_its_own_scorer():
     task = make_gym("tower_of_hanoi")
     move = task.prompt("train", 3, 0).answer.splitlines()[0]
@@ -148,11 +175,12 @@ def test_the_table_says_what_is_measured(name):
 
 def test_the_default_follows_the_table(monkeypatch):
     for name, pay in measured().items():
-        assert default_scoring(name) == ("family" if has_own_scorer(name) and pay.family <= LARGEST_PAY else "exact")
+        pays_little = pay.family <= LARGEST_PAY and not pay.garbage
+        assert default_scoring(name) == ("family" if has_own_scorer(name) and pays_little else "exact")
     assert {default_scoring(name) for name in usable_families()} == {"exact", "family"}
-    assert default_scoring("word_sorting") == "family"
+    assert default_scoring("tower_of_hanoi") == "family"
     monkeypatch.setattr("titan_rl.environments.constant_answers.measured", dict)
-    assert default_scoring("word_sorting") == "exact" and constant_answers.pays_for_little("word_sorting")
+    assert default_scoring("tower_of_hanoi") == "exact" and constant_answers.pays_for_little("tower_of_hanoi")
 
 
 def test_the_list_of_tasks_tells_it(capsys):
@@ -161,7 +189,7 @@ def test_the_list_of_tasks_tells_it(capsys):
     pay = measured()["rectangle_count"]
     assert "scored exact; " in lines["rectangle_count"]
     assert f"earns {pay.family:.2f} by its scorer, {pay.exact:.2f} exact" in lines["rectangle_count"]
-    assert "compact (exact) too" in lines["gcd"] and "scored family;" in lines["word_sorting"]
+    assert "compact (exact) too" in lines["gcd"] and "scored family;" in lines["tower_of_hanoi"]
     assert main(["tasks", "--json"]) == 0
     [found] = [task for task in json.loads(capsys.readouterr().out) if task["name"] == "rectangle_count"]
     assert found == {

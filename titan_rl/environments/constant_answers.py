@@ -1,7 +1,8 @@
 """What the best constant answer earns in each reasoning-gym family: measured once, committed beside this file.
 
 ``titan-rl bench constant-answers`` measures it again (diagnostics/bench/constant_answers.py). It is told for a family's
-default options, by two scorings: the family's own, and ``exact``, where only a full score counts.
+default options, by two scorings: the family's own, and ``exact``, where only a full score counts. Beside it stands what
+answers earn that say nothing: the empty one, ``nan``, the question itself, a list of guesses.
 """
 
 import json
@@ -13,9 +14,8 @@ TABLE = Path(__file__).with_name("constant_answers.json")
 LARGEST_PAY = 0.1
 """Of a constant answer, by a family's own scorer, for which that scorer is still the default.
 
-Many families pay 0.01 to 0.05 for anything well-formed, which helps a model that has yet to learn the form and is not
-worth staying at. Above are those that pay for being near, or for each cell that happens to be right: game_of_life gives
-0.96 for an empty board. GRPO finds such an answer long before it finds the right one.
+Above are those that pay for being near, or for each cell that happens to be right: game_of_life gives 0.96 for an
+empty board. GRPO finds such an answer long before it finds the right one.
 """
 
 
@@ -27,6 +27,8 @@ class ConstantPay(NamedTuple):
     exact: float
     """What cannot be helped by scoring: a question with two answers pays 0.5 to one that never changes."""
     exact_answer: str
+    garbage: float
+    """The most that an answer which says nothing earns by the family's scorer."""
 
 
 @cache
@@ -37,6 +39,6 @@ def measured() -> dict[str, ConstantPay]:
 
 
 def pays_for_little(name: str) -> bool:
-    """Whether a constant answer earns more than LARGEST_PAY, or nobody knows what it earns."""
+    """Whether a constant answer earns more than LARGEST_PAY, one that says nothing anything at all, or nobody knows."""
     pay = measured().get(name)
-    return pay is None or pay.family > LARGEST_PAY
+    return pay is None or pay.family > LARGEST_PAY or pay.garbage > 0

@@ -36,6 +36,19 @@ CANNOT_BE_STREAMED = frozenset({"acre", "composite", "gsm_symbolic", "list_funct
 """Families that are built whole, not by index, or out of other families."""
 PAYS_FOR_NOTHING = frozenset({"coin_flip", "complex_arithmetic", "game_of_life_halting"})
 """Families whose scorers give the full score to answers that say nothing: the right answer's text is asked for."""
+TAKES_LISTS = frozenset(
+    {
+        "advanced_geometry",
+        "fraction_simplification",
+        "letter_jumble",
+        "polynomial_equations",
+        "sokoban",
+        "spell_backward",
+        "time_intervals",
+        "word_sorting",
+    }
+)
+"""Families whose scorers give the full score to a list of guesses that holds the right answer, too."""
 UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -144,9 +157,15 @@ def family_score(dataset: ProceduralDataset, entry: dict, answer: str) -> float:
 def exact_score(name: str, dataset: ProceduralDataset, entry: dict, answer: str) -> float:
     """1 for a right answer, else 0. Right is what has the family's full score, so that a question may have several
     right answers; where its scorer does not tell, the right answer's text."""
+    if name in TAKES_LISTS and _has_room_for_two(answer, str(worked_answer(name, entry))):
+        return 0.0
     if has_own_scorer(name) and name not in PAYS_FOR_NOTHING:
         return float(correct(family_score(dataset, entry, answer)))
     return text_score(entry, answer)
+
+
+def _has_room_for_two(answer: str, right: str) -> bool:
+    return len(answer.strip()) > 1.25 * len(right) + 1
 
 
 def text_score(entry: dict, answer: str) -> float:

@@ -1,4 +1,5 @@
-"""What a model earns that always gives the same answer: in each reasoning-gym family, the best of many answers.
+"""What a model earns that always gives the same answer, the best of many, or one that says nothing, in each
+reasoning-gym family.
 
     titan-rl bench constant-answers [--task.name gcd]
     python -m titan_rl.diagnostics.bench.constant_answers       # writes environments/constant_answers.json anew
@@ -11,7 +12,7 @@ Dimensions: N rows.
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from importlib.metadata import version
@@ -19,12 +20,20 @@ from typing import Any
 
 from titan_rl.data.files import replace_text
 from titan_rl.environments.constant_answers import TABLE, ConstantPay
-from titan_rl.environments.gym_families import check_name, exact_score, family_score, make_dataset, usable_families
+from titan_rl.environments.gym_families import (
+    check_name,
+    exact_score,
+    family_score,
+    make_dataset,
+    usable_families,
+    worked_answer,
+)
 
 NUM_ROWS = 200
 _SEED = 17
 _NUM_GOLD = 20
 """Right answers of other rows that are tried on all rows: the most frequent, and the first."""
+_NUM_GARBAGE_ROWS = 12
 _SHOWN_CHARACTERS = 60
 GUESSES = (
     *("", "-", "?", "nan", "inf", "None", "N/A", "I don't know"),
@@ -61,7 +70,39 @@ def _measure(name: str, num_rows: int) -> ConstantPay:
         answer = max(means, key=means.get)
         return round(means[answer], 4), answer[:_SHOWN_CHARACTERS]
 
-    return ConstantPay(*best(partial(family_score, dataset)), *best(partial(exact_score, name, dataset)))
+    garbage = round(garbage_pay(name, partial(family_score, dataset)), 4)
+    return ConstantPay(*best(partial(family_score, dataset)), *best(partial(exact_score, name, dataset)), garbage)
+
+
+def garbage_pay(name: str, score: Callable[[dict, str], float]) -> float:
+    """The most that an answer earns which says nothing, by a scoring of the family's first rows."""
+    dataset = make_dataset(name, _SEED)
+    entries_N = [dataset[index] for index in range(_NUM_GARBAGE_ROWS)]
+    right_N = [str(worked_answer(name, entry) or "").strip() for entry in entries_N]
+    return max(
+        score(entry, answer)
+        for index, entry in enumerate(entries_N)
+        for answer in _garbage(entry["question"], right_N[index:] + right_N[:index])
+        if not _same(answer, right_N[index])
+    )
+
+
+def _same(answer: str, right: str) -> bool:
+    """As text, or as numbers: 0 is 0.0."""
+    try:
+        return answer == right or float(answer) == float(right)
+    except ValueError:
+        return False
+
+
+def _garbage(question: str, guesses: list[str]) -> Iterator[str]:
+    """``guesses``: the right answer first."""
+    yield from ("", "0", "nan", question.strip())
+    for separator in (" ", ", ", "\n"):
+        for listed in (guesses, guesses[1:] + guesses[:1]):
+            yield separator.join(listed).strip()
+    yield " ".join(GUESSES)
+    yield json.dumps(guesses)
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from titan_rl.environments.sandbox.program import SandboxFailed
 
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
+_DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
+"""Not /dev/zero: mapped and shared, it is memory that belongs to no process."""
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 _INSIDE = "/zygote.py"
 
@@ -27,9 +29,12 @@ def command(control: int, seccomp: int) -> list[str]:
     user = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID" if is_root else "--unshare-user --cap-drop ALL"
     return [
         *(bwrap, *walls.split(), *user.split()),
+        *("--perms", "0755", "--dir", "/usr"),  # which root's bubblewrap would make for root alone
         *(flag for path in _LIBRARIES for flag in _mounted(Path(path))),
         *("--ro-bind", str(base), str(home), "--setenv", "LD_LIBRARY_PATH", f"{home}/lib"),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--ro-bind", str(_ZYGOTE), _INSIDE),
+        *("--proc", "/proc", "--tmpfs", "/dev", "--symlink", "/tmp", "/dev/shm"),
+        *(flag for path in _DEVICES for flag in ("--dev-bind", path, path)),
+        *("--tmpfs", "/tmp", "--ro-bind", str(_ZYGOTE), _INSIDE),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
         *(
             "--",

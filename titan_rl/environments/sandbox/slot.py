@@ -124,9 +124,13 @@ class _Run:
     def _watch(self) -> None:
         """Until the box reports its end. Errors: SandboxFailed; OSError."""
         poll, task, control = select.poll(), self.task.fileno(), self.control.fileno()
-        for number in (*self.received, control):
+        for number in (self.stdout, self.stderr, control):
             poll.register(number, select.POLLIN)
-        poll.register(task, select.POLLIN | select.POLLOUT)
+        wanted = select.POLLOUT if self._send() else 0
+        # what is said there besides is "begun", which can wait: each time that this is woken takes others' time
+        wanted |= select.POLLIN if self.program.calls else 0
+        if wanted:
+            poll.register(task, wanted)
         deadline = time.monotonic() + self.limits.seconds
         while self.report is None:
             left = deadline - time.monotonic()
@@ -141,7 +145,7 @@ class _Run:
                     self._take_report()
                     continue
                 if events & select.POLLOUT and not self._send():
-                    poll.modify(number, select.POLLIN)
+                    poll.modify(number, wanted & ~select.POLLOUT)
                 if events & ~select.POLLOUT and self._receive(number) is False:
                     poll.unregister(number)
                 if len(self.received[number]) > self.limits.output and self.why is None:

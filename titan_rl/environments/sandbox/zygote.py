@@ -100,11 +100,10 @@ _NOT_BEGUN = 126
 
 
 def _furnish(limits):
-    """A file system of its own: /tmp and /dev/shm are empty and small, and there is no /proc."""
+    """A file system of its own: /tmp, which is /dev/shm too, is empty and small, and there is no /proc."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     sizes = f"size={limits['disk']},nr_inodes={limits['files']},mode=700"
     call("mount", b"tmpfs", b"/tmp", b"tmpfs", flags, sizes.encode())
-    call("mount", b"tmpfs", b"/dev/shm", b"tmpfs", flags, f"size={limits['disk']},nr_inodes=64,mode=700".encode())
     call("mount", b"tmpfs", b"/proc", b"tmpfs", flags | _MS_RDONLY, b"size=4k,nr_inodes=2,mode=555")
     os.chdir("/tmp")
 
@@ -115,7 +114,7 @@ def _bound(limits):
         ("AS", limits["memory"] + (256 << 20)),  # of each process; the zygote looks after all together
         ("CPU", seconds),
         ("FSIZE", limits["disk"]),
-        ("NOFILE", 64),
+        ("NOFILE", 40),  # buffers of sockets and pipes are nobody's memory
         ("NPROC", limits["processes"]),
         ("CORE", 0),
         ("MEMLOCK", 0),
@@ -248,6 +247,7 @@ class Box:
     def _become(self, descriptors, limits):
         """In the fork; does not return."""
         try:
+            os.setsid()  # signals and priorities of its process group would reach the zygote
             task, stdout, stderr = descriptors
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
             os.dup2(stdout, 1)
