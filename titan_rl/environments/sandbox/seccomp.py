@@ -14,9 +14,7 @@ _NAMESPACES = "unshare setns pivot_root chroot mount umount2"
 _MOUNTS = "open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr mknod mknodat quotactl swapon swapoff acct"
 _OTHERS = "ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp migrate_pages move_pages mbind"
 _KERNEL = "bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register io_setup kexec_load"
-_MODULES = (
-    "kexec_file_load init_module finit_module delete_module reboot syslog iopl ioperm personality vhangup"
-)
+_MODULES = "kexec_file_load init_module finit_module delete_module reboot syslog iopl ioperm personality vhangup"
 _OUTLIVING = "memfd_create memfd_secret shmget msgget semget mq_open keyctl add_key request_key"
 _FILES = "open_by_handle_at name_to_handle_at fanotify_init set_mempolicy"
 _CLOCK = "settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname"
