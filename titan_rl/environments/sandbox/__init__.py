@@ -3,7 +3,8 @@
     program.py      what is asked for, and what came of it
     bubblewrap.py   the box's walls, and whether they can stand here
     seccomp.py      the system calls that no program may make
-    zygote.py       inside the walls: forks itself for each program
+    inside/         what is inside the walls: zygote.py forks itself for each program, running.py is a program's side,
+                    kernel.py what both ask of the kernel
     slot.py         one box from outside: it is asked, watched, and replaced
     pool.py         as many as there are cores, for many callers
     values.py       plain values on their way in and out, and whether two are the same

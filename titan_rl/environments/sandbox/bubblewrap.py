@@ -10,8 +10,10 @@ from titan_rl.environments.sandbox.program import SandboxFailed
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 _DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
 """Not /dev/zero: mapped and shared, it is memory that belongs to no process."""
-_ZYGOTE = Path(__file__).with_name("zygote.py")
-_INSIDE = "/zygote.py"
+_SCRIPTS = Path(__file__).with_name("inside")
+_INSIDE = "/inside"
+_ALONE = "-B -E -s -S"
+"""No variables, no site-packages, no compiled files."""
 
 
 def command(control: int, seccomp: int) -> list[str]:
@@ -34,18 +36,10 @@ def command(control: int, seccomp: int) -> list[str]:
         *("--ro-bind", str(base), str(home), "--setenv", "LD_LIBRARY_PATH", f"{home}/lib"),
         *("--proc", "/proc", "--tmpfs", "/dev", "--symlink", "/tmp", "/dev/shm"),
         *(flag for path in _DEVICES for flag in ("--dev-bind", path, path)),
-        *("--tmpfs", "/tmp", "--ro-bind", str(_ZYGOTE), _INSIDE),
+        *("--tmpfs", "/tmp", "--ro-bind", str(_SCRIPTS), _INSIDE),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
-        *(
-            "--",
-            f"{home}/bin/python{sys.version_info.major}.{sys.version_info.minor}",
-            "-I",
-            "-S",
-            _INSIDE,
-            str(control),
-            str(seccomp),
-            "drop" if is_root else "keep",
-        ),
+        *("--", f"{home}/bin/python{sys.version_info.major}.{sys.version_info.minor}", *_ALONE.split()),
+        *(f"{_INSIDE}/zygote.py", str(control), str(seccomp), "drop" if is_root else "keep"),
     ]
 
 

@@ -1,7 +1,7 @@
 """Plain values as JSON that tells types apart, and a comparison that does.
 
 ``1``, ``1.0`` and ``True`` are three values here: equality is decided outside the sandbox, by nothing that a program
-could have redefined. zygote.py has the other end.
+could have redefined. inside/running.py has the other end.
 """
 
 import json

@@ -1,0 +1,1 @@
+"""Scripts that run inside bubblewrap, where nothing else of titan_rl is."""

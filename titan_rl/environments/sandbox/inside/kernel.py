@@ -1,0 +1,83 @@
+"""What the standard library has no words for: namespaces, mounts, capabilities, filters."""
+
+import ctypes
+import os
+import random
+import signal
+
+_NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000
+"""User, mount, process, IPC and host name. The network's is the box's, which has none: another for each program takes
+as long as all the rest, and there nothing outlives a program, whom the filter lets open local sockets alone."""
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPSET, _CAPABILITY_VERSION_3 = {"x86_64": 126, "aarch64": 91}[os.uname().machine], 0x20080522
+_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+_CLONE_CHILD_SETTID, _CLONE_CHILD_CLEARTID = 0x01000000, 0x00200000
+_PR_GET_TID_ADDRESS = 40
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_locked = ctypes.PyDLL(None, use_errno=True)
+"""Keeps the interpreter's lock: a fork must."""
+
+
+def _address_of_tid():
+    address = ctypes.c_void_p()
+    if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_GET_TID_ADDRESS)")
+    return address
+
+
+_tid_arguments = (_address_of_tid(), None) if os.uname().machine == "x86_64" else (None, _address_of_tid())
+
+
+class Filter(ctypes.Structure):
+    """A seccomp program, as the kernel takes it."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def call(name, *arguments):
+    """A function of libc. Errors: OSError."""
+    result = getattr(_libc, name)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result
+
+
+def fork_into_namespaces():
+    """As ``os.fork``, but the child is init in new namespaces: one fork in place of two, which is half of a run's time.
+
+    Of all that a fork's bookkeeping is for, this process, which has one thread, needs the thread id that glibc keeps at
+    the address which it told the kernel, and another seed. The interpreter's own hooks touch half of the pages that a
+    short program touches in all.
+    """
+    flags = _NEW_NAMESPACES | signal.SIGCHLD | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    pid = _locked.syscall(_CLONE, ctypes.c_ulong(flags), None, None, *_tid_arguments)
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"clone: {os.strerror(number)}")
+    if not pid:
+        random.seed()
+    return pid
+
+
+def give_up(seccomp):
+    """All capabilities, all ways to get any, and the system calls of the filter."""
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    call("syscall", _CAPSET, ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+    call("prctl", _PR_SET_SECCOMP, 2, ctypes.byref(seccomp), 0, 0)
+
+
+def mount_empty(place, options, *, is_writable=True):
+    """A file system of its own at that place, in memory."""
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | (0 if is_writable else _MS_RDONLY)
+    call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, options.encode())
+
+
+def stay_visible():
+    """A change of user makes /proc/self root's, which maps of users are written to."""
+    call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)

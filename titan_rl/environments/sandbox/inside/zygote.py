@@ -1,0 +1,159 @@
+"""What runs inside bubblewrap: a warm Python that forks itself for each program, into namespaces of its own.
+
+    zygote.py CONTROL FILTER keep|drop
+
+It needs the standard library and its two neighbours alone, and it never reads a program: those travel from the host to
+the fork that runs them, on descriptors that only this fork has. So nothing of one program is in the memory that the
+next one inherits.
+
+    host ──limits, 3 descriptors──▶ zygote ──fork──▶ program, init of its own namespaces
+         ◀──how it ended───────────        ◀──wait status──
+
+The program is the init of its process namespace: when it ends, or is killed, the kernel ends all that it started before
+anyone hears of it.
+"""
+
+import array
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+
+import kernel
+import running
+
+_WARM = "bisect collections copy datetime decimal fractions functools heapq itertools math operator re statistics"
+"""What programs import most is there before they start."""
+_NOBODY = 65534
+_POLL_SECONDS = 0.02
+_FIRST_LOOK_SECONDS = 0.05
+_NICE = 5
+
+
+class Box:
+    """One program at a time."""
+
+    def __init__(self, control, seccomp, uid):
+        self.control, self.seccomp, self.uid = control, seccomp, uid
+
+    def serve(self):
+        """Until the host hangs up."""
+        while True:
+            message, descriptors = receive(self.control)
+            if not message:
+                return
+            if message == b"kill":  # of one that has just ended
+                continue
+            self.control.send(json.dumps(self._run(json.loads(message), descriptors)).encode())
+
+    def _run(self, limits, descriptors):
+        """How a program ended. With it everything ended that it had started, since it is its namespace's init."""
+        start = time.monotonic()
+        pid = kernel.fork_into_namespaces()
+        if not pid:
+            self._become(descriptors, limits)
+        for number in descriptors:
+            os.close(number)
+        watch = os.pidfd_open(pid)
+        try:
+            why, memory = self._watch(pid, watch, limits["memory"])
+        finally:
+            os.close(watch)
+        _, status, usage = os.wait4(pid, 0)
+        memory = max(memory, usage.ru_maxrss << 10)
+        exit_code = os.waitstatus_to_exitcode(status)
+        return {"exit": exit_code, "why": why, "seconds": time.monotonic() - start, "memory": memory}
+
+    def _become(self, descriptors, limits):
+        """In the fork; does not return."""
+        try:
+            os.setsid()  # signals and priorities of its process group would reach the zygote
+            task, stdout, stderr = descriptors
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            same = f"{self.uid} {self.uid} 1".encode()
+            for name, text in (("setgroups", b"deny"), ("uid_map", same), ("gid_map", same)):
+                os.write(os.open(f"/proc/self/{name}", os.O_WRONLY), text)
+            os.set_inheritable(task, False)
+            os.closerange(3, task)
+            os.closerange(task + 1, 256)
+            running.become_program(socket.socket(fileno=task), limits, self.seccomp)
+        finally:
+            os._exit(running.NOT_BEGUN)
+
+    def _watch(self, pid, watch, most):
+        """Until it has ended: why it was killed, if it was, and the largest memory that was seen."""
+        poll = select.poll()
+        poll.register(watch, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
+        why, largest, pause = "", 0, _FIRST_LOOK_SECONDS
+        while True:
+            ready = dict(poll.poll(pause * 1000))
+            if watch in ready:
+                return why, largest
+            if self.control.fileno() in ready:
+                if not self.control.recv(16):
+                    os._exit(0)  # the host is gone, and what runs here goes with this process
+                why = why or "killed"
+            else:
+                pause = _POLL_SECONDS
+                largest = max(largest, look_after(pid))
+                if largest > most:
+                    why = why or "memory"
+            if why:
+                os.kill(pid, signal.SIGKILL)
+
+
+def look_after(pid):
+    """Bytes in memory of a process and all below it. By now they take long, so they give way to those that do not."""
+    total = 0
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            total = int(file.read().split()[1]) * resource.getpagesize()
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), _NICE)
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                total += sum(look_after(int(child)) for child in file.read().split())
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        pass  # it has just ended
+    return total
+
+
+def receive(control):
+    """A message, and the descriptors that came with it."""
+    numbers = array.array("i")
+    message, ancillary, _, _ = control.recvmsg(4096, socket.CMSG_SPACE(3 * numbers.itemsize))
+    for _, _, data in ancillary:
+        numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return message, list(numbers)
+
+
+def main():
+    control, filter_fd, drops = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "drop"
+    with open(filter_fd, "rb") as file:
+        instructions = file.read()
+    if drops:  # bubblewrap was started by root: from here on nobody is
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    sys.path.remove(os.path.dirname(__file__))
+    for name in _WARM.split():
+        importlib.import_module(name)
+    compile("", "", "exec")  # the first one makes the types of syntax trees, which takes longer than all the rest
+    gc.collect()
+    gc.freeze()
+    seccomp = kernel.Filter(len(instructions) // 8, instructions)
+    kernel.stay_visible()
+    connection = socket.socket(fileno=control)
+    connection.send(b"ready")
+    Box(connection, seccomp, os.getuid()).serve()
+
+
+if __name__ == "__main__":
+    main()
