@@ -37,6 +37,10 @@ def test_what_is_trained_is_what_was_sampled(records):
     assert all(record["agreement_mean"] <= 1.0001 for record in records)
 
 
+def test_the_share_of_prompts_that_came_from_the_cache_is_a_metric(records):
+    assert all(0 <= record["prompt_tokens_cached"] <= 1 for record in records)
+
+
 def test_on_policy_means_no_lag(records):
     assert all(record["staleness_max"] == 0 for record in records)
 

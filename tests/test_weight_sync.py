@@ -133,6 +133,31 @@ def test_in_flight_versions_are_recorded_and_new_requests_never_meet_old_keys(mo
     asyncio.run(run())
 
 
+def test_what_the_cache_had_of_a_prompt_is_counted(model, tmp_path):
+    async def run():
+        async with meshes_of(model, tmp_path) as meshes:
+            generator = meshes.generators.replicas[0].leader
+
+            async def counted(tokens, seeds) -> tuple[int, int]:
+                await generator.generate.call_one(Request(tokens, seeds, 4, 1.0))
+                [found] = await meshes.take_statistics()
+                return found.num_prompt_tokens, found.num_cached_tokens
+
+            await sync(meshes, 0)
+            prompt, [completion] = await ask(meshes, [1], 40)
+            [first] = await meshes.take_statistics()
+            assert (first.num_prompt_tokens, first.num_cached_tokens) == (80, 0)
+            assert await counted(prompt, [2, 3]) == (160, 128), "whole blocks of 32"
+            turn = np.concatenate([prompt, completion.tokens])
+            # the last token that was sampled has no keys yet
+            assert await counted(turn, [4]) == (len(turn), (len(turn) - 1) // 32 * 32)
+            await sync(meshes, 1)
+            await meshes.take_statistics()
+            assert await counted(prompt, [5]) == (80, 0), "other weights, other keys"
+
+    asyncio.run(run())
+
+
 def test_recomputed_keys_are_those_of_the_new_weights(model, tmp_path):
     async def run():
         async with meshes_of(model, tmp_path, generator={"kv": "recompute"}) as meshes:

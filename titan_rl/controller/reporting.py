@@ -100,11 +100,13 @@ class Reporter:
             "step": report.timer.total,
         }
         generated = sum(engine.num_tokens for engine in statistics)
+        asked = sum(engine.num_prompt_tokens for engine in statistics)
+        cached = sum(engine.num_cached_tokens for engine in statistics)
         trained = sum(batch.num_tokens for batch in report.batches)
         record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
-        return record | speeds(seconds, generated, trained)
+        return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(asked, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:
         """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""

@@ -291,11 +291,22 @@ class EngineStatistics:
 
     seconds_busy: float = 0.0
     num_tokens: int = 0
+    """Generated ones."""
+    num_prompt_tokens: int = 0
+    """Of the samples that ended; the turns before are part of a turn's prompt."""
+    num_cached_tokens: int = 0
+    """Of these, whose keys and values were there already: from other samples of the prompt, or from the turn before."""
     num_steps: int = 0
     generator: int = 0
     """The replica's number."""
     seconds_update: float = 0.0
     """How long generation stood still for the update that ended the version."""
+
+    def add(self, num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """A sample has ended."""
+        self.num_tokens += num_tokens
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_cached_tokens += num_cached_tokens
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ class GenerationEngine:
         versions = np.empty(count, np.int32)
         for begin, version in sample.versions:
             versions[begin:] = version
-        self.statistics.num_tokens += count
+        self.statistics.add(count, len(output.prompt_token_ids), output.num_cached_tokens or 0)
         pending = sample.pending
         pending.completions[sample.place] = Completion(
             tokens=np.asarray(result.token_ids, np.int32),
