@@ -27,7 +27,7 @@ class ReplicaFailed(RuntimeError):
 
 
 class Verifier(Actor):
-    """Drives many episodes at once; answers are scored one after the other in a process of its own."""
+    """Drives many episodes at once; answers are scored in processes of their own."""
 
     IMPORTS = "verifier"
 
@@ -50,7 +50,8 @@ class Verifier(Actor):
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
         if self.scorer is not None:
             await self.scorer.close()  # a group that nobody waits for any more may still be about to use it
-        self.scorer = GradedScorer(task, config.eval.grader, folders, config.verifier.score_timeout)
+        timeout, at_once = config.verifier.score_timeout, config.verifier.scoring_workers
+        self.scorer = GradedScorer(task, config.eval.grader, folders, timeout, at_once)
         _, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
         return pid
 

@@ -12,7 +12,7 @@ from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
 from titan_rl.environments.chat import check_chat_template, encode_messages, encode_reply, reply_template
 from titan_rl.environments.environment import Replying
 from titan_rl.environments.group import run_group
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.environments.task import UserCodeError
 from titan_rl.models.tokenizer import character_tokenizer
 

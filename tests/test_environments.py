@@ -8,7 +8,7 @@ import pytest
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
 from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.group import run_group
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()

@@ -9,7 +9,7 @@ from titan_rl.data.types import Completion, Prompt, Provenance, Request, Rollout
 from titan_rl.environments.demonstrations import demonstrate
 from titan_rl.environments.environment import OneAnswer, Replying
 from titan_rl.environments.group import encode_prompt, run_group
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()

@@ -12,7 +12,7 @@ from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
 from titan_rl.environments.chat import encode_messages, reply_template, without_special
 from titan_rl.environments.environment import OneAnswer, Reply
 from titan_rl.environments.group import run_group
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.models.tokenizer import character_tokenizer
 
 THINKING = (  # of earlier answers it shows what comes after the thoughts alone; without thoughts it begins with none

@@ -14,7 +14,7 @@ from titan_rl.data.types import Completion, Group, Prompt, Sampling
 from titan_rl.environments.environment import OneAnswer
 from titan_rl.environments.group import run_group
 from titan_rl.environments.reward_model import RewardModelScorer, load_reward_model, reward_of
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.metrics import sampling_metrics
@@ -107,21 +107,9 @@ def test_a_number_that_is_not_finite_is_no_reward(path, tmp_path):
     assert score.status == "infra_error" and "gave" in score.message
 
 
-def test_an_answer_that_takes_too_long_is_a_timeout_and_the_next_is_scored(path):
-    async def ask():
-        scorer = RewardModelScorer(str(path), 30.0, 120.0)
-        await scorer.start()
-        try:
-            scorer.timeout = 1e-4
-            [late], _ = await scorer.score_tokens(ROLLOUTS[:1])
-            scorer.timeout = 30.0
-            [next_one], _ = await scorer.score_tokens(ROLLOUTS[:1])
-            return late, next_one
-        finally:
-            await scorer.stop()
-
-    late, next_one = asyncio.run(ask())
-    assert (late.status, late.parts) == ("timeout", {}) and next_one.status == "ok"
+def test_one_that_takes_too_long_is_a_timeout_and_no_reward(path):
+    [late] = scored(path, ROLLOUTS[:1], timeout=1e-4)
+    assert (late.status, late.parts) == ("timeout", {}) and "0.0001 s" in late.message
 
 
 class Asks:

@@ -17,7 +17,8 @@ from titan_rl.environments.base import make_task
 from titan_rl.environments.group import run_group
 from titan_rl.environments.prompts import PromptStream, held_out_prompts
 from titan_rl.environments.rewards import as_parts
-from titan_rl.environments.scorer import Score, Scorer
+from titan_rl.environments.score import Score
+from titan_rl.environments.scorer import Scorer
 from titan_rl.environments.task import UserCodeError
 from titan_rl.models.tokenizer import character_tokenizer
 
@@ -93,12 +94,12 @@ def config(reward: str, **changes) -> TaskConfig:
     return TaskConfig(**dict(name="jsonl", reward=f"rewards_of_tests:{reward}", options={"file": "q.jsonl"}) | changes)
 
 
-def score(folder: Path, task: TaskConfig, *answers: str, timeout: float = 20.0) -> list[Score]:
+def score(folder: Path, task: TaskConfig, *answers: str, timeout: float = 20.0, at_once: int = 4) -> list[Score]:
     """By a real scorer process, all answers to the stream's first prompt; {answer} is the expected one."""
 
     async def run():
         prompt = next(PromptStream(make_task(task, [str(folder)]), 1))
-        scorer = Scorer(task, [str(folder)], timeout)
+        scorer = Scorer(task, [str(folder)], timeout, at_once)
         try:
             given = [[answer.format(answer=prompt.answer)] for answer in answers]
             return (await asyncio.wait_for(scorer.score(prompt, given), 60))[0]
@@ -173,7 +174,7 @@ def test_a_function_that_hangs_is_a_timeout_and_the_rest_is_scored(folder, rewar
 
 def test_a_scorer_that_cannot_find_the_function_says_so(folder):
     async def run():
-        scorer = Scorer(config("corect"), [str(folder)], 5.0)
+        scorer = Scorer(config("corect"), [str(folder)], 5.0, 4)
         try:
             await scorer.start()
         finally:
@@ -194,7 +195,7 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
         return [Completion(np.array([5]), np.zeros(1), np.zeros(1), "stop") for _ in request.seeds]
 
     async def run():
-        scorer = Scorer(task, [str(folder)], 5.0)
+        scorer = Scorer(task, [str(folder)], 5.0, 4)
 
         async def group(prompt, sampling):
             parts = dict(

@@ -1,11 +1,15 @@
 """What may be asked, what an answer earns, and a scorer that no answer can hang, kill or deceive."""
 
 import asyncio
+import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -152,6 +156,14 @@ class ReasoningGymTask:
         answer = answers[-1]
         if answer == "hang":
             time.sleep(1000)
+        if answer == "nap":
+            time.sleep(0.5)
+        if answer == "compute":
+            end = time.process_time() + 0.1
+            while time.process_time() < end:
+                pass
+        if answer in ("pid", "nap", "compute"):
+            return {"score": os.getpid()}
         if answer == "die":
             os._exit(1)
         if answer == "print":
@@ -177,11 +189,11 @@ def fake_task(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root), os.environ.get("PYTHONPATH", "")]))
 
 
-def with_scorer(use, timeout: float = 20.0, **task):
+def with_scorer(use, timeout: float = 20.0, at_once: int = 4, **task):
     """What ``await use(scorer)`` gives; no process is left behind."""
 
     async def run():
-        scorer = Scorer(TaskConfig(**task), [], timeout)
+        scorer = Scorer(TaskConfig(**task), [], timeout, at_once)
         try:
             return await asyncio.wait_for(use(scorer), 60)
         finally:
@@ -194,12 +206,12 @@ def outcomes(scores) -> list[tuple[str, float]]:
     return [(score.status, score.reward) for score in scores]
 
 
-def score_all(*answers: str, timeout: float = 20.0):
+def score_all(*answers: str, timeout: float = 20.0, at_once: int = 4):
     async def use(scorer):
         scores, _ = await scorer.score(PROMPT, [[answer] for answer in answers])
         return scores
 
-    return with_scorer(use, timeout)
+    return with_scorer(use, timeout, at_once)
 
 
 def test_real_task_is_scored_in_another_process():
@@ -243,8 +255,72 @@ def test_a_stopped_scorer_is_a_failure_of_the_machinery_and_replaced(fake_task):
 
     stopped, pid, scores, seconds = with_scorer(use, timeout=60.0)
     assert pid != stopped and not os.path.exists(f"/proc/{stopped}") and seconds < 30
-    assert scores[0].status == "infra_error" and "stopped by a signal" in scores[0].message
-    assert scores[1].status == "ok"
+    assert outcomes(scores) == [("ok", 1), ("ok", 1)]
+
+
+def test_a_stopped_worker_is_a_failure_of_the_machinery_and_replaced(fake_task):
+    async def use(scorer):
+        [first] = (await scorer.score(PROMPT, [["pid"]]))[0]
+        os.kill(int(first.reward), signal.SIGSTOP)
+        start = time.monotonic()
+        scores, _ = await scorer.score(PROMPT, [["1"]])
+        [other] = (await scorer.score(PROMPT, [["pid"]]))[0]
+        return first, other, scores, time.monotonic() - start
+
+    first, other, [score], seconds = with_scorer(use, timeout=60.0)
+    assert score.status == "infra_error" and "stopped by a signal" in score.message and seconds < 30
+    assert other.reward != first.reward and not os.path.exists(f"/proc/{first.reward:.0f}")
+
+
+def test_scores_that_wait_are_had_side_by_side(fake_task):
+    start = time.perf_counter()
+    scores = score_all(*["nap"] * 32, at_once=32)
+    assert len({score.reward for score in scores}) == 32 and time.perf_counter() - start < 8 < 32 * 0.5
+
+
+def test_scores_that_compute_keep_to_the_cores(fake_task):
+    """Else each would come too late for the others' sake."""
+    scores = score_all(*["compute"] * 24, at_once=24)
+    assert len({score.reward for score in scores}) <= len(os.sched_getaffinity(0)) + 1
+
+
+def test_no_more_are_scored_at_once_than_was_asked(fake_task):
+    assert len({score.reward for score in score_all(*["nap"] * 6, at_once=2)}) == 2
+
+
+@pytest.mark.parametrize("end", ["hang up", "kill"])
+def test_nothing_outlives_a_scorer(fake_task, end):
+    """Not even an answer that hangs, and whether its verifier or itself died."""
+    arguments = [json.dumps(asdict(TaskConfig())), "[]", "60", "4"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "titan_rl.environments.scorer", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b'"ready"\n'
+        request = {"prompt": asdict(PROMPT), "answers": ["hang"]}
+        process.stdin.write(f"1 {json.dumps(request)}\n".encode())
+        process.stdin.flush()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert eventually(lambda: children.read_text().split())
+        [worker] = children.read_text().split()
+        if end == "kill":
+            process.kill()
+        process.stdin.close()
+        process.wait(10)
+        assert eventually(lambda: not Path(f"/proc/{worker}").exists())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def eventually(holds, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (result := holds()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(result)
 
 
 def test_answer_that_a_scorer_trips_over_is_told_by_name(fake_task):
@@ -265,18 +341,6 @@ def test_what_a_scorer_prints_is_not_a_score(fake_task):
 def test_score_that_is_no_number_is_no_reward(fake_task, answer):
     [score] = score_all(answer)
     assert score.status == "infra_error" and math.isfinite(score.reward)
-
-
-def test_stopped_scorer_is_replaced(fake_task):
-    async def use(scorer):
-        await scorer.start()
-        stopped = scorer.process.pid
-        os.kill(stopped, signal.SIGSTOP)
-        return stopped, await scorer.score(PROMPT, [["1"], ["2"]]), scorer.process.pid
-
-    stopped, (scores, _), replaced = with_scorer(use, timeout=0.5)
-    assert outcomes(scores) == [("timeout", 0), ("ok", 2)]
-    assert replaced != stopped and not Path(f"/proc/{stopped}").exists()
 
 
 def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once(fake_task):
@@ -312,8 +376,7 @@ def test_a_closed_scorer_starts_no_process_for_those_who_still_wait(fake_task):
     async def use(scorer):
         await scorer.start()
         waiting = asyncio.create_task(scorer.score(PROMPT, [["hang"], ["1"]]))
-        while not scorer.lock.locked():
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         await scorer.close()
         with pytest.raises(RuntimeError, match="was closed"):
             await waiting

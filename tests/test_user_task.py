@@ -11,7 +11,8 @@ from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import make_task
 from titan_rl.environments.prompts import PromptStream, held_out_prompts
-from titan_rl.environments.scorer import Score, Scorer
+from titan_rl.environments.score import Score
+from titan_rl.environments.scorer import Scorer
 from titan_rl.environments.task import UserCodeError
 
 TASK = '''
@@ -119,7 +120,7 @@ def tasks(tmp_path_factory) -> Path:
 
 def score(tasks: Path, prompt: Prompt, *answers: str) -> list[Score]:
     async def run():
-        scorer = Scorer(own("Doubles"), [str(tasks)], 20.0)
+        scorer = Scorer(own("Doubles"), [str(tasks)], 20.0, 4)
         try:
             return (await asyncio.wait_for(scorer.score(prompt, [[answer] for answer in answers]), 60))[0]
         finally:

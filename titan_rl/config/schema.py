@@ -166,6 +166,9 @@ class VerifierConfig:
     """Processes that drive episodes; each has scoring processes of its own."""
     score_timeout: Seconds = 5.0
     """Seconds that one answer may take to score; then its scorer is killed and the rollout is a ``timeout``."""
+    scoring_workers: Count = 64
+    """Answers that a verifier has scored side by side, at most: as many as there are cores compute, the others wait for
+    servers. Each is scored by a fork of the scoring process."""
     step_timeout: Seconds = 60.0
     """Seconds that an environment may take for a reply; then the rollout is a ``timeout``."""
     episode_timeout: Seconds = 300.0

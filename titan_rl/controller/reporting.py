@@ -90,7 +90,7 @@ class Reporter:
         groups, sampled = report.collected.groups, report.collected.sampled
         seconds = {
             "generate": max((engine.seconds_busy for engine in statistics), default=0.0),
-            "score": sum(group.seconds_score for group in sampled) / self.config.verifier.procs,
+            "score": max((group.seconds_score for group in sampled), default=0.0),
             "wait": report.timer.seconds["wait"],
             "forward_backward": report.metrics.seconds_forward_backward,
             "optimizer": report.metrics.seconds_optimizer,

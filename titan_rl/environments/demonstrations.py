@@ -9,7 +9,7 @@ from titan_rl.data.types import Completion, Prompt, Rollout
 from titan_rl.environments.chat import encode_reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.group import encode_prompt
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.environments.task import Task
 from titan_rl.mesh.supervision.deadlines import within
 

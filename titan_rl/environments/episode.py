@@ -12,7 +12,7 @@ import numpy as np
 from titan_rl.data.row_fields import Message
 from titan_rl.data.types import Completion, Prompt, Provenance, Rollout, Status, Turn
 from titan_rl.environments.environment import Reply
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 
 
 class Episode:

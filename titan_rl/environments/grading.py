@@ -13,7 +13,8 @@ from titan_rl.config.plugins import check_signature, resolve
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import make_task
-from titan_rl.environments.scorer import Score, Scorer
+from titan_rl.environments.score import Score
+from titan_rl.environments.scorer import Scorer
 
 OWN_SCORE = "task"
 
@@ -39,10 +40,10 @@ def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
 class GradedScorer:
     """A scorer, and a grader that works beside it."""
 
-    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float):
-        """``grader``: empty for none. ``timeout``: seconds for one answer, of either."""
-        self.scorer = Scorer(task, folders, timeout)
-        self.grader = Scorer(graded_task(task, grader), folders, timeout) if grader else None
+    def __init__(self, task: TaskConfig, grader: str, folders: Sequence[str], timeout: float, at_once: int):
+        """``grader``: empty for none. ``timeout``: seconds for one answer, of either; ``at_once``: side by side."""
+        self.scorer = Scorer(task, folders, timeout, at_once)
+        self.grader = Scorer(graded_task(task, grader), folders, timeout, at_once) if grader else None
 
     async def start(self) -> int:
         """The scorer's process id."""

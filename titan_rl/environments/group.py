@@ -16,7 +16,7 @@ from titan_rl.environments.chat import encode_messages, encode_reply
 from titan_rl.environments.environment import Environment, EnvironmentFailed, Reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.rewards import shown, source_file
-from titan_rl.environments.scorer import Score
+from titan_rl.environments.score import Score
 from titan_rl.environments.task import Task
 from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
 
@@ -66,11 +66,14 @@ async def run_group(
     episodes = await player.first_turns(prompt_tokens)
     await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
     seconds_generate = time.perf_counter() - start
-    scores, seconds_score = await score(prompt, [episode.answers for episode in episodes])
-    judged: list[Score | None] = [None] * len(episodes)
-    if judge is not None:
-        judged, seconds_judge = await judge([episode.tokens for episode in episodes])
-        seconds_score += seconds_judge
+    scoring = score(prompt, [episode.answers for episode in episodes])
+    if judge is None:
+        scores, seconds_score = await scoring
+        judged: list[Score | None] = [None] * len(episodes)
+    else:
+        judging = judge([episode.tokens for episode in episodes])
+        (scores, seconds_score), (judged, seconds_judge) = await together([scoring, judging])
+        seconds_score = max(seconds_score, seconds_judge)
     return Group(
         prompt_id=prompt.id,
         rollouts=[

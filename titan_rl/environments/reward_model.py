@@ -1,20 +1,25 @@
 """A reward model that scores rollouts, in a process of its own below the verifier: any that transformers loads as
 ``AutoModelForSequenceClassification`` with one label.
 
-The other end is ``python -m titan_rl.environments.reward_model``, with the protocol of scorer.py: a deadline for each
-answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time and without padding,
-in fp32 on one thread: so the same rollout always gets the same reward. Of those in a group that are alike it reads one.
+The other end is ``python -m titan_rl.environments.reward_model``, with the protocol of scoring_process.py: a deadline
+for each answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time in each
+worker and without padding, in fp32 on one thread: so the same rollout always gets the same reward. Of those in a group
+that are alike it reads one.
 """
 
 import json
-import os
 import resource
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from titan_rl.environments.scorer import Score, ScoringProcess
+from titan_rl.environments.score import Score
+from titan_rl.environments.scoring_process import ScoringProcess
+from titan_rl.environments.scoring_workers import Answer, serve
+from titan_rl.mesh.launch.placement import available_cores
 
 PART = "reward_model"
 """The name of its reward among a rollout's ``reward_parts``."""
@@ -25,7 +30,7 @@ class RewardModelScorer(ScoringProcess):
 
     def __init__(self, path: str, timeout: float, start_seconds: float, end: int | None = None):
         """``end``: the token that it is not to read where a rollout ends with it."""
-        command = ("-m", "titan_rl.environments.reward_model", path)
+        command = ("-m", "titan_rl.environments.reward_model", path, str(timeout))
         super().__init__(f"the reward model {path}", command, timeout, start_seconds)
         self.end = end
 
@@ -61,26 +66,17 @@ def reward_of(model, tokens: list[int]) -> float:
         return float(model(input_ids=torch.tensor([tokens])).logits[0, 0])
 
 
-def _serve(path: str) -> None:
+def _load(path: str) -> Answer:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    output = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints must not look like a score
-    try:
-        model = load_reward_model(path)
-    except Exception as error:  # of transformers, safetensors or torch; the controller checked what it could
-        print(json.dumps(f"{type(error).__name__}: {error}"), file=output)
-        return
-    print('"ready"', file=output)
-    for line in sys.stdin:
-        print(json.dumps(_result(model, json.loads(line)["tokens"])), file=output)
+    return partial(_result, load_reward_model(path))
 
 
-def _result(model, tokens: list[int]) -> dict:
+def _result(model, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return dict(status="ok", parts={PART: reward_of(model, tokens)}, message="")
+        return dict(status="ok", parts={PART: reward_of(model, request["tokens"])}, message="")
     except Exception as error:  # whatever the model trips over is reported by name, never a reward
         return dict(status="infra_error", parts={}, message=f"the reward model: {type(error).__name__}: {error}"[:500])
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    serve(partial(_load, sys.argv[1]), float(sys.argv[2]), most=available_cores())

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +27,22 @@ def is_well(pid: int) -> bool:
 
 
 def is_running(pid: int | None) -> bool:
-    """Whether it is on a core or waits for one."""
-    return pid is not None and process_state(pid) == "R"
+    """Whether it, or one right below it, is on a core or waits for one."""
+    return pid is not None and any(process_state(each) == "R" for each in (pid, *_children(pid)))
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it ended meanwhile
+            yield from map(int, task.read_text().split())
 
 
 def child_of(verifier: int, kind: str) -> int | None:
     """The living process of that kind below a verifier. ``pids.json`` is out of date once it was replaced."""
-    for task in Path(f"/proc/{verifier}/task").glob("*/children"):
+    for child in _children(verifier):
         with suppress(OSError):  # it ended meanwhile
-            for child in map(int, task.read_text().split()):
-                if _MODULES[kind] in Path(f"/proc/{child}/cmdline").read_bytes() and process_state(child) != GONE:
-                    return child
+            if _MODULES[kind] in Path(f"/proc/{child}/cmdline").read_bytes() and process_state(child) != GONE:
+                return child
     return None
 
 
