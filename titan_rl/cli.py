@@ -222,6 +222,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
         return 0
     print("jsonl  (rows of a file of your own: task.options.file)")
     print("code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)")
+    print("mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)")
     for name, task in BUILT_IN.items():
         print(f"{name}  ({task.ABOUT})")
     for family in families:

@@ -50,13 +50,15 @@ class ModelConfig:
 
 TASKS_OF_FILES = ("jsonl", "code")
 """Tasks whose prompts are rows of ``task.options.file``."""
+MIXTURE = "mixture"
+"""The name of several tasks as one (config/mixture.py)."""
 
 
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
     """What ``titan-rl tasks`` lists (``calculator``, or a reasoning-gym family), ``jsonl`` or ``code`` for a data file,
-    or ``pkg.module:name``."""
+    ``mixture`` for several of them, or ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""

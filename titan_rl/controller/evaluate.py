@@ -25,4 +25,9 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -
         why = f": {first.failure}" if first.failure else ""
         raise RuntimeError(f"{len(failed)} held-out answers could not be scored, first that to {first.prompt_id}{why}")
     await meshes.take_statistics()  # so that the next step's speeds are its own
-    return Proportion(sum(correct(rollout.true_reward) for rollout in rollouts), len(rollouts))
+    right = [correct(rollout.true_reward) for rollout in rollouts]
+    by_task: dict[str, list[bool]] = {}
+    for prompt, is_right in zip(prompts, right, strict=True):
+        by_task.setdefault(prompt.task, []).append(is_right)
+    parts = {task: Proportion(sum(each), len(each)) for task, each in sorted(by_task.items()) if task}
+    return Proportion(sum(right), len(right), parts)

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError, as_dict
+from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
@@ -122,8 +123,9 @@ def check_prompts(checked: Checked) -> None:
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
     config, task = checked.config, checked.task
     tokenizer = _tokenizer(config)
-    if config.task.style == "chat":
-        check_chat_template(tokenizer, replies=bool(task.tools) or is_reference(config.task.name))
+    tasks = all_tasks(config.task).values()
+    if any(each.style == "chat" for each in tasks):
+        check_chat_template(tokenizer, replies=bool(task.tools) or any(is_reference(each.name) for each in tasks))
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
     if config.sft.steps:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError, load_resolved
+from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import Config
 from titan_rl.controller.resuming import first_change, read_settings
@@ -36,8 +37,8 @@ def load_recorded(run_dir: RunDir, path: Path, folders: Sequence[str]) -> Config
 def _references(config: Config) -> dict[str, str]:
     """Settings that name what is outside the tree."""
     names = {
-        "task.name": config.task.name,
-        "task.reward": config.task.reward,
+        **{f"{setting}.name": task.name for setting, task in all_tasks(config.task).items()},
+        **{f"{setting}.reward": task.reward for setting, task in all_tasks(config.task).items()},
         "algorithm.name": config.algorithm.name,
         "model.family": config.model.family,
         "mesh.launcher": config.mesh.launcher,

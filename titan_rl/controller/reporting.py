@@ -153,7 +153,8 @@ class Reporter:
             self.display.say(f"{prompt_id} sample {sample} could not be scored: {why}")
 
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
-        self.metrics.write({"step": step, "held_out_accuracy": result.value})
+        by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
+        self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
         self.display.say(f"held-out accuracy {when}: {result}")
 
     def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:

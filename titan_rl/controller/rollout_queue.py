@@ -155,7 +155,7 @@ class RolloutQueue:
             is_whole = not group.refused and all(r.status != "infra_error" for r in group.rollouts)
             if is_whole or group.refused == POISON:  # which was tried as often as it may be
                 break
-        group.question, group.expected = prompt.text, prompt.answer
+        group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
         return group
 
     def _tell_failures(self, group: Group) -> None:

@@ -55,7 +55,7 @@ class WayBack(ABC):
         """What the controller knew at a checkpoint."""
         self.progress.step, self.progress.seconds_training = state.step, state.seconds_training
         if (before := state.held_out_before) is not None:
-            self.progress.held_out_before = Proportion(before["correct"], before["count"])
+            self.progress.held_out_before = Proportion.from_dict(before)
 
     async def catch_up(self, trainers: Trainers, step: int | None) -> int:
         """Repaired ranks are at this step, or (None) at the file's weights: bring them to the steps that are done.

@@ -43,6 +43,8 @@ class Prompt:
     """The expected answer. It stays with the verifier: no generator and no sandbox ever sees it."""
     entry: dict
     """What the task's scorer needs besides."""
+    task: str = ""
+    """Of several in one run, the name of the one that it is of."""
 
 
 CallStatus = Literal["ok", "error", "timeout"]
@@ -147,6 +149,8 @@ class Group:
     question: str = ""
     """The prompt's text and the expected answer, for people who read what was sampled."""
     expected: str = ""
+    task: str = ""
+    """As the prompt has it."""
     is_request_refused: bool = False
     """Whether that is all: the generator cannot take this request, and goes on."""
     seconds_generate: float = 0.0

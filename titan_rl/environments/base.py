@@ -5,12 +5,14 @@ in scorer processes, the only place where a model's answer meets the expected on
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import TASKS_OF_FILES, TaskConfig
+from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TaskConfig
 from titan_rl.environments.calculator import CalculatorTask
 from titan_rl.environments.code_task import CodeTask
+from titan_rl.environments.mixture import MixtureTask
 from titan_rl.environments.rewards import with_reward
 from titan_rl.environments.rows import RowsTask
 from titan_rl.environments.task import Task, correct
@@ -43,7 +45,7 @@ def _check_scoring(task: TaskConfig) -> None:
     said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if task.reward:
         raise ConfigError(f"{said}, and task.reward = {task.reward!r} takes its place: keep one of them")
-    if task.name in TASKS_OF_FILES or task.name in BUILT_IN or is_reference(task.name):
+    if task.name in (*TASKS_OF_FILES, MIXTURE, *BUILT_IN) or is_reference(task.name):
         raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 
 
@@ -52,6 +54,8 @@ def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
         return user_task(task, folders)
     if task.name in _OF_FILES:
         return _OF_FILES[task.name](task, folders)
+    if task.name == MIXTURE:
+        return MixtureTask(task, partial(make_task, folders=folders))
     if task.name in BUILT_IN:
         return BUILT_IN[task.name](task)
     from titan_rl.environments.reasoning_gym import ReasoningGymTask  # its import takes a second

@@ -1,6 +1,7 @@
 """What is checked of a task's prompts before anything starts, once the model's tokenizer is known."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from titan_rl.config.load import ConfigError
@@ -15,8 +16,12 @@ _FEW = 4
 
 
 def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Prompt]:
-    """Every training prompt of a finite task; of one without end, the first ``count``."""
-    return islice(PromptStream(task, seed), task.size.train if task.size else count)
+    """Every training prompt of a finite task; of one without end, the first ``count``; of a mixture, those of each."""
+    for label, part in getattr(task, "parts", {}).items():
+        for prompt in training_prompts(part, seed, count):
+            yield replace(prompt, task=label)
+    if not hasattr(task, "parts"):
+        yield from islice(PromptStream(task, seed), task.size.train if task.size else count)
 
 
 def check_demonstrations(task: Task, seed: int) -> None:

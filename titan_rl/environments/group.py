@@ -17,7 +17,7 @@ from titan_rl.environments.environment import Environment, EnvironmentFailed, Re
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.rewards import shown, source_file
 from titan_rl.environments.score import Score
-from titan_rl.environments.task import Task
+from titan_rl.environments.task import Task, tools_of
 from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
 
 Ask = Callable[[Request], Awaitable[list[Completion]]]
@@ -32,7 +32,7 @@ def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
 
     Errors: ConfigError if the chat template refuses the messages.
     """
-    return encode_messages(tokenizer, task.messages(prompt), task.tools)
+    return encode_messages(tokenizer, task.messages(prompt), tools_of(task, prompt))
 
 
 async def run_group(

@@ -7,7 +7,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Prompt, correct
 from titan_rl.environments.environment import Environment
 
-__all__ = ["Size", "Task", "UserCodeError", "correct"]
+__all__ = ["Size", "Task", "UserCodeError", "correct", "tools_of"]
 
 
 class UserCodeError(ConfigError):
@@ -37,6 +37,9 @@ class Task(Protocol):
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         """Prompt number ``index``, with the id ``f"{stream}/{index:07d}"``."""
 
+    def tools_for(self, prompt: Prompt) -> Sequence[dict[str, Any]]:
+        """The same where prompts differ in it. It may be left out (``tools_of``)."""
+
     def is_held_out(self, prompt: Prompt) -> bool:
         """Whether the prompt is for evaluation only; the training stream leaves it out."""
 
@@ -56,3 +59,8 @@ class Task(Protocol):
         """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only.
 
         A part that is a list has one number for each answer: the rewards of turns (algorithms/turns.py)."""
+
+
+def tools_of(task: Task, prompt: Prompt) -> Sequence[dict[str, Any]]:
+    """Schemas of what the model may call in answer to this prompt."""
+    return task.tools_for(prompt) if hasattr(task, "tools_for") else task.tools

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +20,7 @@ UPDATE_LEFT_OUT = "update_left_out"
 def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     """What the groups of a step look like, whatever was trained of them."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scored = [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
+    scored = _scored(rollouts)
     lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
     return {
         **_with_range("reward", [r.reward for r in scored]),
@@ -30,11 +30,28 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         "accuracy": float(np.mean([correct(r.true_reward) for r in scored])),
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
         **turn_metrics(rollouts),
+        **task_metrics(groups),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
         "staleness_mean": float(np.mean(lags)),
         "staleness_max": max(lags),
     }
+
+
+def _scored(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in rollouts if rollout.status in ("ok", "truncated")]
+
+
+def task_metrics(groups: list[Group]) -> dict[str, float]:
+    """Of each of a mixture's tasks: its share of the prompts, and what its answers earned, where any was scored."""
+    found: dict[str, float] = {}
+    for task in sorted({group.task for group in groups if group.task}):
+        own = [group for group in groups if group.task == task]
+        found[f"prompts/{task}"] = len(own) / len(groups)
+        if scored := _scored(rollout for group in own for rollout in group.rollouts):
+            found[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
+            found[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
+    return found
 
 
 def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:

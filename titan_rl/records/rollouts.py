@@ -36,6 +36,7 @@ _SCHEMA = pa.schema(
         "grade": pa.float64(),
         "question": pa.string(),
         "expected": pa.string(),
+        "task": pa.string(),
     }
 )
 _SHOWN = 200
@@ -85,7 +86,7 @@ def last_recorded(folder: Path, first: int, last: int) -> int:
 def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
     """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
     rows = [
-        _row(rollout) | dict(question=group.question, expected=group.expected)
+        _row(rollout) | dict(question=group.question, expected=group.expected, task=group.task)
         for group in groups
         for rollout in group.rollouts
     ]
@@ -123,7 +124,7 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     path, groups = _path(folder, step), {}
     try:
         for row in pq.read_table(path, schema=_SCHEMA).to_pylist():
-            about = {name: row.pop(name) or "" for name in ("question", "expected")}
+            about = {name: row.pop(name) or "" for name in ("question", "expected", "task")}
             rollout = _rollout(row)
             _check(rollout, limits)
             groups.setdefault(rollout.prompt_id, Group(rollout.prompt_id, [], **about)).rollouts.append(rollout)

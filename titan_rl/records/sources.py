@@ -1,9 +1,11 @@
 """What a run was begun with that its configuration only names: the files of the model and of the data, by checksums."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.mixture import all_tasks
 from titan_rl.config.schema import TASKS_OF_FILES, Config
 from titan_rl.data.files import replace_text, sampled_checksum
 from titan_rl.data.row_files import data_files, find_file
@@ -27,9 +29,10 @@ def find_sources(config: Config) -> Sources:
     if config.lora.adapter:
         paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
         found["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
-    for option in _DATA_OPTIONS:
-        if config.task.name in TASKS_OF_FILES and (name := config.task.options.get(option)):
-            setting = f"task.options.{option}"
+    of_files = {place: task for place, task in all_tasks(config.task).items() if task.name in TASKS_OF_FILES}
+    for (place, task), option in product(of_files.items(), _DATA_OPTIONS):
+        if name := task.options.get(option):
+            setting = f"{place}.options.{option}"
             found[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
     for option in _DATA_OPTIONS:
         if (name := getattr(config.data, option)) not in ("", "task"):

@@ -1,7 +1,7 @@
 """Proportions with their confidence intervals."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _Z = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
@@ -13,6 +13,8 @@ class Proportion:
 
     correct: int
     count: int
+    by_task: dict[str, "Proportion"] = field(default_factory=dict)
+    """Of each, where there are several; not of those within."""
 
     @property
     def value(self) -> float:
@@ -27,7 +29,8 @@ class Proportion:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%})"
+        parts = "".join(f"; {task} {part.value:.1%} of {part.count}" for task, part in self.by_task.items())
+        return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%}{parts})"
 
     def as_dict(self) -> dict:
         return {
@@ -35,4 +38,10 @@ class Proportion:
             "correct": self.correct,
             "count": self.count,
             "interval_95": list(self.interval),
+            **({"by_task": {task: part.as_dict() for task, part in self.by_task.items()}} if self.by_task else {}),
         }
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "Proportion":
+        parts = {task: cls.from_dict(part) for task, part in values.get("by_task", {}).items()}
+        return cls(values["correct"], values["count"], parts)

@@ -1,0 +1,61 @@
+"""Several tasks in one run: ``[task] name = "mixture"``, and a table for each, by a name of its own.
+
+    [task]
+    name = "mixture"
+
+    [task.options.sums]
+    name = "chain_sum"                  # the table's own name, if left out
+    weight = 2                          # of three prompts two are sums
+
+    [task.options.products]
+    name = "calculator"
+    options = { digits = 2 }
+
+What a table leaves out of ``style`` and ``system_prompt`` is as ``[task]`` has it.
+"""
+
+import re
+from dataclasses import dataclass
+
+from titan_rl.config.kinds import Count
+from titan_rl.config.load import ConfigError, build_section
+from titan_rl.config.schema import MIXTURE, TaskConfig
+
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
+@dataclass(kw_only=True)
+class PartConfig(TaskConfig):
+    """``[task.options.NAME]``: a task among others."""
+
+    weight: Count = 1
+    """Prompts that it has in each round."""
+
+
+def parts_of(task: TaskConfig) -> dict[str, PartConfig]:
+    """By their names. Errors: ConfigError."""
+    if len(task.options) < 2:
+        raise ConfigError("task.name = 'mixture' needs a table [task.options.NAME] for each of two tasks, or more")
+    return {label: _part(task, label, table) for label, table in task.options.items()}
+
+
+def _part(task: TaskConfig, label: str, table: object) -> PartConfig:
+    setting = f"task.options.{label}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{setting} = {table!r}: a mixture's options are tables, one for each task")
+    if not _LABEL.fullmatch(label):
+        raise ConfigError(f"{setting}: name it with letters, digits, - and _, since metrics are named by it")
+    inherited = {"name": label, "style": task.style, "system_prompt": task.system_prompt}
+    part = build_section(PartConfig, inherited | table, setting)
+    if part.name == MIXTURE:
+        raise ConfigError(f"{setting}.name = 'mixture': a mixture holds tasks, and no further mixtures")
+    if part.system_prompt and part.style != "chat":
+        raise ConfigError(f"{setting}.system_prompt needs {setting}.style = 'chat': set it, or leave the other out")
+    return part
+
+
+def all_tasks(task: TaskConfig) -> dict[str, TaskConfig]:
+    """Every task of a run, by the setting that holds it. Errors: ConfigError."""
+    if task.name != MIXTURE:
+        return {"task": task}
+    return {"task": task} | {f"task.options.{label}": part for label, part in parts_of(task).items()}
