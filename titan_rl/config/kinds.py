@@ -7,4 +7,5 @@ from pydantic import Field
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]

@@ -17,7 +17,14 @@ import tomli
 from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
-from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, AlgorithmConfig, Config, RewardModelConfig
+from titan_rl.config.schema import (
+    JUDGE,
+    OUR_SECTIONS,
+    TITAN_SECTIONS,
+    AlgorithmConfig,
+    Config,
+    RewardModelConfig,
+)
 from titan_rl.config.shipped import find_config, shipped
 
 RENAMED_SECTIONS = {"warmup": "sft"}
@@ -261,6 +268,10 @@ def _check_combinations(config: Config) -> None:
         raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
+    if config.task.judge and JUDGE not in (config.task.reward, *config.task.rewards, config.eval.grader):
+        raise ConfigError(
+            "[task.judge] judges nothing: set task.reward = 'judge', name it in task.rewards, or leave it out"
+        )
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
 

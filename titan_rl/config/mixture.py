@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from titan_rl.config.kinds import Count
 from titan_rl.config.load import ConfigError, build_section
-from titan_rl.config.schema import MIXTURE, TaskConfig
+from titan_rl.config.schema import JUDGE, MIXTURE, TaskConfig
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
@@ -51,6 +51,8 @@ def _part(task: TaskConfig, label: str, table: object) -> PartConfig:
         raise ConfigError(f"{setting}.name = 'mixture': a mixture holds tasks, and no further mixtures")
     if part.system_prompt and part.style != "chat":
         raise ConfigError(f"{setting}.system_prompt needs {setting}.style = 'chat': set it, or leave the other out")
+    if part.judge and JUDGE not in (part.reward, *part.rewards):
+        raise ConfigError(f"{setting}.judge judges nothing: set {setting}.reward = 'judge', or leave it out")
     return part
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from titan_rl.config.kinds import Count, Seconds, Share, Whole
+from titan_rl.config.kinds import Count, Seconds, Share, Weight, Whole
 from titan_rl.config.role_sections import (
     CriticConfig,
     ImplicitRewardConfig,
@@ -50,6 +50,10 @@ class ModelConfig:
 
 TASKS_OF_FILES = ("jsonl", "code")
 """Tasks whose prompts are rows of ``task.options.file``."""
+OWN_SCORE = "task"
+"""The task's own score, among ``task.rewards`` and as ``eval.grader``."""
+JUDGE = "judge"
+"""A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
 
@@ -64,12 +68,22 @@ class TaskConfig:
     system_prompt: str = ""
     """What a chat begins with."""
     reward: str = ""
-    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``; empty: the task's own score."""
+    """``pkg.module:name`` of a function ``(prompt, completion, row) -> float | dict``, or ``judge``, a language model
+    that ``[task.judge]`` tells of (environments/llm_judge.py); empty: the task's own score."""
+    rewards: dict[str, Weight] = field(default_factory=dict)
+    """Several of these, ``task`` for the task's own score, by their weights: the reward is the weighted sum."""
+    judge: dict[str, Any] = field(default_factory=dict)
+    """The judge's own keys."""
     scoring: Literal["auto", "exact", "family"] = "auto"
     """Of a reasoning-gym family: by its own scorer, which may pay in part for wrong answers, or for right answers
     alone; auto: exact where an answer that never changes would earn too much (``titan-rl tasks`` tells which)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of the task itself: a family's ``max_value``, a data file's ``file``."""
+
+    @property
+    def scores_itself(self) -> bool:
+        """Whether its own score is in the reward."""
+        return OWN_SCORE in self.rewards if self.rewards else not self.reward
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
 from titan_rl.environments.grading import check_grader
 from titan_rl.environments.group import encode_prompt
+from titan_rl.environments.llm_judge import check_judges
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
@@ -89,6 +90,7 @@ def check(config: Config) -> Checked:
         )
     check_roles(config, checked.algorithm, checked.family)
     check_reward_model(config, checked.algorithm, checked.family)
+    check_judges(config.task, config.verifier.score_timeout)
     check_transport(config)
     check_trackers(config.metrics)
     if config.data.file:

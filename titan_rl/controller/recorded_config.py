@@ -39,6 +39,11 @@ def _references(config: Config) -> dict[str, str]:
     names = {
         **{f"{setting}.name": task.name for setting, task in all_tasks(config.task).items()},
         **{f"{setting}.reward": task.reward for setting, task in all_tasks(config.task).items()},
+        **{
+            f"{setting}.rewards.{name}": name
+            for setting, task in all_tasks(config.task).items()
+            for name in task.rewards
+        },
         "algorithm.name": config.algorithm.name,
         "model.family": config.model.family,
         "mesh.launcher": config.mesh.launcher,

@@ -65,7 +65,7 @@ _RULES = {
 }
 """What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
 file may move (records/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
-_OPEN = ("task.options.", "optimizer.param_groups.")
+_OPEN = ("task.options.", "task.rewards.", "task.judge.", "optimizer.param_groups.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
 """Tables without a fixed list of keys."""
 

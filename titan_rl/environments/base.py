@@ -13,7 +13,7 @@ from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TaskConfig
 from titan_rl.environments.calculator import CalculatorTask
 from titan_rl.environments.code_task import CodeTask
 from titan_rl.environments.mixture import MixtureTask
-from titan_rl.environments.rewards import with_reward
+from titan_rl.environments.rewards import with_rewards
 from titan_rl.environments.rows import RowsTask
 from titan_rl.environments.task import Task, correct
 from titan_rl.environments.user_task import user_task
@@ -36,15 +36,16 @@ def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
     """
     _check_scoring(task)
     made = _by_name(task, folders)
-    return with_reward(made, task.reward, folders) if task.reward else made
+    return with_rewards(made, task, folders)
 
 
 def _check_scoring(task: TaskConfig) -> None:
     if task.scoring == "auto":
         return
     said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
-    if task.reward:
-        raise ConfigError(f"{said}, and task.reward = {task.reward!r} takes its place: keep one of them")
+    if not task.scores_itself:
+        taking = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
+        raise ConfigError(f"{said}, and {taking} takes its place: keep one of them")
     if task.name in (*TASKS_OF_FILES, MIXTURE, *BUILT_IN) or is_reference(task.name):
         raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 

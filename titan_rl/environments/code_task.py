@@ -46,7 +46,7 @@ class CodeTask(RowsTask):
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         super().__init__(task, folders)
-        if task.reward:
+        if not task.scores_itself:
             raise ConfigError("task.name = 'code' is scored by its tests: leave task.reward out, or take 'jsonl'")
         check_sandbox()
 

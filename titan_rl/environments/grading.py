@@ -10,26 +10,25 @@ from dataclasses import replace
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import make_task
 from titan_rl.environments.score import Score
 from titan_rl.environments.scorer import Scorer
 
-OWN_SCORE = "task"
-
 
 def graded_task(task: TaskConfig, grader: str) -> TaskConfig:
     """The same task, scored by ``eval.grader``."""
-    return replace(task, reward="") if grader == OWN_SCORE else replace(task, reward=grader, scoring="auto")
+    alone = replace(task, reward="", rewards={})
+    return alone if grader == OWN_SCORE else replace(alone, reward=grader, scoring="auto")
 
 
 def check_grader(task: TaskConfig, grader: str, folders: Sequence[str]) -> None:
     """Errors: ConfigError for a grader that is the reward itself, is not there, or cannot grade this task."""
     said = f"eval.grader = {grader!r}"
-    if grader == (task.reward or OWN_SCORE):
+    if grader in (task.rewards or {task.reward or OWN_SCORE}):
         raise ConfigError(f"{said} is the reward itself: name a function that nothing is trained on, or leave it out")
-    if grader != OWN_SCORE:
+    if grader not in (OWN_SCORE, JUDGE):
         check_signature(said, resolve("eval.grader", grader, folders), ("prompt", "completion", "row"))
     try:
         make_task(graded_task(task, grader), folders).prompt("check", 0, 0)

@@ -17,19 +17,37 @@ from typing import Any
 
 import numpy as np
 
+from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve, what_happened
+from titan_rl.config.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.types import Prompt
+from titan_rl.environments.llm_judge import Judge, judge_config
 from titan_rl.environments.task import Task, UserCodeError
 
 Reward = Callable[[Any, str, dict[str, Any]], Any]
 _SHOWN_CHARACTERS = 80
 
 
-def with_reward(task: Task, reference: str, folders: Sequence[str]) -> Task:
-    """The same task, scored by the function that ``task.reward`` names. Errors: ConfigError."""
-    function = resolve("task.reward", reference, folders)
-    check_signature(f"task.reward = {reference!r}", function, ("prompt", "completion", "row"))
-    return RewardedTask(task, function, reference)
+def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task:
+    """The same task, scored by what ``task.reward`` or ``task.rewards`` names. Errors: ConfigError."""
+    if config.reward and config.rewards:
+        raise ConfigError("task.reward and task.rewards exclude each other: keep one of them")
+    if config.reward:
+        return _rewarded(task, config, "task.reward", config.reward, folders)
+    if not config.rewards:
+        return task
+    others = {
+        name: _rewarded(task, config, "task.rewards", name, folders) for name in config.rewards if name != OWN_SCORE
+    }
+    return WeightedTask(task, {name: (others.get(name, task), weight) for name, weight in config.rewards.items()})
+
+
+def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: Sequence[str]) -> "RewardedTask":
+    if name == JUDGE:
+        return RewardedTask(task, Judge(judge_config(config.judge)), name)
+    function = resolve(setting, name, folders)
+    check_signature(f"{setting} = {name!r}", function, ("prompt", "completion", "row"))
+    return RewardedTask(task, function, name)
 
 
 class RewardedTask:
@@ -53,6 +71,26 @@ class RewardedTask:
         except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
             raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}") from None
         return as_parts(self.name, value)
+
+
+class WeightedTask:
+    """A task whose reward is a weighted sum; every part of it is recorded, as it counts."""
+
+    def __init__(self, task: Task, scored_by: dict[str, tuple[Task, float]]):
+        """``scored_by``: the same task scored in another way, and its weight, by its name."""
+        self.task, self.scored_by = task, scored_by
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float | list[float]]:
+        """Errors: as of each."""
+        parts: dict[str, float | list[float]] = {}
+        for name, (task, weight) in self.scored_by.items():
+            for part, value in task.score(prompt, answers).items():
+                label = name if part == "reward" else f"{name}.{part}"
+                parts[label] = [weight * each for each in value] if isinstance(value, list) else weight * value
+        return parts
 
 
 async def _result(value: Awaitable[Any]) -> Any:

@@ -49,7 +49,7 @@ class RowsTask:
     OPTIONS: type[RowsOptions] = RowsOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
-        self.style, self.system_prompt, self.has_reward = task.style, task.system_prompt, bool(task.reward)
+        self.style, self.system_prompt, self.scores_itself = task.style, task.system_prompt, task.scores_itself
         self.options, self.folders = _options(task, self.OPTIONS), list(folders)
 
     @cached_property
@@ -72,7 +72,7 @@ class RowsTask:
 
     def _check(self, row: DataRow) -> None:
         self._check_style(row)
-        if self.has_reward:
+        if not self.scores_itself:
             return
         if row.answer is None:
             raise without_answer(row, "an exact match needs unless task.reward is set")

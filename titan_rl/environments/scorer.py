@@ -11,6 +11,7 @@ from typing import Any
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import make_task
+from titan_rl.environments.llm_judge import key_variables
 from titan_rl.environments.rewards import in_turns
 from titan_rl.environments.score import Score
 from titan_rl.environments.scoring_process import ScoringProcess
@@ -26,7 +27,8 @@ class Scorer(ScoringProcess):
 
     def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, at_once: int):
         arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(at_once)
-        super().__init__(f"the scorer of task {task.name}", ("-m", "titan_rl.environments.scorer", *arguments), timeout)
+        command, secrets = ("-m", "titan_rl.environments.scorer", *arguments), key_variables(task)
+        super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
         """A score for each rollout's answers, and the seconds until all were there."""

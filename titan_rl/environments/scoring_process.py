@@ -30,8 +30,17 @@ _HANDED_ON = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", MARK)
 class ScoringProcess:
     """A process that scores many answers at once, started anew whenever it dies or hangs."""
 
-    def __init__(self, name: str, command: Sequence[str], timeout: float, start_seconds: float = _START_SECONDS):
-        """``command``: what Python runs. ``timeout``: seconds for an answer, which the other end holds to."""
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        timeout: float,
+        start_seconds: float = _START_SECONDS,
+        secrets: Sequence[str] = (),
+    ):
+        """``command``: what Python runs. ``timeout``: seconds for an answer, which the other end holds to.
+        ``secrets``: variables of the environment that it is given besides."""
+        self._handed_on = (*_HANDED_ON, *secrets)
         self.name, self.command, self.timeout, self.start_seconds = name, tuple(command), timeout, start_seconds
         self.process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
@@ -50,7 +59,7 @@ class ScoringProcess:
     async def _start(self) -> None:
         if self._is_closed:
             raise RuntimeError(f"{self.name} was closed")
-        environment = {key: os.environ[key] for key in _HANDED_ON if key in os.environ}
+        environment = {key: os.environ[key] for key in self._handed_on if key in os.environ}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *self.command,
