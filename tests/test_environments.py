@@ -47,7 +47,7 @@ class Task:
         return self.make(self.log)
 
 
-def play(task: Task, *answers: str, num_samples: int = 1, step_timeout: float = 60, ask=None):
+def play(task: Task, *answers: str, num_samples: int = 1, step_timeout: float = 60, ask=None, max_turns: int = 9):
     """The group of a model that gives these answers, whoever asks."""
     said = iter(answers or ["1"] * 100)
 
@@ -59,7 +59,9 @@ def play(task: Task, *answers: str, num_samples: int = 1, step_timeout: float = 
     async def score(prompt, rollouts):
         return [Score("ok", {"right": 1.0})] * len(rollouts), 0.0
 
-    parts = dict(tokenizer=TOKENIZER, ask=ask or answer, score=score, sampling=Sampling(num_samples, 8, 1.0, 64))
+    parts = dict(
+        tokenizer=TOKENIZER, ask=ask or answer, score=score, sampling=Sampling(num_samples, 8, 1.0, 64, max_turns)
+    )
     prompt = Prompt("train/0000001", "4,6=", "2", {})
     return asyncio.run(run_group(prompt, task=task, seed=1, step_timeout=step_timeout, **parts))
 
@@ -76,6 +78,14 @@ def test_what_it_pays_for_an_answer_is_that_turns_reward():
     assert rollout.reward_parts == {"right": 1.0, "environment": pytest.approx(0.6)}
     assert TOKENIZER.decode(rollout.tokens) == "4,6=a<eos>1?bb<eos>2?ccc<eos>"
     assert TOKENIZER.decode(rollout.tokens[rollout.provenance == Provenance.TOOL]) == "1?2?"
+
+
+def test_an_episode_ends_with_its_turns():
+    [rollout] = play(task := Task(), "a", "bb", "ccc", max_turns=2).rollouts
+    assert [len(rollout.turns), rollout.status, rollout.turn_rewards] == [2, "truncated", [0.1, 0.2]]
+    assert TOKENIZER.decode(rollout.tokens) == "4,6=a<eos>1?bb<eos>" and task.log[-1] == "close"
+    [whole] = play(Task(), "a", "bb", "ccc", max_turns=3).rollouts
+    assert (len(whole.turns), whole.status) == (3, "ok")
 
 
 class SlowToReply(Counting):

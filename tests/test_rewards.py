@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.schema import RolloutConfig, TaskConfig
 from titan_rl.data.types import Completion
 from titan_rl.environments.base import make_task
 from titan_rl.environments.group import run_group
@@ -206,7 +206,7 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
 
         try:
             meshes = SimpleNamespace(max_tokens=64, dispatcher=SimpleNamespace(run_group=group))
-            await evaluate(meshes, held_out_prompts(made, 2), 8)
+            await evaluate(meshes, held_out_prompts(made, 2), RolloutConfig(max_new_tokens=8))
         finally:
             await scorer.stop()
 

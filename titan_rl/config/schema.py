@@ -112,6 +112,8 @@ class RolloutConfig:
     """Samples of each prompt."""
     max_new_tokens: Count = 16
     """Longest answer, end of sequence included."""
+    max_turns: Count = 32
+    """Answers of an episode; one that would have more is cut short there, as one that runs out of tokens is."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Sampling temperature; the trainer uses the same."""
     max_staleness: Whole = 0

@@ -296,7 +296,7 @@ class Controller:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""
         await self.publishing.delivered()
         self.reporter.display.enter("evaluating")
-        work = evaluate(self.meshes, self.held_out, self.config.rollout.max_new_tokens)
+        work = evaluate(self.meshes, self.held_out, self.config.rollout)
         result = await self.stop.interrupts(work)
         self.reporter.evaluated(self.progress.step, when, result)
         return result

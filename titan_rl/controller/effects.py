@@ -28,6 +28,7 @@ _EFFECTS: dict[str, Effects] = {
     "implicit_reward.lr_scheduler": _ARITHMETIC,
     "rollout.temperature": _ARITHMETIC | _SAMPLING,
     "rollout.max_new_tokens": _ARITHMETIC | _SAMPLING,
+    "rollout.max_turns": _SAMPLING,
     "rollout.max_staleness": _SAMPLING,
     "rollout.prompts_per_step": _SAMPLING,
     "filter": _SAMPLING,

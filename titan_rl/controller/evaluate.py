@@ -2,20 +2,21 @@
 
 import asyncio
 
+from titan_rl.config.schema import RolloutConfig
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.base import correct
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.statistics import Proportion
 
 
-async def evaluate(meshes: Meshes, prompts: list[Prompt], max_new_tokens: int) -> Proportion:
+async def evaluate(meshes: Meshes, prompts: list[Prompt], rollout: RolloutConfig) -> Proportion:
     """Share of right answers, as the task scores them, whatever else rewards them in training.
 
     An answer that the machinery failed to score is an error, not a wrong answer.
 
     Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored.
     """
-    sampling = Sampling(num_samples=1, max_new_tokens=max_new_tokens, temperature=0.0, max_tokens=meshes.max_tokens)
+    sampling = Sampling(1, rollout.max_new_tokens, 0.0, meshes.max_tokens, rollout.max_turns)
     groups = await asyncio.gather(*(meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
     if refused := [group for group in groups if group.refused]:
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")

@@ -77,7 +77,8 @@ class RolloutQueue:
     @property
     def _sampling(self) -> Sampling:
         rollout = self.config.rollout
-        return Sampling(rollout.group_size, rollout.max_new_tokens, rollout.temperature, self.max_tokens)
+        lengths = rollout.max_new_tokens, rollout.temperature, self.max_tokens, rollout.max_turns
+        return Sampling(rollout.group_size, *lengths)
 
     def restart(self, backlog: deque[Prompt], version: int) -> None:
         """The run goes on at a version: nothing is in flight, and these prompts come first. Settings may be others."""

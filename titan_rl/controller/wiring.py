@@ -70,4 +70,4 @@ class Actors:
 
     async def evaluate(self) -> Proportion:
         """Held-out accuracy of the model."""
-        return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout.max_new_tokens)
+        return await evaluate(self.meshes, self.checked.held_out, self.checked.config.rollout)

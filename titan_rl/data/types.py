@@ -323,6 +323,8 @@ class Sampling:
     """0 is greedy."""
     max_tokens: int
     """Longest rollout, prompt included."""
+    max_turns: int = 32
+    """Answers of a rollout."""
 
 
 @dataclass(frozen=True)

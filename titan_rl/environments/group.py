@@ -149,7 +149,8 @@ class Player:
         if not reply.messages:
             return False
         tokens, provenance = encode_reply(self.tokenizer, reply.messages, episode.tokens[-1], is_chat=self.is_chat)
-        if len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
+        has_turns = len(episode.turns) < self.sampling.max_turns
+        if not has_turns or len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
             episode.cut_short = True
             return False
         episode.add_reply(reply.messages, tokens, provenance)
