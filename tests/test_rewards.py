@@ -206,7 +206,7 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
 
         try:
             meshes = SimpleNamespace(max_tokens=64, dispatcher=SimpleNamespace(run_group=group))
-            await evaluate(meshes, held_out_prompts(made, 2), RolloutConfig(max_new_tokens=8))
+            await evaluate(meshes, held_out_prompts(made, 2), RolloutConfig(max_new_tokens=8, max_retries=0))
         finally:
             await scorer.stop()
 

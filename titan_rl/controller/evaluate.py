@@ -3,6 +3,7 @@
 import asyncio
 
 from titan_rl.config.schema import RolloutConfig
+from titan_rl.controller.retries import sampled
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.base import correct
 from titan_rl.mesh.meshes import Meshes
@@ -17,7 +18,8 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], rollout: RolloutConfig
     Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored.
     """
     sampling = Sampling(1, rollout.max_new_tokens, 0.0, meshes.max_tokens, rollout.max_turns)
-    groups = await asyncio.gather(*(meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
+    sample, retries = meshes.dispatcher.run_group, rollout.max_retries
+    groups = await asyncio.gather(*(sampled(sample, prompt, sampling, retries) for prompt in prompts))
     if refused := [group for group in groups if group.refused]:
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
     rollouts = [group.rollouts[0] for group in groups]

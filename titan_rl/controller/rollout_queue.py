@@ -14,11 +14,11 @@ from titan_rl.algorithms.filters import Selection
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.publishing import Publishing
+from titan_rl.controller.retries import sampled
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.mesh.dispatch import POISON, Dispatcher
+from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.supervision.background import retrieve_exception
-from titan_rl.mesh.supervision.deadlines import DeadlineError
 from titan_rl.records.ledger import Ledger, Outcomes
 
 _MAX_DISCARDS = 20
@@ -145,17 +145,9 @@ class RolloutQueue:
             self._in_flight.append(InFlight(prompt, group))
 
     async def _sample(self, prompt: Prompt) -> Group:
-        """A group, sampled again if the machinery failed; what is left of the last attempt otherwise."""
-        for attempt in range(1 + self.config.rollout.max_retries):
-            if attempt:
-                self.ledger.count_retry(prompt.id)
-            try:
-                group = await self.dispatcher.run_group(prompt, self._sampling)
-            except DeadlineError:
-                group = Group(prompt.id, [], refused="timeout")
-            is_whole = not group.refused and all(r.status != "infra_error" for r in group.rollouts)
-            if is_whole or group.refused == POISON:  # which was tried as often as it may be
-                break
+        """A group, for people too."""
+        retries, sample = self.config.rollout.max_retries, self.dispatcher.run_group
+        group = await sampled(sample, prompt, self._sampling, retries, self.ledger.count_retry)
         group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
         return group
 

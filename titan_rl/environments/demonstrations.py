@@ -11,12 +11,12 @@ from titan_rl.environments.episode import Episode
 from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.score import Score
 from titan_rl.environments.task import Task
-from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.supervision.deadlines import together, within
 
 
 async def demonstrate_all(prompts: Iterable[Prompt], task: Task, tokenizer, step_timeout: float) -> list[Rollout]:
-    """Errors: as ``demonstrate``."""
-    return [await demonstrate(prompt, task, tokenizer, step_timeout) for prompt in prompts]
+    """Side by side, since tools may be slow. Errors: as ``demonstrate``."""
+    return await together(demonstrate(prompt, task, tokenizer, step_timeout) for prompt in prompts)
 
 
 async def demonstrate(prompt: Prompt, task: Task, tokenizer, step_timeout: float) -> Rollout:

@@ -27,6 +27,7 @@ MAX_CALLS = 8
 MAX_RESULT = 4000
 """Characters of a tool's result that the model is shown."""
 _RETRIES = 2
+_PAUSE_SECONDS = 0.1
 
 
 class ToolError(Exception):
@@ -129,4 +130,5 @@ async def _tried(tool: Tool, arguments: dict[str, Any]) -> str:
             if attempt == tool.retries:
                 said = f"tool {tool.name} failed {attempt + 1} times: {type(error).__name__}: {error}"
                 raise EnvironmentFailed(said) from error
+        await asyncio.sleep(_PAUSE_SECONDS * 4**attempt)  # what is behind it may be on its way back
     raise AssertionError("a tool is tried once at least")
