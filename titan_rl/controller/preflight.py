@@ -10,7 +10,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.data.datasets import Dataset
@@ -95,6 +95,8 @@ def check(config: Config) -> Checked:
     check_prompts(checked)
     if config.eval.grader:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
+    if hasattr(checked.task, "check_ready"):
+        checked.task.check_ready()
     return checked
 
 
@@ -123,7 +125,8 @@ def check_prompts(checked: Checked) -> None:
     config, task = checked.config, checked.task
     tokenizer = _tokenizer(config)
     if config.task.style == "chat":
-        check_chat_template(tokenizer, replies=bool(task.tools) or is_reference(config.task.name))
+        replies = bool(task.tools) or is_reference(config.task.name) or config.task.name in TASKS_OF_OTHERS
+        check_chat_template(tokenizer, replies=replies)
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
     if config.sft.steps:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import TASKS_OF_FILES, TaskConfig
+from titan_rl.config.schema import TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
 from titan_rl.environments.calculator import CalculatorTask
 from titan_rl.environments.code_task import CodeTask
 from titan_rl.environments.rewards import with_reward
@@ -20,7 +20,7 @@ __all__ = ["BUILT_IN", "Task", "correct", "make_task"]
 
 BUILT_IN = {"calculator": CalculatorTask}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
-_OF_FILES = dict(zip(TASKS_OF_FILES, (RowsTask, CodeTask), strict=True))
+_OF_FILES = {"jsonl": RowsTask, "code": CodeTask}
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
@@ -43,7 +43,7 @@ def _check_scoring(task: TaskConfig) -> None:
     said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
     if task.reward:
         raise ConfigError(f"{said}, and task.reward = {task.reward!r} takes its place: keep one of them")
-    if task.name in TASKS_OF_FILES or task.name in BUILT_IN or is_reference(task.name):
+    if task.name in (*TASKS_OF_FILES, *TASKS_OF_OTHERS, *BUILT_IN) or is_reference(task.name):
         raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 
 
@@ -54,6 +54,23 @@ def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
         return _OF_FILES[task.name](task, folders)
     if task.name in BUILT_IN:
         return BUILT_IN[task.name](task)
+    if task.name in TASKS_OF_OTHERS:
+        return _of_others(task, folders)
     from titan_rl.environments.reasoning_gym import ReasoningGymTask  # its import takes a second
 
     return ReasoningGymTask(task)
+
+
+def _of_others(task: TaskConfig, folders: Sequence[str]) -> Task:
+    """Each imports what it speaks with, which no other task waits for."""
+    if task.name == "openenv":
+        from titan_rl.environments.servers.openenv import OpenEnvTask
+
+        return OpenEnvTask(task, folders)
+    if task.name == "nemo_gym":
+        from titan_rl.environments.servers.nemo_gym import NemoGymTask
+
+        return NemoGymTask(task, folders)
+    from titan_rl.environments.gymnasium_task import GymnasiumTask
+
+    return GymnasiumTask(task, folders)

@@ -7,7 +7,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Prompt, correct
 from titan_rl.environments.environment import Environment
 
-__all__ = ["Size", "Task", "UserCodeError", "correct"]
+__all__ = ["Size", "Task", "UserCodeError", "correct", "tools_of"]
 
 
 class UserCodeError(ConfigError):
@@ -26,6 +26,11 @@ class Task(Protocol):
 
     A task of your own needs ``prompt``, ``messages``, ``demonstration`` and ``score``; the rest has a default
     (user_task.py).
+
+    A task may have more. ``speaks_first`` (bool): its environments say something at their reset, so each sample has a
+    first observation of its own. ``sessions`` (sessions.py): episodes wait for their turn. ``tools_of(prompt)``: the
+    schemas of what may be called in this prompt's episodes alone. ``check_ready()``: is called before a run starts, and
+    nowhere else; errors: ConfigError.
     """
 
     tools: Sequence[dict[str, Any]]
@@ -56,3 +61,8 @@ class Task(Protocol):
         """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only.
 
         A part that is a list has one number for each answer: the rewards of turns (algorithms/turns.py)."""
+
+
+def tools_of(task: Task, prompt: Prompt) -> Sequence[dict[str, Any]]:
+    """Schemas of what the model may call in an episode of the prompt."""
+    return task.tools_of(prompt) if hasattr(task, "tools_of") else task.tools
