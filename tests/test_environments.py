@@ -9,6 +9,7 @@ from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
 from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
+from titan_rl.environments.sessions import Sessions
 from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -86,6 +87,118 @@ def test_an_episode_ends_with_its_turns():
     assert TOKENIZER.decode(rollout.tokens) == "4,6=a<eos>1?bb<eos>" and task.log[-1] == "close"
     [whole] = play(Task(), "a", "bb", "ccc", max_turns=3).rollouts
     assert (len(whole.turns), whole.status) == (3, "ok")
+
+
+class Opens(Counting):
+    """Each sample hears another number first, unless it is told which."""
+
+    def __init__(self, log, said=None):
+        super().__init__(log)
+        self.said = said
+
+    async def reset(self):
+        await super().reset()
+        return Reply([{"role": "user", "content": self.said or f"no. {len(self.log)}: "}])
+
+
+class SpeaksFirst(Task):
+    speaks_first = True
+
+
+def test_what_it_says_first_is_behind_the_prompt_and_each_sample_has_its_own():
+    group = play(SpeaksFirst(Opens), num_samples=2)
+    texts = [TOKENIZER.decode(rollout.tokens) for rollout in group.rollouts]
+    assert texts == [f"4,6=no. {number}: 1<eos>1?1<eos>2?1<eos>" for number in (1, 2)]
+    for number, rollout in enumerate(group.rollouts, 1):
+        said = rollout.tokens[rollout.provenance == Provenance.TOOL]
+        assert TOKENIZER.decode(said) == f"no. {number}: 1?2?" and len(rollout.turns) == 3
+        written = rollout.provenance == Provenance.MODEL
+        assert np.all(rollout.logprobs[written] == -0.5) and not rollout.logprobs[~written].any()
+        assert rollout.text.startswith(f"> no. {number}:\n1\n> 1?")
+
+
+def test_those_that_say_nothing_first_begin_with_one_request_and_the_others_with_one_a_sample():
+    def asked(task: Task) -> list[int]:
+        sizes = []
+
+        async def ask(request):
+            sizes.append(len(request.seeds))
+            tokens = np.array([5, EOS], np.int32)
+            return [Completion(tokens, np.zeros(2), np.zeros(2), "stop")] * len(request.seeds)
+
+        play(task, ask=ask, num_samples=3)
+        return sizes
+
+    assert asked(Task())[0] == 3 and max(asked(SpeaksFirst(Opens))) == 1
+    seeds = []
+
+    async def ask(request):
+        seeds.extend(request.seeds)
+        return [Completion(np.array([EOS]), np.zeros(1), np.zeros(1), "stop")] * len(request.seeds)
+
+    play(Task(OneAnswerEach), ask=ask, num_samples=3)
+    alone, seeds[:] = sorted(seeds), []
+    play(SpeaksFirst(OneAnswerEach), ask=ask, num_samples=3)
+    assert sorted(seeds) == alone, "a sample's seed is its own, however it is asked"
+
+
+class OneAnswerEach(OneAnswer):
+    def __init__(self, log):
+        pass
+
+
+class SaysTooMuch(Opens):
+    def __init__(self, log):
+        super().__init__(log, said="x" * 60)
+
+
+def test_first_words_that_leave_no_room_refuse_the_prompt_and_let_go_of_all():
+    group = play(task := SpeaksFirst(SaysTooMuch), num_samples=3)
+    assert group.refused == "prompt_too_long" and not group.rollouts
+    assert task.log.count("close") == task.log.count("reset")
+
+
+class SaysNumber(Counting):
+    async def reset(self):
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Task(Opens), "its task must say speaks_first = True"),
+        (Task(SaysNumber), "an environment's reset gave 4: give a Reply, or None"),
+        (SpeaksFirst(SaysNumber), "an environment's reset gave 4: give a Reply, or None"),
+    ],
+)
+def test_a_reset_that_gives_what_nobody_expects_is_told(task, words):
+    [rollout] = play(task).rollouts
+    assert rollout.status == "infra_error" and words in rollout.failure and task.log.count("close") == 1
+
+
+def test_one_that_fails_at_its_reset_before_any_answer_is_told_and_has_no_reward():
+    [rollout] = play(task := SpeaksFirst(BreaksToBegin)).rollouts
+    assert (rollout.status, rollout.reward, rollout.turns) == ("infra_error", 0.0, [])
+    assert TOKENIZER.decode(rollout.tokens) == "4,6=" and task.log == ["close"]
+
+
+def test_episodes_wait_for_their_turn():
+    class Busy(Counting):
+        under_way = most = 0
+
+        async def reset(self):
+            Busy.under_way += 1
+            Busy.most = max(Busy.most, Busy.under_way)
+            await asyncio.sleep(0.01)
+
+        async def close(self):
+            Busy.under_way -= 1
+
+    class Few(Task):
+        sessions = Sessions(2, 5.0)
+
+    group = play(Few(Busy), num_samples=6)
+    assert Busy.most == 2 and [rollout.status for rollout in group.rollouts] == ["ok"] * 6
 
 
 class SlowToReply(Counting):

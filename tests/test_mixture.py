@@ -81,7 +81,7 @@ def test_each_is_asked_and_scored_as_it_would_be_alone(folder):
         answers = [demonstration] if isinstance(demonstration, str) else demonstration
         assert sum(task.score(prompt, answers).values()) == 1 and sum(task.score(prompt, ["no"]).values()) == 0
         assert class_of(task, prompt).startswith(f"difficulty {label}, ")
-    names = {label: [tool["function"]["name"] for tool in task.tools_for(p)] for label, p in by_task.items()}
+    names = {label: [tool["function"]["name"] for tool in task.tools_of(p)] for label, p in by_task.items()}
     assert names == {"divisors": [], "calculator": ["calc"], "rows": []}
     assert len(encode_prompt(task, character_tokenizer(), by_task["calculator"])) > 0
 

@@ -25,21 +25,24 @@ layouts = pytest.mark.parametrize(("seed", "num_ranks", "row_tokens", "share_pre
 
 
 def random_groups(seed: int) -> list[list[Sample]]:
-    """Groups in which no two tokens are the same, but for the prompts that a group shares; at most 21 tokens each."""
+    """Groups in which no two tokens are the same, but for the prompts that a group shares; at most 21 tokens each. In
+    some an environment says something to each sample before its first answer."""
     rng = np.random.default_rng(seed)
     tokens = iter(range(1, 100_000))
 
-    def sample(prompt: list[int]) -> Sample:
+    def sample(prompt: list[int], speaks_first: bool) -> Sample:
         answer = [next(tokens) for _ in range(rng.integers(1, MAX_NEW_TOKENS + 1))]
         wrote = rng.choice([Provenance.MODEL, Provenance.MODEL, Provenance.TOOL], len(answer))
-        wrote[0] = Provenance.MODEL
+        first = int(rng.integers(len(answer))) if speaks_first else 0
+        wrote[:first], wrote[first] = Provenance.TOOL, Provenance.MODEL
         provenance = np.concatenate([np.full(len(prompt), Provenance.TEMPLATE), wrote]).astype(np.int8)
         logprobs = -rng.random(len(provenance)).astype(np.float32)
         return Sample(np.array(prompt + answer, np.int32), provenance, logprobs, float(rng.normal()))
 
     def group() -> list[Sample]:
         prompt = [next(tokens) for _ in range(rng.integers(1, 10))]
-        return [sample(prompt) for _ in range(rng.integers(1, 7))]
+        speaks_first = rng.random() < 0.3
+        return [sample(prompt, speaks_first) for _ in range(rng.integers(1, 7))]
 
     return [group() for _ in range(rng.integers(1, 6))]
 
@@ -90,6 +93,21 @@ def test_each_trained_token_is_predicted_once_from_its_own_past(seed, num_ranks,
             assert row.positions_T[source] == len(past(row, source)) - 1
     assert seen == Counter(expected.keys())
     assert batch.num_trained_tokens == len(expected)
+
+
+def test_what_environments_say_alike_is_shared_and_what_they_say_otherwise_is_not():
+    def sample(*tokens: int) -> Sample:
+        provenance = np.array([Provenance.TEMPLATE, *[Provenance.TOOL] * (len(tokens) - 2), Provenance.MODEL], np.int8)
+        return Sample(np.array(tokens, np.int32), provenance, np.zeros(len(tokens), np.float32), 1.0)
+
+    for samples, shared in (
+        ([sample(1, 2, 3, 90), sample(1, 2, 3, 91)], 3),
+        ([sample(1, 2, 3, 90), sample(1, 2, 4, 91)], 2),
+        ([sample(1, 2, 3, 90), sample(1, 2, 91)], 2),
+        ([sample(1, 2, 3, 90), sample(5, 2, 3, 91)], 0),
+    ):
+        rows = rows_of(packed([samples], 1, 64, True))
+        assert sum(len(row.tokens_T) for row in rows) == shared + sum(len(s.tokens) - 1 - shared for s in samples)
 
 
 @layouts

@@ -223,6 +223,9 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     print("jsonl  (rows of a file of your own: task.options.file)")
     print("code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)")
     print("mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)")
+    print("openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)")
+    print("nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)")
+    print("gymnasium  (an environment of gymnasium.make, in text: task.options.id, prompt)")
     for name, task in BUILT_IN.items():
         print(f"{name}  ({task.ABOUT})")
     for family in families:

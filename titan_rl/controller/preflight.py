@@ -11,7 +11,7 @@ from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.data.datasets import Dataset
@@ -98,6 +98,8 @@ def check(config: Config) -> Checked:
     check_prompts(checked)
     if config.eval.grader:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
+    if hasattr(checked.task, "check_ready"):
+        checked.task.check_ready()
     return checked
 
 
@@ -127,7 +129,8 @@ def check_prompts(checked: Checked) -> None:
     tokenizer = _tokenizer(config)
     tasks = all_tasks(config.task).values()
     if any(each.style == "chat" for each in tasks):
-        check_chat_template(tokenizer, replies=bool(task.tools) or any(is_reference(each.name) for each in tasks))
+        steps = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
+        check_chat_template(tokenizer, replies=steps or bool(task.tools))
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
     if config.sft.steps:

@@ -43,12 +43,11 @@ def token_weights(samples: list[Sample], aggregation: str, max_new_tokens: int) 
 
 
 def _common_prefix(samples: list[Sample]) -> int:
-    """Length of the prompt that all samples share: what comes before the model's first token."""
-    first = samples[0]
-    length = int((first.provenance == Provenance.MODEL).argmax())
-    same = all(np.array_equal(s.tokens[:length], first.tokens[:length]) for s in samples)
-    assert same, "samples of one group start from different prompts"
-    return length
+    """Length of what all samples share before the model's first token: the prompt, and what their environments said
+    alike before it."""
+    length = min(int((s.provenance == Provenance.MODEL).argmax()) for s in samples)
+    is_same_T = np.logical_and.reduce([s.tokens[:length] == samples[0].tokens[:length] for s in samples])
+    return length if is_same_T.all() else int(is_same_T.argmin())
 
 
 def _units(

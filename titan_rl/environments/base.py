@@ -9,7 +9,7 @@ from functools import partial
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TaskConfig
+from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
 from titan_rl.environments.calculator import CalculatorTask
 from titan_rl.environments.code_task import CodeTask
 from titan_rl.environments.mixture import MixtureTask
@@ -22,7 +22,7 @@ __all__ = ["BUILT_IN", "Task", "correct", "make_task"]
 
 BUILT_IN = {"calculator": CalculatorTask}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
-_OF_FILES = dict(zip(TASKS_OF_FILES, (RowsTask, CodeTask), strict=True))
+_OF_FILES = {"jsonl": RowsTask, "code": CodeTask}
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
@@ -46,7 +46,7 @@ def _check_scoring(task: TaskConfig) -> None:
     if not task.scores_itself:
         taking = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
         raise ConfigError(f"{said}, and {taking} takes its place: keep one of them")
-    if task.name in (*TASKS_OF_FILES, MIXTURE, *BUILT_IN) or is_reference(task.name):
+    if task.name in (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, *BUILT_IN) or is_reference(task.name):
         raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
 
 
@@ -59,6 +59,23 @@ def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
         return MixtureTask(task, partial(make_task, folders=folders))
     if task.name in BUILT_IN:
         return BUILT_IN[task.name](task)
+    if task.name in TASKS_OF_OTHERS:
+        return _of_others(task, folders)
     from titan_rl.environments.reasoning_gym import ReasoningGymTask  # its import takes a second
 
     return ReasoningGymTask(task)
+
+
+def _of_others(task: TaskConfig, folders: Sequence[str]) -> Task:
+    """Each imports what it speaks with, which no other task waits for."""
+    if task.name == "openenv":
+        from titan_rl.environments.servers.openenv import OpenEnvTask
+
+        return OpenEnvTask(task, folders)
+    if task.name == "nemo_gym":
+        from titan_rl.environments.servers.nemo_gym import NemoGymTask
+
+        return NemoGymTask(task, folders)
+    from titan_rl.environments.gymnasium_task import GymnasiumTask
+
+    return GymnasiumTask(task, folders)

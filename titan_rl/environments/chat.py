@@ -70,11 +70,45 @@ def encode_messages(
         return np.asarray(tokenizer.encode(messages, add_special_tokens=False), np.int32)
     if tokenizer.chat_template is None:
         check_chat_template(tokenizer)
+    return np.asarray(_render_prompt(tokenizer, messages, tools, tokenize=True), np.int32)
+
+
+def _render_prompt(tokenizer, messages: list[dict[str, str]], tools: Sequence[dict[str, Any]], *, tokenize: bool):
     if not tools:
-        return np.asarray(render(tokenizer, messages, tokenize=True), np.int32)
+        return render(tokenizer, messages, tokenize=tokenize)
     if tells_of_tools(tokenizer):
-        return np.asarray(render(tokenizer, messages, tokenize=True, tools=list(tools)), np.int32)
-    return np.asarray(render(tokenizer, with_tools(messages, tools), tokenize=True), np.int32)
+        return render(tokenizer, messages, tokenize=tokenize, tools=list(tools))
+    return render(tokenizer, with_tools(messages, tools), tokenize=tokenize)
+
+
+def encode_opening(
+    tokenizer,
+    messages: str | list[dict[str, str]],
+    tools: Sequence[dict[str, Any]],
+    replies: Sequence[dict[str, str]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, int32 [T], and provenance, int8 [T], of a prompt with what the environment says before the first answer.
+
+    Behind a message of the user's the words stand in that message, a blank line apart, since most templates refuse two
+    messages of a user in a row. Errors: as ``encode_messages``.
+    """
+    said = "\n".join(without_special(tokenizer, reply["content"]) for reply in replies)
+    if isinstance(messages, str):
+        prompt, words = (encode_messages(tokenizer, text) for text in (messages, said))
+        provenance = np.repeat([Provenance.TEMPLATE, Provenance.TOOL], [len(prompt), len(words)])
+        return np.concatenate([prompt, words]), provenance.astype(np.int8)
+    rendered, marked = (
+        _render_prompt(tokenizer, _with_words(messages, words), tools, tokenize=False) for words in (said, _REPLY)
+    )
+    before, _, behind = marked.rpartition(_REPLY)
+    tokens, is_said = _tokens_and_owner(tokenizer, rendered, [(len(before), len(rendered) - len(behind))])
+    return tokens, np.where(is_said, Provenance.TOOL, Provenance.TEMPLATE).astype(np.int8)
+
+
+def _with_words(messages: list[dict[str, str]], words: str) -> list[dict[str, str]]:
+    if messages and messages[-1]["role"] == "user":
+        return [*messages[:-1], _message("user", f"{messages[-1]['content']}\n\n{words}")]
+    return [*messages, _message("user", words)]
 
 
 @lru_cache(maxsize=4)

@@ -42,8 +42,9 @@ class EnvironmentFailed(RuntimeError):
 
 
 class Environment(Protocol):
-    async def reset(self) -> None:
-        """Before the first answer. Errors: as ``step``."""
+    async def reset(self) -> Reply | None:
+        """Before the first answer; a Reply if the task's environments speak first (``speaks_first``, task.py): its
+        messages stand behind the prompt. Errors: as ``step``."""
 
     async def step(self, answer: str) -> Reply:
         """The model's latest answer, as text. Errors: EnvironmentFailed or ConfigError; any other becomes one."""

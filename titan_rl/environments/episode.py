@@ -17,9 +17,7 @@ from titan_rl.environments.score import Score
 
 class Episode:
     def __init__(self, prompt_tokens: np.ndarray):
-        self.tokens, self.provenance = prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8)
-        self.logprobs = np.zeros(len(prompt_tokens), np.float32)
-        self.versions = np.full(len(prompt_tokens), -1, np.int32)
+        self._begin(prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8))
         self.turns: list[Turn] = []
         self.answers: list[str] = []
         self.cut_short = False
@@ -35,6 +33,16 @@ class Episode:
         self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
         self.versions = np.concatenate([self.versions, versions]).astype(np.int32)
 
+    def _begin(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
+        self.tokens, self.provenance = tokens, provenance
+        self.logprobs = np.zeros(len(tokens), np.float32)
+        self.versions = np.full(len(tokens), -1, np.int32)
+
+    def open(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
+        """What the environment says before the first answer. ``tokens``: the prompt's, with these words in it."""
+        self._begin(tokens, provenance)
+        self._say(messages)
+
     def add_completion(self, completion: Completion, text: str) -> None:
         start = len(self.tokens)
         wrote = np.full(len(completion.tokens), Provenance.MODEL)
@@ -48,8 +56,11 @@ class Episode:
         self._rewards.append(reply.reward)
         self.turns[-1] = replace(self.turns[-1], calls=tuple(reply.calls))
 
-    def add_reply(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
+    def _say(self, messages: Sequence[Message]) -> None:
         self._said += [f"> {message['content'].strip()}" for message in messages]
+
+    def add_reply(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
+        self._say(messages)
         self._append(tokens, provenance, np.zeros(len(tokens)), np.full(len(tokens), -1))
 
     def _with_rewards(self, score: Score) -> Score:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import what_happened
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Completion, Group, Prompt, Request, Sampling
-from titan_rl.environments.chat import encode_messages, encode_reply
+from titan_rl.environments.chat import encode_messages, encode_opening, encode_reply
 from titan_rl.environments.environment import Environment, EnvironmentFailed, Reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.rewards import shown, source_file
 from titan_rl.environments.score import Score
-from titan_rl.environments.task import Task, tools_of
+from titan_rl.environments.task import Task, task_of, tools_of
 from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
 
 Ask = Callable[[Request], Awaitable[list[Completion]]]
@@ -35,6 +35,10 @@ def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
     return encode_messages(tokenizer, task.messages(prompt), tools_of(task, prompt))
 
 
+class _TooLong(Exception):
+    """What an environment says first leaves no room for an answer."""
+
+
 async def run_group(
     prompt: Prompt,
     *,
@@ -48,13 +52,14 @@ async def run_group(
     judge: Judge | None = None,
 ) -> Group:
     """All samples of one prompt. The first turn is one request; later turns, if the environment replies, one a sample.
+    Where environments speak first, each sample has a beginning of its own, and the first turn is one a sample too.
 
     ``step_timeout``: seconds that an environment has for a reply.
 
     An environment, a task or a chat template that fails is no error here: its rollouts say ``infra_error`` or
     ``timeout``, and why.
     """
-    start = time.perf_counter()
+    start, task = time.perf_counter(), task_of(task, prompt)
     try:
         prompt_tokens = encode_prompt(task, tokenizer, prompt)
         is_chat = not isinstance(task.messages(prompt), str)
@@ -63,8 +68,11 @@ async def run_group(
     if len(prompt_tokens) >= sampling.max_tokens:
         return Group(prompt.id, [], refused="prompt_too_long")
     player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat)
-    episodes = await player.first_turns(prompt_tokens)
-    await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
+    try:
+        episodes = await player.first_turns(prompt_tokens)
+        await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
+    except _TooLong:
+        return Group(prompt.id, [], refused="prompt_too_long")
     seconds_generate = time.perf_counter() - start
     scoring = score(prompt, [episode.answers for episode in episodes])
     if judge is None:
@@ -99,20 +107,25 @@ class Player:
     is_chat: bool
 
     async def first_turns(self, prompt_tokens: np.ndarray) -> list[Episode]:
+        """The beginnings of all samples; without an answer yet where environments speak first."""
         samples = range(self.sampling.num_samples)
-        completions = await self.ask(self._request(prompt_tokens, samples, 0))
         episodes = [Episode(prompt_tokens) for _ in samples]
+        if self._speaks_first:
+            return episodes
+        completions = await self.ask(self._request(prompt_tokens, samples, 0))
         for episode, completion in zip(episodes, completions, strict=True):
             episode.add_completion(completion, self._read(completion))
         return episodes
 
     async def play(self, episode: Episode, sample: int) -> None:
-        """From the first answer on, until the episode is over, there is no room left, or something fails."""
+        """Until the episode is over, there is no room left, or something fails."""
         try:
-            async with self._environment() as environment:
+            async with getattr(self.task, "sessions", None) or nullcontext(), self._environment() as environment:
+                self._open(episode, await self._call(environment, "reset"))
+                if not episode.turns:
+                    await self._answer(episode, sample)
                 while await self._goes_on(episode, environment):
-                    [completion] = await self.ask(self._request(episode.tokens, [sample], len(episode.turns)))
-                    episode.add_completion(completion, self._read(completion))
+                    await self._answer(episode, sample)
         except (ConfigError, EnvironmentFailed) as error:
             episode.failure = "infra_error", str(error)
         except DeadlineError as error:
@@ -123,10 +136,30 @@ class Player:
         """Errors: EnvironmentFailed, DeadlineError, ConfigError."""
         environment = self.task.environment(self.prompt)
         try:
-            await self._call(environment, "reset")
             yield environment
         finally:
             await self._call(environment, "close")
+
+    @property
+    def _speaks_first(self) -> bool:
+        return getattr(self.task, "speaks_first", False)
+
+    def _open(self, episode: Episode, opening: Reply | None) -> None:
+        """Errors: EnvironmentFailed, _TooLong."""
+        if opening is None:
+            return
+        if not self._speaks_first or not isinstance(opening, Reply):
+            said = "its task must say speaks_first = True" if isinstance(opening, Reply) else "give a Reply, or None"
+            raise EnvironmentFailed(f"an environment's reset gave {shown(opening)}: {said}")
+        asked = self.task.messages(self.prompt), tools_of(self.task, self.prompt)
+        tokens, provenance = encode_opening(self.tokenizer, *asked, opening.messages)
+        if len(tokens) >= self.sampling.max_tokens:
+            raise _TooLong
+        episode.open(opening.messages, tokens, provenance)
+
+    async def _answer(self, episode: Episode, sample: int) -> None:
+        [completion] = await self.ask(self._request(episode.tokens, [sample], len(episode.turns)))
+        episode.add_completion(completion, self._read(completion))
 
     async def _call(self, environment: Environment, name: str, *arguments: str) -> Any:
         said = f"{type(environment).__name__}.{name}"

@@ -43,8 +43,15 @@ class MixtureTask:
             prompt = self.parts[label].prompt(stream, seed, index_in_part)
         return replace(prompt, id=f"{stream}/{index:07d}", task=label)
 
-    def tools_for(self, prompt: Prompt) -> list[dict[str, Any]]:
+    def tools_of(self, prompt: Prompt) -> list[dict[str, Any]]:
         return list(tools_of(self.parts[prompt.task], prompt))
+
+    def check_ready(self) -> None:
+        """Errors: ConfigError, as of each."""
+        for label, part in self.parts.items():
+            if hasattr(part, "check_ready"):
+                with _told_of(label):
+                    part.check_ready()
 
     def is_held_out(self, prompt: Prompt) -> bool:
         return self.parts[prompt.task].is_held_out(prompt)

@@ -7,7 +7,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Prompt, correct
 from titan_rl.environments.environment import Environment
 
-__all__ = ["Size", "Task", "UserCodeError", "correct", "tools_of"]
+__all__ = ["Size", "Task", "UserCodeError", "correct", "task_of", "tools_of"]
 
 
 class UserCodeError(ConfigError):
@@ -26,6 +26,11 @@ class Task(Protocol):
 
     A task of your own needs ``prompt``, ``messages``, ``demonstration`` and ``score``; the rest has a default
     (user_task.py).
+
+    A task may have more. ``speaks_first`` (bool): its environments say something at their reset, so each sample has a
+    first observation of its own. ``sessions`` (sessions.py): episodes wait for their turn. ``tools_of(prompt)``: the
+    schemas of what may be called in this prompt's episodes alone. ``check_ready()``: is called before a run starts, and
+    nowhere else; errors: ConfigError.
     """
 
     tools: Sequence[dict[str, Any]]
@@ -36,9 +41,6 @@ class Task(Protocol):
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         """Prompt number ``index``, with the id ``f"{stream}/{index:07d}"``."""
-
-    def tools_for(self, prompt: Prompt) -> Sequence[dict[str, Any]]:
-        """The same where prompts differ in it. It may be left out (``tools_of``)."""
 
     def is_held_out(self, prompt: Prompt) -> bool:
         """Whether the prompt is for evaluation only; the training stream leaves it out."""
@@ -61,6 +63,11 @@ class Task(Protocol):
         A part that is a list has one number for each answer: the rewards of turns (algorithms/turns.py)."""
 
 
+def task_of(task: Task, prompt: Prompt) -> Task:
+    """The task itself, or of a mixture (mixture.py) the one that the prompt is of."""
+    return task.parts[prompt.task] if prompt.task else task
+
+
 def tools_of(task: Task, prompt: Prompt) -> Sequence[dict[str, Any]]:
-    """Schemas of what the model may call in answer to this prompt."""
-    return task.tools_for(prompt) if hasattr(task, "tools_for") else task.tools
+    """Schemas of what the model may call in an episode of the prompt."""
+    return task.tools_of(prompt) if hasattr(task, "tools_of") else task.tools

@@ -2,7 +2,8 @@
 
 chat      <tool_call>{"name": "calc", "arguments": {"expression": "2+3"}}</tool_call>, any number of them, as Hermes,
           Qwen and others write it; or an answer that is nothing but such an object, or a list of them, as Llama does.
-compact   calc(2+3), the whole answer: for tiny character models. The text is the tool's only argument.
+compact   calc(2+3), the whole answer: for tiny character models. The text is the tool's only argument, as JSON where
+          its schema asks for other than text; a tool without arguments is called by now().
 
 A call that was begun and cannot be read is a ``Malformed``, one for each, and takes no other with it.
 """
@@ -56,10 +57,20 @@ def _compact(answer: str, tools: Mapping[str, HasParameters]) -> list[Call | Mal
     found = _COMPACT.fullmatch(answer)
     if found is None or found[1] not in tools:
         return []
-    [argument, *others] = tools[found[1]].parameters.get("properties", {}) or [None]
-    if argument is None or others:
+    [argument, *others] = (properties := tools[found[1]].parameters.get("properties", {})) or [None]
+    if others or (argument is None and found[2]):
         return [Malformed(answer[:_SHOWN], f"{found[1]} takes other than one argument, and cannot be called so")]
-    return [Call(found[1], {argument: found[2]})]
+    return [Call(found[1], {} if argument is None else {argument: _typed(found[2], properties[argument])})]
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The argument as its schema has it; as text where it cannot be read so, which the schema then refuses."""
+    if not isinstance(schema, dict) or schema.get("type", "string") == "string":
+        return text
+    try:
+        return _parsed(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _tagged(text: str) -> Call | Malformed:
@@ -98,6 +109,14 @@ def _bare(answer: str) -> list[Call | Malformed]:
         return [_call(each) for each in (value if isinstance(value, list) else [value])]
     except (ValueError, RecursionError):
         return []
+
+
+def words_beside_calls(answer: str, style: Literal["compact", "chat"], asked: list[Call | Malformed]) -> str:
+    """What the answer says besides its calls: all of it where it makes none; a call that cannot be read is words."""
+    if not any(isinstance(call, Call) for call in asked):
+        return answer.strip()
+    left = _TAGGED.sub("", answer) if style == "chat" and "<tool_call>" in answer else ""
+    return "\n".join([*filter(None, [left.strip()]), *(call.text for call in asked if isinstance(call, Malformed))])
 
 
 def shown_arguments(arguments: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
+from referencing import Registry
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import ToolCall
@@ -28,6 +29,8 @@ MAX_RESULT = 4000
 """Characters of a tool's result that the model is shown."""
 _RETRIES = 2
 _PAUSE_SECONDS = 0.1
+_NOTHING_ELSE = Registry()
+"""A schema that refers to another address is not looked up there."""
 
 
 class ToolError(Exception):
@@ -65,7 +68,7 @@ class Tool:
 
     def mistake(self, arguments: dict[str, Any]) -> str | None:
         """What of the arguments does not fit."""
-        error = best_match(Draft202012Validator(self.parameters).iter_errors(arguments))
+        error = best_match(Draft202012Validator(self.parameters, registry=_NOTHING_ELSE).iter_errors(arguments))
         return error and f"{error.json_path.removeprefix('$.')}: {error.message}"
 
 
@@ -85,9 +88,13 @@ class ToolEnvironment(OneAnswer):
         asked = read_calls(answer, self.style, self.by_name)
         if not asked:
             return OVER
-        done = await together(self._result(number, call) for number, call in enumerate(asked[: MAX_CALLS + 1]))
+        done = await self._results(asked[: MAX_CALLS + 1])
         messages = [{"role": "tool", "content": self._written(result[:MAX_RESULT])} for result, _ in done]
         return Reply(messages, calls=[record for _, record in done])
+
+    async def _results(self, asked: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
+        """Side by side; in the order of the calls where tools share a state."""
+        return await together(self._result(number, call) for number, call in enumerate(asked))
 
     def _written(self, result: str) -> str:
         """Where no template sets it apart, a mark and a line's end do."""

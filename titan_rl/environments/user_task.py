@@ -74,6 +74,7 @@ class UserTask:
     def __init__(self, said: str, task: Any, style: Literal["compact", "chat"]):
         self.said, self.task, self.style = said, task, style
         self.tools = [tool.schema for tool in getattr(task, "tools", ())]
+        self.speaks_first, self.sessions = getattr(task, "speaks_first", False), getattr(task, "sessions", None)
 
     def check(self) -> None:
         """One prompt is made and written out."""

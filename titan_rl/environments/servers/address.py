@@ -1,0 +1,77 @@
+"""Where a server is: one address, as the user wrote it. Nothing else is contacted, and no redirect is followed."""
+
+import asyncio
+import ipaddress
+import os
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from titan_rl.config.load import ConfigError
+from titan_rl.environments.environment import EnvironmentFailed
+
+T = TypeVar("T")
+_SHOWN = 300
+"""Characters of what a server says."""
+SETTING = "task.options.url"
+
+
+@dataclass(frozen=True)
+class Address:
+    url: str
+    token_env: str = ""
+    """Name of the environment variable that holds what the server knows us by; the value is in no record and no log."""
+
+    @property
+    def parts(self) -> SplitResult:
+        return urlsplit(self.url)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is on this machine, which no proxy of the environment can reach."""
+        host = self.parts.hostname
+        try:
+            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def headers(self) -> dict[str, str]:
+        """Errors: EnvironmentFailed."""
+        if not self.token_env:
+            return {}
+        if not (token := os.environ.get(self.token_env)):
+            raise EnvironmentFailed(f"task.options.token_env = {self.token_env!r}: there is no such variable: set it")
+        return {"Authorization": f"Bearer {token}"}
+
+
+def read_address(task_name: str, url: str, token_env: str, schemes: tuple[str, ...], example: str) -> Address:
+    """Errors: ConfigError."""
+    said, like = f"{SETTING} = {url!r}", f"give it as {example!r}"
+    if not url:
+        raise ConfigError(f"task.name = {task_name!r} needs {SETTING}, where its server is: {like}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{said}: {error}: {like}") from None
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{SETTING} has more than an address, which a run would record: leave out what is before an @ or behind a "
+            f"'?' or '#', and name the variable that holds a token in task.options.token_env"
+        )
+    if parts.scheme not in schemes or not parts.hostname or port == 0:
+        raise ConfigError(f"{said}: {like}")
+    return Address(url, token_env)
+
+
+def in_one_line(said: object) -> str:
+    """What somebody else says, as a message may hold it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(said)).split())[:_SHOWN]
+
+
+def outside_of_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """A coroutine's result, for a caller that may itself be called by an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -1,0 +1,108 @@
+"""One episode's conversation with a server over HTTP: JSON in, JSON or text out, and the cookies that it hands out."""
+
+import asyncio
+import json
+import ssl
+from functools import lru_cache
+from typing import Any
+
+import httpx
+
+from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.servers.address import Address, in_one_line
+
+_MAX_BYTES = 16 << 20
+"""Of an answer."""
+_LATER = (408, 425, 429)
+"""Of the 4xx those that find fault with the moment alone."""
+_CLOSE_SECONDS = 5.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
+"""Seconds between two tries to begin."""
+
+
+@lru_cache(maxsize=1)
+def _certificates() -> ssl.SSLContext:
+    """Once, since they take milliseconds to read."""
+    return httpx.create_ssl_context()
+
+
+class Unavailable(EnvironmentFailed):
+    """The server could not be reached, or failed within (5xx): nothing is wrong with what it was asked."""
+
+
+class HttpSession:
+    """Errors of all calls: EnvironmentFailed."""
+
+    def __init__(self, address: Address, timeout: float):
+        """``timeout``: seconds for an answer, however slowly it comes."""
+        self.address, self.timeout = address, timeout
+        self._client: httpx.AsyncClient | None = None
+
+    def _open(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers=self.address.headers(),
+                trust_env=not self.address.is_loopback,
+                verify=_certificates() if self.address.parts.scheme == "https" else False,
+                timeout=None,
+                follow_redirects=False,
+            )
+        return self._client
+
+    async def post(self, path: str, body: Any) -> tuple[int, str]:
+        """Status and text of an answer that is a success or finds fault with what it was asked (4xx)."""
+        said = f"{self.address.url}/{path}"
+        try:
+            async with asyncio.timeout(self.timeout):
+                status, text = await self._read(path, body)
+        except TimeoutError as error:
+            message = f"{said} did not answer within task.options.timeout = {self.timeout:g} s"
+            raise EnvironmentFailed(message) from error
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{said}: {type(error).__name__}: {in_one_line(error)}") from error
+        if status >= 500 or status in _LATER:
+            raise Unavailable(f"{said} answered {status}: {in_one_line(text)}")
+        if not 200 <= status < 300 and not 400 <= status < 500:
+            raise EnvironmentFailed(f"{said} answered {status}, which is followed nowhere")
+        return status, text
+
+    async def _read(self, path: str, body: Any) -> tuple[int, str]:
+        url = f"{self.address.url.rstrip('/')}/{path}"
+        content, about = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        async with self._open().stream("POST", url, content=content, headers=about) as response:
+            read = bytearray()
+            async for part in response.aiter_bytes():
+                read += part
+                if len(read) > _MAX_BYTES:
+                    raise EnvironmentFailed(f"{url} answered with more than {_MAX_BYTES >> 20} MiB")
+            return response.status_code, read.decode("utf-8", "replace")
+
+    async def post_until_up(self, path: str, body: Any, patience: float) -> tuple[int, str]:
+        """The same for what may be asked twice without harm: again while the server is not available."""
+        loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
+        end = loop.time() + patience
+        while True:
+            try:
+                return await self.post(path, body)
+            except Unavailable:
+                if loop.time() + delay > end:
+                    raise
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await client.aclose()
+
+
+def read_object(said: str, text: str) -> dict[str, Any]:
+    """Errors: EnvironmentFailed for anything but a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EnvironmentFailed(f"{said} answered with no JSON: {in_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise EnvironmentFailed(f"{said} answered with no JSON object: {in_one_line(text)}")
+    return value

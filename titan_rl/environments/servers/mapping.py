@@ -1,0 +1,89 @@
+"""A model's answer becomes an environment's action, and its observation becomes text: as the TOML says.
+
+action       a table in which ``{answer}`` stands for the answer, such as { message = "{answer}" }; or
+             ``pkg.module:name`` of a function (answer) -> dict, whose ToolError is told to the model
+observation  the name of a field, ``board`` or ``game.board``; or ``pkg.module:name`` of a function (observation) -> str
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
+from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.rewards import shown, source_file
+from titan_rl.environments.task import UserCodeError
+from titan_rl.environments.tools import ToolError
+
+ANSWER = "{answer}"
+ToAction = Callable[[str], Any]
+ToText = Callable[[Any], str]
+
+
+def read_action(given: dict[str, Any] | str, folders: Sequence[str]) -> ToAction:
+    """Errors: ConfigError; of the result ToolError, UserCodeError."""
+    setting = "task.options.action"
+    if isinstance(given, str):
+        return own_function(setting, given, "answer", folders)
+    if ANSWER not in json.dumps(given):
+        raise ConfigError(f"{setting} = {given!r} leaves out what the model wrote: put '{ANSWER}' where it belongs")
+    return lambda answer: _filled(given, answer)
+
+
+def _filled(value: Any, answer: str) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(part, answer) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_filled(part, answer) for part in value]
+    return value.replace(ANSWER, answer) if isinstance(value, str) else value
+
+
+def own_function(setting: str, reference: str, parameter: str, folders: Sequence[str]) -> Callable[[Any], Any]:
+    """The user's function of one argument, whose failures have its name. Errors: ConfigError; of the result ToolError,
+    UserCodeError."""
+    if not is_reference(reference):
+        raise ConfigError(f"{setting} = {reference!r}: give a function of yours as 'module:name'")
+    function = resolve(setting, reference, folders)
+    check_signature(f"{setting} = {reference!r}", function, (parameter,))
+
+    def called(argument: Any) -> Any:
+        try:
+            return function(argument)
+        except (ConfigError, ToolError):
+            raise
+        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+            raise UserCodeError(f"{reference}: {what_happened(error, source_file(function))}") from None
+
+    return called
+
+
+def read_observation(given: str, folders: Sequence[str]) -> ToText:
+    """Errors: ConfigError; of the result EnvironmentFailed, UserCodeError."""
+    if not is_reference(given):
+        return lambda observation: as_text(_field(observation, given))
+    function = own_function("task.options.observation", given, "observation", folders)
+
+    def text(observation: Any) -> str:
+        said = function(observation)
+        if not isinstance(said, str):
+            raise UserCodeError(f"{given} gave {shown(said)}: give text")
+        return as_text(said)
+
+    return text
+
+
+def _field(observation: Any, path: str) -> Any:
+    """Errors: EnvironmentFailed."""
+    for name in path.split("."):
+        if not isinstance(observation, dict) or name not in observation:
+            has = ", ".join(map(repr, observation)) if isinstance(observation, dict) else "no fields"
+            raise EnvironmentFailed(f"task.options.observation = {path!r}: an observation has {has or 'no fields'}")
+        observation = observation[name]
+    return observation
+
+
+def as_text(value: Any) -> str:
+    """Text as it is, anything else as JSON; half a character becomes a question mark."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()

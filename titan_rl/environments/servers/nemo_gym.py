@@ -1,0 +1,204 @@
+"""``[task] name = "nemo_gym"``: a resources server of NeMo Gym, which has the tools and the reward of a file's rows.
+
+The verifier plays the agent: it begins a session with a row, brings the model's calls to the server one by one, and has
+the whole verified at the end:
+
+    POST /seed_session  the row          POST /TOOL  a call's arguments          POST /verify  the row and the response
+
+A row may have ``demonstration``, an answer for SFT or a list with that of each turn, which no server sees.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from titan_rl.config.kinds import Count, Seconds
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import TaskConfig
+from titan_rl.data.row_fields import Message
+from titan_rl.data.row_files import find_file
+from titan_rl.data.types import Prompt, ToolCall
+from titan_rl.environments.environment import EnvironmentFailed, Reply
+from titan_rl.environments.row_files import DataRow
+from titan_rl.environments.rows import RowsOptions, RowsTask
+from titan_rl.environments.servers.address import SETTING, in_one_line, outside_of_a_loop, read_address
+from titan_rl.environments.servers.http_session import HttpSession, read_object
+from titan_rl.environments.servers.mapping import as_text
+from titan_rl.environments.servers.nemo_gym_rows import messages_of, read_rows, schemas_of
+from titan_rl.environments.servers.responses import Transcript
+from titan_rl.environments.sessions import Sessions
+from titan_rl.environments.stepped import needs
+from titan_rl.environments.tool_calls import Call, Malformed, read_calls
+from titan_rl.environments.tools import MAX_RESULT, Tool, ToolEnvironment, ToolError
+
+_EXAMPLE = "http://127.0.0.1:8000"
+_SHOWN = "demonstration"
+_CHECK_SECONDS = 3.0
+"""In which a server must answer before a run starts."""
+
+
+@dataclass(kw_only=True)
+class NemoGymOptions(RowsOptions):
+    """``[task.options]`` of a resources server; ``file`` holds its rows."""
+
+    url: str
+    """Where it is: ``http://HOST:PORT``, or ``https``."""
+    token_env: str = ""
+    """Name of the environment variable with a token that the server asks for, sent as ``Authorization: Bearer``."""
+    max_turns: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Answers after which an episode is verified, whatever the last one calls."""
+    sessions: Count = 64
+    """Episodes at once in a verifier process; the others wait for their turn."""
+    session_timeout: Seconds = 120.0
+    """Seconds that an episode waits for its turn; keep it well below verifier.episode_timeout."""
+    timeout: Seconds = 30.0
+    """Seconds that the server has for an answer; below verifier.step_timeout."""
+
+
+class NemoGymTask(RowsTask):
+    OPTIONS = NemoGymOptions
+    options: NemoGymOptions
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str]):
+        needs(task, ["url"], f"where its server is, as in {_EXAMPLE!r}")
+        super().__init__(task, folders)
+        if task.reward:
+            raise ConfigError("task.name = 'nemo_gym' is rewarded by its server: leave task.reward out")
+        options = self.options
+        self.address = read_address(task.name, options.url, options.token_env, ("http", "https"), _EXAMPLE)
+        self.sessions = Sessions(options.sessions, options.session_timeout)
+
+    def _read(self, option: str, name: str) -> list[DataRow]:
+        rows = read_rows(find_file(f"task.options.{option}", name, self.folders))
+        schemas = [schema for row in rows for schema in schemas_of(row.place, row.columns)]
+        for schema in {json.dumps(schema): schema for schema in schemas}.values():  # most rows have the same
+            Tool(**schema, run=str)
+        return rows
+
+    def messages(self, prompt: Prompt) -> str | list[Message]:
+        if self.style == "compact":
+            return prompt.text
+        asked = messages_of(prompt.entry["place"], prompt.entry["row"])
+        if not self.system_prompt or any(message["role"] == "system" for message in asked):
+            return asked
+        return [dict(role="system", content=self.system_prompt), *asked]
+
+    def tools_of(self, prompt: Prompt) -> list[dict[str, Any]]:
+        schemas = schemas_of(prompt.entry["place"], prompt.entry["row"])
+        return [{"type": "function", "function": schema} for schema in schemas]
+
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
+        """Errors: ConfigError if the row has none."""
+        shown = prompt.entry["row"].get(_SHOWN)
+        answers = [shown] if isinstance(shown, str) else shown
+        if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
+            raise ConfigError(
+                f"{prompt.entry['place']}: no {_SHOWN!r} to learn from: give text, or a list of texts, or set "
+                f"sft.steps = 0 to leave SFT out"
+            )
+        return answers
+
+    def environment(self, prompt: Prompt) -> "NemoGymEnvironment":
+        return self._environment(prompt, self.options.timeout)
+
+    def _environment(self, prompt: Prompt, patience: float) -> "NemoGymEnvironment":
+        row = {name: value for name, value in prompt.entry["row"].items() if name != _SHOWN}
+        session = HttpSession(self.address, self.options.timeout)
+        schemas = schemas_of(prompt.entry["place"], row)
+        return NemoGymEnvironment(session, row, schemas, self.style, self.options.max_turns, patience)
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        """The server verifies, and rewards."""
+        return {}
+
+    def check_ready(self) -> None:
+        """Errors: ConfigError if the server does not begin a session with the first training row."""
+        try:
+            outside_of_a_loop(self._try())
+        except EnvironmentFailed as error:
+            raise ConfigError(f"{error}; start the server that these rows are for, or correct {SETTING}") from None
+
+    async def _try(self) -> None:
+        environment = self._environment(self.prompt("check", 0, 0), _CHECK_SECONDS)
+        try:
+            await environment.reset()
+        finally:
+            await environment.close()
+
+
+class NemoGymEnvironment(ToolEnvironment):
+    """One session of the server. A call that it finds fault with (4xx) is answered by what it says; all else that goes
+    wrong is its own failure, and only the session's beginning is tried again."""
+
+    def __init__(
+        self,
+        session: HttpSession,
+        row: dict[str, Any],
+        schemas: Sequence[dict[str, Any]],
+        style: Literal["compact", "chat"],
+        max_turns: int,
+        patience: float,
+    ):
+        timeout = 2 * session.timeout  # the session's own comes first
+        tools = [
+            Tool(**schema, run=partial(self._call_tool, schema["name"]), timeout=timeout, retries=0)
+            for schema in schemas
+        ]
+        super().__init__(tools, style)
+        self.session, self.row, self.max_turns, self.patience = session, row, max_turns, patience
+        self._transcript, self._num_answers = Transcript(), 0
+
+    async def reset(self) -> None:
+        status, text = await self.session.post_until_up("seed_session", self.row, self.patience)
+        if status >= 400:
+            raise EnvironmentFailed(
+                f"{self.session.address.url}/seed_session refused a row with {status}: {in_one_line(text)}"
+            )
+
+    async def step(self, answer: str) -> Reply:
+        self._num_answers += 1
+        asked = read_calls(answer, self.style, self.by_name)
+        self._transcript.say(answer, self.style, asked)
+        reply = await super().step(answer)
+        if reply.messages and self._num_answers < self.max_turns:
+            return reply
+        return Reply(reward=await self._verified(), calls=reply.calls)
+
+    async def _results(self, asked: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
+        """One after the other, since each may change what the next one meets."""
+        done = []
+        for number, call in enumerate(asked):
+            done.append(await self._result(number, call))
+            if isinstance(call, Call):
+                self._transcript.call(call, done[-1][0][:MAX_RESULT])
+        return done
+
+    async def _call_tool(self, name: str, /, **arguments: Any) -> str:
+        """Errors: ToolError, EnvironmentFailed."""
+        try:
+            body = as_text(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        except ValueError as error:  # 1e999 is JSON, and infinite
+            raise ToolError(str(error)) from None
+        status, text = await self.session.post(name, json.loads(body))
+        if status >= 400:
+            raise ToolError(text)
+        return text
+
+    async def _verified(self) -> float:
+        """Errors: EnvironmentFailed."""
+        said = f"{self.session.address.url}/verify"
+        status, text = await self.session.post("verify", self.row | {"response": self._transcript.response()})
+        if status >= 400:
+            raise EnvironmentFailed(f"{said} refused a response with {status}: {in_one_line(text)}")
+        reward = read_object(said, text).get("reward")
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise EnvironmentFailed(f"{said} gave the reward {in_one_line(reward)}: it must be a finite number")
+        return float(reward)
+
+    async def close(self) -> None:
+        await self.session.close()

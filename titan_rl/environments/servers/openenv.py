@@ -1,0 +1,160 @@
+"""``[task] name = "openenv"``: an environment of OpenEnv's behind its server, ``[task.options] url = "ws://HOST:PORT/ws"``.
+
+A prompt is a seed, which the reset is given. An action that does not fit the environment's is told to the model; an
+environment that fails is an ``infra_error``, and so is a server that goes away within an episode, since nobody knows
+what it has done by then.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from titan_rl.config.load import ConfigError, build_section, nearest
+from titan_rl.config.schema import TaskConfig
+from titan_rl.data.types import Prompt
+from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.servers.address import SETTING, Address, outside_of_a_loop, read_address
+from titan_rl.environments.servers.mapping import ANSWER, ToAction, ToText, read_action, read_observation
+from titan_rl.environments.servers.openenv_session import Outcome, Refused, Session
+from titan_rl.environments.stepped import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
+from titan_rl.environments.task import UserCodeError
+from titan_rl.environments.tools import ToolError
+
+_EXAMPLE = "ws://127.0.0.1:8000/ws"
+_DOES_NOT_FIT = "VALIDATION_ERROR"
+_CHECK_SECONDS = 3.0
+"""In which a server must answer before a run starts."""
+
+
+@dataclass(kw_only=True)
+class OpenEnvOptions(SteppedOptions):
+    """``[task.options]`` of an OpenEnv server."""
+
+    url: str
+    """Where its WebSocket is: ``ws://HOST:PORT/ws``, or ``wss``."""
+    token_env: str = ""
+    """Name of the environment variable with a token that the server asks for, sent as ``Authorization: Bearer``."""
+    action: dict[str, Any] | str
+    """Of an answer: a table in which ``{answer}`` stands for it, or ``pkg.module:name``; servers/mapping.py."""
+    observation: str
+    """What of an observation the model is shown: a field's name, or ``pkg.module:name``."""
+    reset: dict[str, Any] = field(default_factory=dict)
+    """What a reset is given besides ``seed``."""
+
+
+class OpenEnvTask(SteppedTask):
+    options: OpenEnvOptions
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str]):
+        needs(task, ["url"], f"where its server is, as in {_EXAMPLE!r}")
+        needs(task, ["action"], f"how an answer becomes an action, as in {{ message = '{ANSWER}' }}")
+        needs(task, ["observation"], "which field of an observation the model is shown")
+        needs(task, ["prompt"], "what the model is told before the environment's first words")
+        super().__init__(task, build_section(OpenEnvOptions, task.options, "task.options"))
+        self.address = _address(task.name, self.options)
+        self._action = read_action(self.options.action, folders)
+        self._text = read_observation(self.options.observation, folders)
+
+    def environment(self, prompt: Prompt) -> "OpenEnvEnvironment":
+        return self._environment(prompt, self.options.timeout)
+
+    def _environment(self, prompt: Prompt, patience: float) -> "OpenEnvEnvironment":
+        session = Session(self.address, self.options.timeout, patience)
+        reset = self.options.reset | {"seed": prompt.entry["seed"]}
+        limits = self.options.max_turns, self.style
+        return OpenEnvEnvironment(session, reset, self._action, self._text, *limits)
+
+    def check_ready(self) -> None:
+        """Errors: ConfigError if the server does not begin an episode, or takes other actions."""
+        try:
+            outside_of_a_loop(self._try())
+        except EnvironmentFailed as error:
+            raise ConfigError(f"{error}; start the server, or correct {SETTING} or what the line names") from None
+        if isinstance(self.options.action, dict):
+            _check_action(self.address, self.options.action)
+
+    async def _try(self) -> None:
+        environment = self._environment(self.prompt("check", 0, 0), _CHECK_SECONDS)
+        try:
+            await environment.reset()
+        finally:
+            await environment.close()
+
+
+def _address(name: str, options: OpenEnvOptions) -> Address:
+    address = read_address(name, options.url, options.token_env, ("ws", "wss"), _EXAMPLE)
+    if address.parts.path in ("", "/"):
+        raise ConfigError(f"{SETTING} = {options.url!r} has no path, and OpenEnv speaks at /ws: give {_EXAMPLE!r}")
+    return address
+
+
+def _check_action(address: Address, action: dict[str, Any]) -> None:
+    """Against the schema that the server tells, if it does. Errors: ConfigError."""
+    schema = _schema(address)
+    known, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(known, dict) or not isinstance(required, list):
+        return
+    said = f"task.options.action = {json.dumps(action)}"
+    if missing := [name for name in required if name not in action]:
+        raise ConfigError(f"{said} lacks {', '.join(map(repr, missing))}, which this environment wants: add it")
+    if schema.get("additionalProperties") is False and (unknown := [name for name in action if name not in known]):
+        raise ConfigError(f"{said}: this environment takes no {unknown[0]!r}: {nearest(unknown[0], known)}")
+
+
+def _schema(address: Address) -> dict[str, Any]:
+    """Of an action; empty where the server does not tell."""
+    scheme = "https" if address.parts.scheme == "wss" else "http"
+    url = address.parts._replace(scheme=scheme, path=f"{address.parts.path.rpartition('/')[0]}/schema").geturl()
+    try:
+        with httpx.Client(trust_env=not address.is_loopback, timeout=_CHECK_SECONDS) as client:
+            schema = client.get(url, headers=address.headers()).json()["action"]
+    except (httpx.HTTPError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return schema if isinstance(schema, dict) else {}
+
+
+class OpenEnvEnvironment(SteppedEnvironment):
+    """One session of the server."""
+
+    def __init__(
+        self, session: Session, reset: dict[str, Any], action: ToAction, text: ToText, max_turns: int, style: Any
+    ):
+        super().__init__(max_turns, style)
+        self.session, self._reset, self._action, self._text = session, reset, action, text
+
+    async def _begin(self) -> Seen:
+        outcome = await self.session.begin(self._reset)
+        if outcome.is_done:
+            raise EnvironmentFailed(f"{self.session.address.url}: its episode was over at the reset")
+        return self._seen(outcome)
+
+    async def _act(self, answer: str) -> Seen:
+        try:
+            return self._seen(await self.session.step(_plain(self._action(answer))))
+        except Refused as error:
+            if error.code == _DOES_NOT_FIT:
+                raise ToolError(str(error)) from None
+            raise EnvironmentFailed(f"{self.session.address.url} failed at a step: {error.code}: {error}") from error
+
+    def _seen(self, outcome: Outcome) -> Seen:
+        """What is over is not shown."""
+        text = "" if outcome.is_done else self._text(outcome.observation)
+        return Seen(text, outcome.reward, outcome.is_done)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+def _plain(action: Any) -> Any:
+    """Errors: UserCodeError for what the user's function gave that is no action."""
+    try:
+        if isinstance(action, dict):
+            json.dumps(action)
+            return action
+        why = f"it gave a {type(action).__name__}"
+    except (TypeError, ValueError) as error:
+        why = str(error)
+    raise UserCodeError(f"task.options.action must give a dict of plain values, as in JSON: {why}")

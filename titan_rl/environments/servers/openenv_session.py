@@ -1,0 +1,168 @@
+"""One WebSocket to an OpenEnv server, which is one session there: one message of ours, one of the server's.
+
+{"type": "reset", "data": {"seed": 7}}            {"type": "observation", "data": {"observation": {...},
+{"type": "step", "data": an action}                                                "reward": 0.0, "done": false}}
+{"type": "close"}                                 {"type": "error", "data": {"code": ..., "message": ...}}
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.servers.address import Address, in_one_line
+
+T = TypeVar("T")
+_MAX_BYTES = 16 << 20
+"""Of a message."""
+_CLOSE_SECONDS = 5.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
+"""Seconds between two tries to begin."""
+_CAPACITY = "CAPACITY_REACHED"
+
+
+class _Connect(connect):
+    """What answers with another address is no server of ours."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
+class _NotYet(Exception):
+    """No session has begun, and another try harms nobody."""
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, data: Any):
+        self.data = data if isinstance(data, dict) else {}
+        self.code = str(self.data.get("code", ""))
+        super().__init__(in_one_line(self._details() or self.data.get("message", "") or data))
+
+    def _details(self) -> str:
+        """Of an action that does not fit, field by field."""
+        errors = self.data.get("errors")
+        found = [error for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
+        return "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg', '')}" for e in found)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    observation: Any
+    reward: float | None
+    is_done: bool
+
+
+class Session:
+    """One episode. Errors of all calls: EnvironmentFailed."""
+
+    def __init__(self, address: Address, timeout: float, patience: float):
+        """``timeout``: seconds for an answer. ``patience``: seconds in which a server that cannot be reached, or that
+        has no session free, is asked again."""
+        self.address, self.timeout, self.patience = address, timeout, patience
+        self._connection: ClientConnection | None = None
+
+    async def begin(self, data: dict[str, Any]) -> Outcome:
+        """Connect and reset, again from the beginning while nothing has begun."""
+        loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
+        end = loop.time() + self.patience
+        while True:
+            try:
+                return await self._begin(data)
+            except _NotYet as error:
+                await self.close()
+                if loop.time() + delay > end:
+                    raise EnvironmentFailed(f"{self.address.url}: {error}") from error
+            except Refused as error:
+                raise EnvironmentFailed(f"{self.address.url} refused a reset: {error}") from error
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY)
+
+    async def _begin(self, data: dict[str, Any]) -> Outcome:
+        """Errors: _NotYet, Refused, EnvironmentFailed."""
+        try:
+            self._connection = await self._within("a connection", self._connected())
+            return await self._ask("reset", data)
+        except InvalidStatus as error:
+            status = error.response.status_code
+            said = f"the server answered {status}, where a WebSocket was asked for"
+            raise (_NotYet(said) if status >= 500 else EnvironmentFailed(f"{self.address.url}: {said}")) from error
+        except ConnectionClosed as error:
+            raise _NotYet(f"the server closed the connection before a session had begun: {error}") from error
+        except (OSError, InvalidHandshake, EOFError) as error:
+            raise _NotYet(f"no WebSocket: {in_one_line(error)}") from error
+        except Refused as error:
+            if error.code != _CAPACITY:
+                raise
+            raise _NotYet(f"{error}: set task.options.sessions, and verifier.procs, to what it allows") from error
+
+    async def _connected(self) -> ClientConnection:
+        return await _Connect(
+            self.address.url,
+            additional_headers=self.address.headers(),
+            proxy=None if self.address.is_loopback else True,
+            max_size=_MAX_BYTES,
+            open_timeout=None,
+            close_timeout=_CLOSE_SECONDS,
+            ping_timeout=None,  # the deadlines are ours; pings only keep what lies between awake
+        )
+
+    async def step(self, action: Any) -> Outcome:
+        """Errors: Refused for an error that the server names; a lost connection is not made again."""
+        try:
+            return await self._ask("step", action)
+        except ConnectionClosed as error:
+            raise EnvironmentFailed(f"{self.address.url} was lost in an episode: {in_one_line(error)}") from error
+
+    async def _ask(self, kind: str, data: Any) -> Outcome:
+        """Errors: Refused, EnvironmentFailed, ConnectionClosed."""
+        connection = self._connection
+        if connection is None:
+            raise EnvironmentFailed(f"{self.address.url}: a {kind} without a session")
+
+        async def answer() -> str | bytes:
+            await connection.send(json.dumps({"type": kind, "data": data}))
+            return await connection.recv()
+
+        return self._outcome(kind, await self._within(f"an answer to a {kind}", answer()))
+
+    async def _within(self, what: str, doing: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self.timeout):
+                return await doing
+        except TimeoutError as error:
+            said = f"{self.address.url}: {what} did not come within task.options.timeout = {self.timeout:g} s"
+            raise EnvironmentFailed(said) from error
+
+    def _outcome(self, kind: str, text: str | bytes) -> Outcome:
+        try:
+            said = json.loads(text)
+            if said["type"] == "error":
+                raise Refused(said.get("data"))
+            data = said["data"]
+            reward = None if data.get("reward") is None else float(data["reward"])
+            if said["type"] != "observation" or (reward is not None and not math.isfinite(reward)):
+                raise ValueError(in_one_line(said))
+            return Outcome(data["observation"], reward, bool(data.get("done")))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            said = f"{self.address.url} answered a {kind} with nonsense: {type(error).__name__}: {in_one_line(error)}"
+            raise EnvironmentFailed(said) from error
+
+    async def close(self) -> None:
+        """The server lets go of a session before it closes the connection, so that is waited for, though not long."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        with suppress(ConnectionClosed, TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await connection.send(json.dumps({"type": "close"}))
+                await connection.wait_closed()
+        connection.transport.abort()

@@ -1,0 +1,42 @@
+"""What was said in an episode, as an object of OpenAI's Responses API: what NeMo Gym's servers verify."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from titan_rl.environments.tool_calls import Call, Malformed, words_beside_calls
+
+
+class Transcript:
+    """Grows with the episode."""
+
+    def __init__(self) -> None:
+        self._items: list[dict[str, Any]] = []
+
+    def say(self, answer: str, style: Literal["compact", "chat"], asked: list[Call | Malformed]) -> None:
+        """The words of an answer; one that makes no call is a message even if it is empty."""
+        words = words_beside_calls(answer, style, asked)
+        if words or not asked:
+            content = [{"type": "output_text", "text": words, "annotations": []}]
+            about = {"type": "message", "role": "assistant", "status": "completed", "content": content}
+            self._items.append(about | {"id": self._new_id("message")})
+
+    def call(self, call: Call, result: str) -> None:
+        """A call and what the model was told of it."""
+        number = self._new_id("call")
+        about = {"type": "function_call", "name": call.name, "arguments": json.dumps(call.arguments)}
+        self._items.append(about | {"call_id": number, "id": number, "status": "completed"})
+        self._items.append({"type": "function_call_output", "call_id": number, "output": result})
+
+    def _new_id(self, kind: str) -> str:
+        return f"{kind}_{len(self._items)}"
+
+    def response(self) -> dict[str, Any]:
+        """As much of one as is validated."""
+        about: dict[str, Any] = {"id": "response", "object": "response", "created_at": 0.0, "model": "policy"}
+        settings: dict[str, Sequence[Any] | str | bool] = {
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+        }
+        return about | settings | {"output": list(self._items)}
