@@ -66,16 +66,16 @@ def train(root: Path, *flags: str, timeout: float = 300, **settings) -> int:
 
 def descendants(pid: int) -> set[int]:
     """All processes below one, as /proc tells, and those of a run there that were forked by servers of the tests."""
-    below = _below(pid)
-    marks = {mark for child in below if (mark := mark_of(child))}
-    return below.union(*(running({MARK: mark}) for mark in marks))
+    found = below(pid)
+    marks = {mark for child in found if (mark := mark_of(child))}
+    return found.union(*(running({MARK: mark}) for mark in marks))
 
 
-def _below(pid: int) -> set[int]:
+def below(pid: int) -> set[int]:
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
-            found |= {child} | _below(child)
+            found |= {child} | below(child)
     return found
 
 
