@@ -25,7 +25,7 @@ def test_tasks_are_listed_without_the_refused(capsys):
     assert main(["tasks"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     [*ours, first] = listed[: listed.index("ab") + 1]
-    assert ours == ["jsonl", "code", "calculator"] and first == "ab" and listed[3:] == sorted(listed[3:])
+    assert ours == ["jsonl", "code", "calculator", "treasure"] and first == "ab" and listed[4:] == sorted(listed[4:])
     assert "gcd" in listed and "countdown" not in listed
 
 

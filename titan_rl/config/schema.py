@@ -55,8 +55,8 @@ TASKS_OF_FILES = ("jsonl", "code")
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """What ``titan-rl tasks`` lists (``calculator``, or a reasoning-gym family), ``jsonl`` or ``code`` for a data file,
-    or ``pkg.module:name``."""
+    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl`` or ``code``
+    for a data file, or ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""

@@ -116,9 +116,8 @@ def check_name(name: str, style: str) -> None:
     if name in CANNOT_BE_STREAMED:
         raise ConfigError(f"task.name = {name!r} is refused: its prompts cannot be made one by one; choose another")
     if name not in usable_families():
-        raise ConfigError(
-            f"task.name = {name!r} is unknown: {nearest(name, [*usable_families(), *TASKS_OF_FILES, 'calculator'])}"
-        )
+        known = [*usable_families(), *TASKS_OF_FILES, "calculator", "treasure"]
+        raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, known)}")
     if style == "compact" and name not in COMPACT:
         raise ConfigError(
             f"task.style = 'compact' is not defined for {name!r}: use 'chat', or one of {', '.join(sorted(COMPACT))}"
