@@ -137,8 +137,8 @@ def test_what_dies_outside_is_no_wrong_answer(tmp_path, outside):
             process.wait()
     rollouts = [r for step in recorded_steps(RunDir(root).rollouts) for r in _of(root, step)]
     assert len(rollouts) == 3 * STEPS * 16
-    wrong = [(r.prompt_id, r.sample, r.status, r.reward_parts, r.text) for r in rollouts if r.reward != 1]
-    assert not [each for each in wrong if each[2] != "timeout"], wrong
+    assert {r.reward for r in rollouts if r.status in ("ok", "truncated")} == {1.0}
+    assert {r.status for r in rollouts} <= {"ok", "truncated", "infra_error"}
     assert max(len(r.turns) for r in rollouts) == 3 and boxes
     assert not flaws(RunDir(root).ledger)
     account = read(RunDir(root).ledger, read_account)

@@ -63,9 +63,9 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium")
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """What ``titan-rl tasks`` lists (``calculator``, or a reasoning-gym family), ``jsonl`` or ``code`` for a data file,
-    ``openenv``, ``nemo_gym`` or ``gymnasium`` for an environment of other people's, ``mixture`` for several tasks, or
-    ``pkg.module:name``."""
+    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl`` or ``code``
+    for a data file, ``openenv``, ``nemo_gym`` or ``gymnasium`` for an environment of other people's, ``mixture`` for
+    several tasks, or ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""

@@ -16,11 +16,12 @@ from titan_rl.environments.mixture import MixtureTask
 from titan_rl.environments.rewards import with_rewards
 from titan_rl.environments.rows import RowsTask
 from titan_rl.environments.task import Task, correct
+from titan_rl.environments.treasure import TreasureTask
 from titan_rl.environments.user_task import user_task
 
 __all__ = ["BUILT_IN", "Task", "correct", "make_task"]
 
-BUILT_IN = {"calculator": CalculatorTask}
+BUILT_IN = {"calculator": CalculatorTask, "treasure": TreasureTask}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
 _OF_FILES = {"jsonl": RowsTask, "code": CodeTask}
 

@@ -15,7 +15,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS, ProceduralDataset
 
 from titan_rl.config.load import ConfigError, nearest
-from titan_rl.config.schema import TASKS_OF_FILES, TASKS_OF_OTHERS
+from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
 from titan_rl.environments.constant_answers import measured, pays_for_little
 from titan_rl.environments.task import correct
 
@@ -116,7 +116,8 @@ def check_name(name: str, style: str) -> None:
     if name in CANNOT_BE_STREAMED:
         raise ConfigError(f"task.name = {name!r} is refused: its prompts cannot be made one by one; choose another")
     if name not in usable_families():
-        known = {*usable_families(), *TASKS_OF_FILES, *TASKS_OF_OTHERS, "calculator"}
+        ours = (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, "calculator", "treasure")
+        known = {*usable_families(), *ours}
         raise ConfigError(f"task.name = {name!r} is unknown: {nearest(name, known)}")
     if style == "compact" and name not in COMPACT:
         raise ConfigError(
