@@ -26,8 +26,8 @@ def test_tasks_are_listed_without_the_refused(capsys):
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     [*ours, first] = listed[: listed.index("ab") + 1]
     others = ["openenv", "nemo_gym", "gymnasium"]
-    assert ours == ["jsonl", "code", "mixture", *others, "calculator", "treasure"] and first == "ab"
-    assert listed[8:] == sorted(listed[8:])
+    assert ours == ["jsonl", "code", "math", "mixture", *others, "calculator", "treasure"] and first == "ab"
+    assert listed[9:] == sorted(listed[9:])
     assert "gcd" in listed and "countdown" not in listed
 
 

@@ -143,6 +143,10 @@ def test_what_is_checked_and_recorded_of_a_task_is_of_each(folder, tmp_path):
     path.write_text(json.dumps({"task": {"name": "mixture", "options": named}}))
     with pytest.raises(ConfigError, match="task.options.lcm.reward = 'own:reward'"):
         load_recorded(RunDir(tmp_path / "run"), path, [])
+    served = {"name": "openenv", "options": {"action": "own:act", "observation": "text"}}
+    path.write_text(json.dumps({"task": {"name": "mixture", "options": {"gcd": {}, "served": served}}}))
+    with pytest.raises(ConfigError, match="task.options.served.options.action = 'own:act'"):
+        load_recorded(RunDir(tmp_path / "run"), path, [])
     bad = OPTIONS | {"rows": {"name": "jsonl", "options": {"file": "absent.jsonl"}}}
     with pytest.raises(ConfigError, match=r"task.options.rows: task.options.file = 'absent.jsonl'"):
         check(load_config(None, tables | {"task": {"name": "mixture", "options": bad}}))

@@ -222,6 +222,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
         return 0
     print("jsonl  (rows of a file of your own: task.options.file)")
     print("code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)")
+    print("math  (rows of your own, whose answers are mathematics: what equals the expected one is right)")
     print("mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)")
     print("openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)")
     print("nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)")

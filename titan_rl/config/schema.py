@@ -48,7 +48,7 @@ class ModelConfig:
     """``pkg.module:name`` of a model family of your own (models/families.py); empty: the one for config.json's type."""
 
 
-TASKS_OF_FILES = ("jsonl", "code", "nemo_gym")
+TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym")
 """Tasks whose prompts are rows of ``task.options.file``."""
 OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
@@ -63,9 +63,9 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium")
 @dataclass(kw_only=True)
 class TaskConfig:
     name: str = "gcd"
-    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl`` or ``code``
-    for a data file, ``openenv``, ``nemo_gym`` or ``gymnasium`` for an environment of other people's, ``mixture`` for
-    several tasks, or ``pkg.module:name``."""
+    """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl``, ``code`` or
+    ``math`` for a data file, ``openenv``, ``nemo_gym`` or ``gymnasium`` for an environment of other people's,
+    ``mixture`` for several tasks, or ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""

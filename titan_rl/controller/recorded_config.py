@@ -11,7 +11,7 @@ from pathlib import Path
 from titan_rl.config.load import ConfigError, load_resolved
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import TASKS_OF_OTHERS, Config
 from titan_rl.controller.resuming import first_change, read_settings
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.step_names import step_of
@@ -48,6 +48,10 @@ def _references(config: Config) -> dict[str, str]:
         "model.family": config.model.family,
         "mesh.launcher": config.mesh.launcher,
     }
+    for setting, task in all_tasks(config.task).items():
+        if task.name in TASKS_OF_OTHERS:  # how answers become actions, and observations text
+            given = {key: task.options.get(key) for key in ("id", "action", "observation")}
+            names |= {f"{setting}.options.{key}": name for key, name in given.items() if isinstance(name, str)}
     return {setting: name for setting, name in names.items() if is_reference(name)}
 
 

@@ -12,6 +12,7 @@ from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
 from titan_rl.environments.calculator import CalculatorTask
 from titan_rl.environments.code_task import CodeTask
+from titan_rl.environments.math_task import MathTask
 from titan_rl.environments.mixture import MixtureTask
 from titan_rl.environments.rewards import with_rewards
 from titan_rl.environments.rows import RowsTask
@@ -23,7 +24,7 @@ __all__ = ["BUILT_IN", "Task", "correct", "make_task"]
 
 BUILT_IN = {"calculator": CalculatorTask, "treasure": TreasureTask}
 """Tasks of our own, by name; all other plain names are reasoning-gym's."""
-_OF_FILES = {"jsonl": RowsTask, "code": CodeTask}
+_OF_FILES = {"jsonl": RowsTask, "code": CodeTask, "math": MathTask}
 
 
 def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:

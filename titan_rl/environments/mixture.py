@@ -53,6 +53,11 @@ class MixtureTask:
                 with _told_of(label):
                     part.check_ready()
 
+    def prepare_scoring(self) -> None:
+        for part in self.parts.values():
+            if hasattr(part, "prepare_scoring"):
+                part.prepare_scoring()
+
     def is_held_out(self, prompt: Prompt) -> bool:
         return self.parts[prompt.task].is_held_out(prompt)
 

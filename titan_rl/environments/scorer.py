@@ -39,7 +39,10 @@ class Scorer(ScoringProcess):
 def _load(task: TaskConfig, folders: Sequence[str]) -> Answer:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    return partial(_result, make_task(task, folders))
+    made = make_task(task, folders)
+    if hasattr(made, "prepare_scoring"):
+        made.prepare_scoring()
+    return partial(_result, made)
 
 
 def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:

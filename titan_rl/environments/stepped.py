@@ -49,7 +49,7 @@ class SteppedTask:
     speaks_first = True
 
     def __init__(self, task: TaskConfig, options: SteppedOptions):
-        if task.reward:
+        if not task.scores_itself:
             raise ConfigError(f"task.name = {task.name!r} is rewarded by its environment: leave task.reward out")
         self.name, self.style, self.system_prompt, self.options = task.name, task.style, task.system_prompt, options
         self.sessions = Sessions(options.sessions, options.session_timeout)

@@ -30,7 +30,7 @@ class Task(Protocol):
     A task may have more. ``speaks_first`` (bool): its environments say something at their reset, so each sample has a
     first observation of its own. ``sessions`` (sessions.py): episodes wait for their turn. ``tools_of(prompt)``: the
     schemas of what may be called in this prompt's episodes alone. ``check_ready()``: is called before a run starts, and
-    nowhere else; errors: ConfigError.
+    nowhere else; errors: ConfigError. ``prepare_scoring()``: is called in a scoring process before any answer comes.
     """
 
     tools: Sequence[dict[str, Any]]

@@ -64,7 +64,7 @@ class TreasureTask:
     ABOUT = "a text game of ten turns and more: task.options.rooms, least_turns, max_turns, credit_for_progress"
 
     def __init__(self, task: TaskConfig):
-        if task.reward:
+        if not task.scores_itself:
             raise ConfigError("task.name = 'treasure' is scored by its game: leave task.reward out")
         self.style, self.system_prompt = task.style, task.system_prompt
         self.options = build_section(TreasureOptions, task.options, "task.options")

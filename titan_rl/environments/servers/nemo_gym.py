@@ -67,7 +67,7 @@ class NemoGymTask(RowsTask):
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
         needs(task, ["url"], f"where its server is, as in {_EXAMPLE!r}")
         super().__init__(task, folders)
-        if task.reward:
+        if not task.scores_itself:
             raise ConfigError("task.name = 'nemo_gym' is rewarded by its server: leave task.reward out")
         options = self.options
         self.address = read_address(task.name, options.url, options.token_env, ("http", "https"), _EXAMPLE)
