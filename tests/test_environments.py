@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
+from titan_rl.environments.demonstrations import demonstrate
 from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
@@ -140,6 +141,17 @@ def test_those_that_say_nothing_first_begin_with_one_request_and_the_others_with
     alone, seeds[:] = sorted(seeds), []
     play(SpeaksFirst(OneAnswerEach), ask=ask, num_samples=3)
     assert sorted(seeds) == alone, "a sample's seed is its own, however it is asked"
+
+
+def test_a_worked_example_begins_with_what_the_environment_says_first():
+    class Shown(SpeaksFirst):
+        def demonstration(self, prompt):
+            return ["a", "b"]
+
+    rollout = asyncio.run(demonstrate(Prompt("train/0000001", "4,6=", "2", {}), task := Shown(Opens), TOKENIZER, 60))
+    assert TOKENIZER.decode(rollout.tokens) == "4,6=no. 1: a<eos>1?b<eos>" and task.log == ["reset", "close"]
+    learned = rollout.tokens[rollout.provenance == Provenance.MODEL]
+    assert TOKENIZER.decode(learned) == "a<eos>b<eos>"
 
 
 class OneAnswerEach(OneAnswer):

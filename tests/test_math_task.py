@@ -21,6 +21,8 @@ HONEST = [
     ("4", r"First \boxed{5}. No: \boxed{4}."),
     ("4", "x = 4"),
     ("4", "2^2"),
+    (r"\frac{3}{2}", r"\boxed{1\frac{1}{2}}"),
+    ("101_2", r"\boxed{101_2}"),
     ("72", "#### 72".replace("#### ", "")),
     (r"\frac{1}{2}", "0.5"),
     (r"\frac{1}{2}", r"\boxed{\dfrac12}"),
@@ -44,6 +46,8 @@ HONEST = [
 WRONG = [
     *[("4", each) for each in ("", " ", "\n", "0", "nan", "NaN", "inf", "5", "-4", "4i", "40", "44", "04.1", "?")],
     *[("4", each) for each in (r"4\quad 5", r"4\ 5", r"4 \\ 5", "f(4)", "4!", "|4|5", "4^4", "4:5", "4..5", "four")],
+    *[("4", each) for each in ("4.5.6", "4_5", "4'", "4^", "4+", "4/", "4=", r"4\ldots", "4…", "^4", "*4")],
+    *[("9", each) for each in ("4 5", r"4\quad 5", r"4\ 5", r"4\;5", "4~5", "1 2 6")],
     ("4", "What is 2+2?"),
     ("4", "1, 2, 3, 4, 5"),
     ("4", "1 2 3 4 5"),
@@ -150,9 +154,7 @@ def test_rows_are_read_and_a_bad_one_is_named(tmp_path):
     assert task.score(prompt, ["thinking", rf"\boxed{{{prompt.answer}}}"]) == {"right": 1.0}
     assert task.score(prompt, [prompt.text]) == {"right": 0.0}
     bad = task_of(tmp_path, *rows, {"prompt": "?", "answer": "\\"})
-    with pytest.raises(
-        ConfigError, match=r"problems.jsonl line 9: the 'answer' '\\\\\\\\' cannot be read as mathematics"
-    ):
+    with pytest.raises(ConfigError, match="problems.jsonl line 9: the 'answer' .* cannot be read as mathematics"):
         make_task(bad, [str(tmp_path)]).prompt("train", 0, 0)
     with pytest.raises(ConfigError, match="is scored by its answers"):
         make_task(task_of(tmp_path, *rows, reward="a:b"), [str(tmp_path)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from fake_servers import FakeOpenEnv, error, observation, play, serving
+from mistakes import assert_one_line
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
@@ -60,15 +61,17 @@ def test_no_more_episodes_at_once_than_sessions():
     assert server.most == 2
 
 
-def test_whose_turn_does_not_come_is_a_timeout_with_the_mend():
+def test_whose_turn_does_not_come_is_an_infra_error_with_the_mend():
+    """And no wrong answer, since it was not played."""
+
     async def slow(data):
         await asyncio.sleep(1)
         return observation("x", done=True)
 
     server = FakeOpenEnv(on={"step": slow})
     group, _ = played(server, ["a"], ["b"], session_timeout=0.3)
-    assert sorted(rollout.status for rollout in group.rollouts) == ["ok", "timeout"]
-    [late] = [rollout for rollout in group.rollouts if rollout.status == "timeout"]
+    assert sorted(rollout.status for rollout in group.rollouts) == ["infra_error", "ok"]
+    [late] = [rollout for rollout in group.rollouts if rollout.status == "infra_error"]
     assert "task.options.sessions = 1" in late.failure and "verifier.episode_timeout" in late.failure
     assert not late.turns and late.reward == 0.0 and not late.reward_parts
 
@@ -294,6 +297,16 @@ def test_a_server_that_is_not_there_is_told_within_seconds():
         task_of(port).check_ready()
     assert f"ws://127.0.0.1:{port}/ws" in str(caught.value) and "start the server" in str(caught.value)
     assert time.monotonic() - start < 8
+
+
+def test_a_run_is_refused_in_one_line_where_its_server_is_not_there():
+    with serving(FakeOpenEnv().app) as port:
+        pass
+    url = f"ws://127.0.0.1:{port}/ws"
+    tables = {"task": {"name": "openenv", "options": OPTIONS | {"url": url}}, "eval": {"prompts": 2}}
+    assert_one_line(tables, [url, "start the server"])
+    tables["sft"] = {"steps": 1}
+    assert_one_line(tables, ["sft.steps = 0"])
 
 
 def test_only_the_check_speaks_to_the_server():

@@ -12,7 +12,7 @@ import pytest
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group, Rollout, ToolCall, Turn
 from titan_rl.environments.environment import OVER, EnvironmentFailed, Reply
-from titan_rl.environments.tool_calls import Call, Malformed, read_calls
+from titan_rl.environments.tool_calls import Call, Malformed, read_calls, words_beside_calls
 from titan_rl.environments.tools import MAX_CALLS, MAX_RESULT, Tool, ToolEnvironment, ToolError
 from titan_rl.records.metrics import turn_metrics
 from titan_rl.records.rollouts import read_rollouts, write_rollouts
@@ -26,6 +26,18 @@ def tool(run, name: str = "shout", **settings) -> Tool:
 
 
 TOOLS = {"shout": tool(lambda word: word.upper())}
+
+
+def parameters(**properties) -> dict:
+    return {"type": "object", "properties": properties}
+
+
+TYPED = {
+    "add": Tool("add", "", parameters(count={"type": "integer"}), str),
+    "any": Tool("any", "", parameters(value={}), str),
+    "now": Tool("now", "", parameters(), str),
+    "two": Tool("two", "", parameters(a={}, b={}), str),
+}
 
 
 def tagged(*calls) -> str:
@@ -56,6 +68,43 @@ CALL = {"name": "shout", "arguments": {"word": "a"}}
 )
 def test_calls_are_read_from_what_was_written(answer, style, wanted):
     assert read_calls(answer, style, TOOLS) == wanted
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ("add(3)", Call("add", {"count": 3})),
+        ("add(x)", Call("add", {"count": "x"})),  # which its schema refuses
+        ("add(" + "[" * 50_000 + ")", Call("add", {"count": "[" * 50_000})),
+        ("any(3)", Call("any", {"value": "3"})),
+        ("now()", Call("now", {})),
+    ],
+)
+def test_a_compact_argument_is_what_its_schema_asks_for(answer, wanted):
+    assert read_calls(answer, "compact", TYPED) == [wanted]
+
+
+@pytest.mark.parametrize("answer", ["now(3)", "two(1)", "two()"])
+def test_a_compact_call_has_one_argument_or_none_where_the_tool_takes_none(answer):
+    [broken] = read_calls(answer, "compact", TYPED)
+    assert isinstance(broken, Malformed) and "takes other than one argument" in broken.why
+
+
+@pytest.mark.parametrize(
+    ("answer", "style", "words"),
+    [
+        (" It is 4. ", "chat", "It is 4."),
+        (tagged(CALL), "chat", ""),
+        (f"I call {tagged(CALL)} now", "chat", "I call  now"),
+        (json.dumps(CALL), "chat", ""),
+        (f"so {tagged('{')}", "chat", f"so {tagged('{')}"),  # nothing of it is a call
+        (f"so {tagged(CALL, '{')}", "chat", "so\n{"),
+        ("shout(a)", "compact", ""),
+        ("4", "compact", "4"),
+    ],
+)
+def test_words_of_an_answer_are_what_its_calls_leave(answer, style, words):
+    assert words_beside_calls(answer, style, read_calls(answer, style, TOOLS)) == words
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from titan_rl.environments.task import UserCodeError
 
 TASK = '''
 from titan_rl.data.types import Prompt
+from titan_rl.environments.sessions import Sessions
 from titan_rl.environments.tools import Tool
 
 class Doubles:
@@ -88,6 +89,10 @@ class Steps(Calls):
     def environment(self, prompt):
         return prompt.text  # which is none, and who plays it will say so
 
+class Opens(Steps):
+    speaks_first = True
+    sessions = Sessions(3, seconds=1.0)
+
 class CallsAndReplies(Doubles):
     tools = []
 
@@ -158,6 +163,12 @@ def test_an_episode_goes_on_by_tools_an_environment_or_not_at_all(tasks):
     assert replies(silent, prompt, "twice(ab)") == [] and silent.tools == []
     assert replies(calls, prompt, "twice(ab)") == ["=abab\n"] and calls.tools[0]["function"]["name"] == "twice"
     assert steps.environment(prompt) == prompt.text and steps.tools == calls.tools
+
+
+def test_its_environments_may_speak_first_and_wait_for_their_turn(tasks):
+    steps, opens = (make_task(own(name), [str(tasks)]) for name in ("Steps", "Opens"))
+    assert opens.speaks_first and opens.sessions.limit == 3
+    assert not steps.speaks_first and steps.sessions is None
 
 
 def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):

@@ -25,6 +25,14 @@ _CHECKED = 500
 _SAID = re.compile(r".*\b(?:answer|result)\b\s*(?:is|:|=)\s*:?\s*(.*)", re.IGNORECASE | re.DOTALL)
 _RELATIONS = re.compile(r"\\(?:leq?|geq?|lt|gt|neq?|in|subset\w*|approx|equiv|sim)\b|[<>≤≥≠≈∈]|!=")
 _CHOICES = re.compile(r"\\(?:pm|mp|lor|vee|mid|text\{\s*(?:or|and)\b)|[±;|]|\b(?:or|and)\b")
+_MALFORMED = re.compile(
+    r"""\.\s*\d*\s*\.                                  # 4..5, 4.5.6
+    | \d\s+\.                                         # 4 .5
+    | \d(?:[\s~]|\\q?quad|\\[,;:!\ ])+\d                 # 4 5, which would be read as a sum
+    | [\^_+\-*/=(\[{]\s*$ | ^\s*[\^*/=)]              # what lacks a side
+    | ['′…_] | \\[lc]?dots""",
+    re.VERBOSE,
+)
 _COMMANDS = re.compile(r"\\[A-Za-z]+|\\.")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "arcsin", "arccos", "arctan"})
@@ -108,7 +116,7 @@ def _is_one_answer(given: str, expected: str) -> bool:
         return False
     if any(_WORD.search(text) for text in _unknown_words(given, expected)):
         return False
-    for form in (_RELATIONS, _CHOICES):
+    for form in (_RELATIONS, _CHOICES, _MALFORMED):
         if form.search(given) and not form.search(expected):
             return False
     if any(given.count(sign) != expected.count(sign) for sign in ",%"):

@@ -5,11 +5,12 @@ A task that has ``sessions`` is played so (group.py). With several verifiers eac
 
 import asyncio
 
-from titan_rl.mesh.supervision.deadlines import DeadlineError
+from titan_rl.environments.environment import EnvironmentFailed
 
 
 class Sessions:
-    """``async with`` it for an episode. Errors: DeadlineError if no turn comes within ``seconds``."""
+    """``async with`` it for an episode. Errors: EnvironmentFailed if its turn does not come within ``seconds``: it was
+    not played, so it is no wrong answer."""
 
     def __init__(self, limit: int, seconds: float):
         self.limit, self.seconds = limit, seconds
@@ -20,8 +21,8 @@ class Sessions:
             async with asyncio.timeout(self.seconds):
                 await self._free.acquire()
         except TimeoutError:
-            raise DeadlineError(
-                f"none of task.options.sessions = {self.limit} was free within {self.seconds:g} s: raise it, with the "
+            raise EnvironmentFailed(
+                f"no session was free within {self.seconds:g} s: raise task.options.sessions = {self.limit}, with the "
                 f"server's own limit; or session_timeout, with verifier.episode_timeout; or ask for less at once"
             ) from None
 

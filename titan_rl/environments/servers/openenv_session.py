@@ -129,7 +129,8 @@ class Session:
             raise EnvironmentFailed(f"{self.address.url}: a {kind} without a session")
 
         async def answer() -> str | bytes:
-            await connection.send(json.dumps({"type": kind, "data": data}))
+            with suppress(ConnectionClosed):  # a full server says so and is gone: what it said can still be read
+                await connection.send(json.dumps({"type": kind, "data": data}))
             return await connection.recv()
 
         return self._outcome(kind, await self._within(f"an answer to a {kind}", answer()))
