@@ -115,12 +115,16 @@ class Workers:
     def _hand_out(self) -> None:
         while self.waiting and self._computing() < available_cores():
             idle = next((w for w in self.workers if w.line is None), None)
-            if idle is None and len(self.workers) == self.most:
+            if idle is None and (len(self.workers) == self.most or self._is_any_done()):
                 return
             worker = idle or self._fork()
             worker.line, text = self.waiting.popleft()
             worker.begun, worker.unsent = time.monotonic(), text + b"\n"
             worker.send()
+
+    def _is_any_done(self) -> bool:
+        """Whether a worker has just answered, and would be idle in a moment."""
+        return bool(select.select([w.connection for w in self.workers], [], [], 0)[0])
 
     def _computing(self) -> int:
         return sum(process_state(w.pid) == "R" for w in self.workers if w.line is not None)
