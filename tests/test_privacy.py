@@ -114,6 +114,15 @@ def test_abstract_sockets_of_this_process_are_known():
         assert "@titan_rl_test" in sockets.abstract_listeners()
 
 
+def test_monarchs_library_is_found_behind_a_link(tmp_path):
+    """As in a virtual environment that is one."""
+    import monarch._rust_bindings as monarchs
+
+    (link := tmp_path / "library.so").symlink_to(monarchs.__file__)
+    address = sockets._address(sockets._libc.bind)
+    assert list(sockets._entries(str(link), address)) == list(sockets._entries(monarchs.__file__, address)) != []
+
+
 def test_a_monarch_whose_sockets_cannot_be_moved_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(sockets, "_entries", lambda library, function: [])
     with pytest.raises(RuntimeError, match="cannot be kept from other users"):

@@ -150,7 +150,7 @@ def _address(function) -> int:
 
 def _entries(library: str, function: int) -> Iterator[int]:
     """Where a loaded library keeps the address of a function: in its table of what it calls (which is data)."""
-    wanted = function.to_bytes(_WORD_BYTES, sys.byteorder)
+    wanted, library = function.to_bytes(_WORD_BYTES, sys.byteorder), os.path.realpath(library)  # as maps has it
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, permissions, *_, file = line.split(maxsplit=5)
         if file != library or permissions not in ("r--p", "rw-p"):
