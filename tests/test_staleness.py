@@ -110,7 +110,14 @@ def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_befor
         publishing = Publishing(weights, admission := Admission(2, max_staleness))
         config = Config(rollout=RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=max_staleness))
         queue = RolloutQueue(
-            *(config, iter([]), SimpleNamespace(settle=lambda *_: None), sampler, admission, publishing),
+            *(
+                config,
+                iter([]),
+                SimpleNamespace(settle=lambda *_: None, count_retry=None),
+                sampler,
+                admission,
+                publishing,
+            ),
             max_tokens=64,
             failed=lambda *_: None,
         )
