@@ -95,6 +95,11 @@ def test_houses_of_any_size_are_made_and_won(rooms):
         assert least <= len(house.shortest_way()) <= 2 * rooms
 
 
+def test_a_house_that_there_cannot_be_is_not_looked_for_for_ever():
+    with pytest.raises(ValueError, match="none of 5000 houses of 3 rooms takes 7 turns: ask for fewer"):
+        draw_house(random.Random(1), 3, 7)
+
+
 def test_houses_hardly_ever_come_twice():
     assert len({house.name for house in houses(500)}) > 490
 

@@ -33,12 +33,11 @@ _COMMANDS = {
     **dict.fromkeys(("o", "open", "open door"), "open"),
 }
 """Of what a model may write: what it does, as ``House.after`` takes it."""
-_LONGEST = 80
-"""Characters of an answer that is read at all."""
-_ASKED = """\
-Find the treasure of this house. It lies behind a locked door, and the key to it lies in another room. You have {turns}
-turns. In each, answer with one command and nothing else: go north, go east, go south, go west, take key, open door or
-take treasure.""".replace("\n", " ")
+_ASKED = (
+    "Find the treasure of this house. It lies behind a locked door, and the key to it lies in another room. You have "
+    "{turns} turns. In each, answer with one command and nothing else: go north, go east, go south, go west, take key, "
+    "open door or take treasure."
+)
 
 
 @dataclass(kw_only=True)
@@ -182,8 +181,6 @@ class Game:
 
 
 def _command(answer: str) -> str | None:
-    if len(answer) > _LONGEST:
-        return None
     words = answer.strip().rstrip(".!").lower().split()
     return _COMMANDS.get(" ".join(word for word in words if word != "the"))
 

@@ -22,6 +22,7 @@ DIRECTIONS = {"n": (0, 1), "e": (1, 0), "s": (0, -1), "w": (-1, 0)}
 _OPPOSITE = dict(zip("nesw", "swne", strict=True))
 _STRAIGHT = 0.5
 """How often a new room is put beside the newest one instead of beside any: what makes corridors."""
+_MAX_DRAWS = 5000
 
 
 class State(NamedTuple):
@@ -88,11 +89,13 @@ def most_turns(num_rooms: int) -> int:
 
 
 def draw_house(draw: random.Random, num_rooms: int, least_turns: int) -> House:
-    """One whose shortest way takes ``least_turns`` or more. Of half as many turns again as there are rooms, one house
-    in a hundred is such (16 rooms); of ``most_turns`` almost none, so a caller should not ask for as many."""
-    while len((house := _any_house(draw, num_rooms)).shortest_way()) < least_turns:
-        pass
-    return house
+    """One whose shortest way takes ``least_turns`` or more: half as many turns again as there are rooms are found in
+    one house of a hundred (16 rooms), ``most_turns`` in almost none. Errors: ValueError if there seems to be none."""
+    for _ in range(_MAX_DRAWS):
+        house = _any_house(draw, num_rooms)
+        if len(house.shortest_way()) >= least_turns:
+            return house
+    raise ValueError(f"none of {_MAX_DRAWS} houses of {num_rooms} rooms takes {least_turns} turns: ask for fewer")
 
 
 def _any_house(draw: random.Random, num_rooms: int) -> House:
