@@ -10,7 +10,7 @@ from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, pull_rows
 from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
 from titan_rl.mesh.channel.region import RegionHandle
-from titan_rl.mesh.channel.snapshot_replica import fetch_step
+from titan_rl.mesh.channel.snapshot_keeper import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
@@ -80,11 +80,11 @@ class Trainer(Actor):
         return self.snapshots.steps() if self.snapshots is not None else []
 
     @endpoint
-    def restore(self, step: int, replica: RegionHandle | None) -> None:
-        """The state after a step: from the replica in another process, or from this one's snapshots before ``join``."""
+    def restore(self, step: int, kept: RegionHandle | None) -> None:
+        """The state after a step: from what another process kept, or from this one's snapshots before ``join``."""
         from titan_rl.trainer.process_group import peers_are_told
 
-        slot = fetch_step(replica, step) if replica is not None else self.snapshots.slot_of(step)
+        slot = fetch_step(kept, step) if kept is not None else self.snapshots.slot_of(step)
         with peers_are_told():
             Snapshots(self.rank, self.learner).load(slot)
 
@@ -142,7 +142,7 @@ class Trainer(Actor):
     @endpoint
     def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]):
         """The gradients of a step's one update, of a loop of one's own: their metrics, or why there are none."""
-        from titan_rl.data.types import BadNumbers
+        from titan_rl.data.culprits import BadNumbers
         from titan_rl.trainer.process_group import peers_are_told
 
         with peers_are_told():
@@ -154,7 +154,7 @@ class Trainer(Actor):
     @endpoint
     def optim_step(self, has_signal: bool, snapshot: int | None):
         """Apply them; as one update of ``train``."""
-        from titan_rl.data.types import BadNumbers
+        from titan_rl.data.culprits import BadNumbers
         from titan_rl.trainer.process_group import peers_are_told
         from titan_rl.trainer.update import apply_gradients
 

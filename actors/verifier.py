@@ -7,11 +7,13 @@ from monarch.actor import Actor, ActorError, concurrent_endpoint
 
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
+from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.base import make_task
 from titan_rl.environments.demonstrations import demonstrate_all
 from titan_rl.environments.grading import GradedScorer
 from titan_rl.environments.group import Judge, run_group
 from titan_rl.environments.reward_model import RewardModelScorer
+from titan_rl.environments.task import Task, parts_of
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
@@ -35,6 +37,8 @@ class Verifier(Actor):
         self.model_path = model_path
         self.scorer: GradedScorer | None = None
         self.judge: Judge | None = None
+        self.task: Task | None = None
+        self.endpoint: Endpoint | None = None
 
     @concurrent_endpoint
     async def prepare(self) -> None:
@@ -46,7 +50,11 @@ class Verifier(Actor):
         """Load the tokenizer and start the scorer; the scorer's process id. Again when a setting has changed, while
         nobody waits for a group."""
         self.config, task, folders = config, config.task, config.run.plugin_path
+        await self._close_task()
         self.task = make_task(task, folders)
+        if self.endpoint is None and any(hasattr(part, "agent") for part in parts_of(self.task)):
+            self.endpoint = Endpoint()
+            await self.endpoint.start()
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
         if self.scorer is not None:
             await self.scorer.close()  # a group that nobody waits for any more may still be about to use it
@@ -54,6 +62,11 @@ class Verifier(Actor):
         self.scorer = GradedScorer(task, config.eval.grader, folders, timeout, at_once)
         _, pid = await asyncio.gather(self._start_judge(), self.scorer.start())
         return pid
+
+    async def _close_task(self) -> None:
+        for part in parts_of(self.task) if self.task is not None else ():
+            if hasattr(part, "close"):
+                await part.close()
 
     async def _start_judge(self) -> None:
         """The reward model, if there is to be one and there is none, in a process of its own."""
@@ -92,6 +105,7 @@ class Verifier(Actor):
                 seed=self.config.run.seed,
                 step_timeout=self.config.verifier.step_timeout,
                 judge=self.judge,
+                endpoint=self.endpoint,
             )
         except ReplicaFailed as failure:
             return Group(

@@ -11,7 +11,8 @@ Dimensions: S tokens, D hidden size, V words of the vocabulary (under a group, t
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,8 +72,9 @@ def linear_logprob(
     Numerics: inputs of 16 bits are multiplied exactly and accumulated in fp32; softmax, entropy and everything else are
     fp32 (float64 if the inputs are). Forward, against float64 on the same inputs: error <= 2**-22 * (1 + largest norm
     of a hidden state * largest norm of a word's weight) / temperature. Backward: the reference's products are fp32;
-    Triton's round the gradient of the logits to the inputs' dtype (bf16: each entry by 2**-9 of itself) and accumulate
-    in fp32. Gradients are rounded once, at the end, to the inputs' dtypes.
+    Triton's, and the reference's of bf16 on a CPU that multiplies bf16, round the gradient of the logits to the inputs'
+    dtype (bf16: each entry by 2**-9 of itself) and accumulate in fp32. Gradients are rounded once, at the end, to the
+    inputs' dtypes.
 
     ``expected_grad(logprob_S, tokens)`` says what gradient these tokens will get, these being their log-probabilities:
     possible where the loss is a sum over tokens. It saves the reference a product of four and is never trusted: if the
@@ -106,10 +108,11 @@ class _LinearLogprob(torch.autograd.Function):
         local_S = target_S - head.first_word
         inputs = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach(), local_S, head
         ctx.expected = None
-        if expected_grad is not None and any(ctx.needs_input_grad):
-            found, ctx.expected = _forward_and_expected_backward(*inputs, ctx.needs_input_grad[:3], expected_grad)
-        else:
-            found = _normalized(*(_triton_statistics if head.triton else _reference_statistics)(*inputs), head)
+        with exact_bf16_products(hidden_SD, weight_VD):
+            if expected_grad is not None and any(ctx.needs_input_grad):
+                found, ctx.expected = _forward_and_expected_backward(*inputs, ctx.needs_input_grad[:3], expected_grad)
+            else:
+                found = _normalized(*(_triton_statistics if head.triton else _reference_statistics)(*inputs), head)
         logprob_S, entropy_S, log_total_S = found
         ctx.save_for_backward(hidden_SD, weight_VD, bias_V, local_S, log_total_S, entropy_S)
         ctx.head = head
@@ -124,8 +127,25 @@ class _LinearLogprob(torch.autograd.Function):
         (expected_S, gradients), ctx.expected = ctx.expected or (None, None), None  # they can be given away once
         if expected_S is None or grad_entropy_S is not None or not torch.equal(expected_S, grad_logprob_S):
             tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S)
-            gradients = _backward_again(tokens, weight_VD, bias_V, ctx.needs_input_grad[:3], ctx.head)
+            with exact_bf16_products(hidden_SD, weight_VD):
+                gradients = _backward_again(tokens, weight_VD, bias_V, ctx.needs_input_grad[:3], ctx.head)
         return *gradients, None, None, None
+
+
+@contextmanager
+def exact_bf16_products(a: torch.Tensor, b: torch.Tensor) -> Iterator[None]:
+    """fp32 products are made by a CPU's bf16 units, where it has some, if it is bf16 that is multiplied.
+
+    They round what they are given to bf16, which changes neither hidden states nor weights, and sum up in fp32.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    before, is_bf16 = matmul.fp32_precision, a.dtype == b.dtype == torch.bfloat16
+    if is_bf16 and a.device.type == "cpu":
+        matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _normalized(max_S: torch.Tensor, sums_3S: torch.Tensor, head: _Head):

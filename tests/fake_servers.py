@@ -11,6 +11,7 @@ from aiohttp import WSMsgType, web
 
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Completion, Group, Prompt, Request, Sampling
+from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
 from titan_rl.environments.task import Task
@@ -173,4 +174,16 @@ def play(
 
     sampling = Sampling(num_samples=len(answers), max_new_tokens=32, temperature=1.0, max_tokens=max_tokens)
     parts = dict(tokenizer=tokenizer, ask=ask, score=score, sampling=sampling, seed=1, step_timeout=step_timeout)
-    return asyncio.run(run_group(prompt, task=task, **parts)), requests
+
+    async def group() -> Group:
+        if not hasattr(task, "agent"):
+            return await run_group(prompt, task=task, **parts)
+        await (endpoint := Endpoint()).start()
+        try:
+            return await run_group(prompt, task=task, endpoint=endpoint, **parts)
+        finally:
+            await endpoint.close()
+            if hasattr(task, "close"):
+                await task.close()
+
+    return asyncio.run(group()), requests

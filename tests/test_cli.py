@@ -21,14 +21,14 @@ from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
 from titan_rl.records.statistics import Proportion
 
 
-def test_tasks_are_listed_without_the_refused(capsys):
+def test_tasks_are_listed_without_those_that_cannot_be_had(capsys):
     assert main(["tasks"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     [*ours, first] = listed[: listed.index("ab") + 1]
-    others = ["openenv", "nemo_gym", "gymnasium"]
+    others = ["openenv", "nemo_gym", "verifiers", "gymnasium"]
     assert ours == ["jsonl", "code", "math", "mixture", *others, "calculator", "treasure"] and first == "ab"
-    assert listed[9:] == sorted(listed[9:])
-    assert "gcd" in listed and "countdown" not in listed
+    assert listed[10:] == sorted(listed[10:])
+    assert {"gcd", "countdown"} <= set(listed) and "composite" not in listed
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_remote_traceback_becomes_one_line():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        (dict(task__name="countdown"), "Python"),
+        (dict(task__name="composite"), "'mixture'"),
         (dict(rollout__group_size=1), "rollout.group_size"),
         (dict(model__path="."), "config.json"),
         (dict(parallelism__tensor_parallel_degree=8), "num_attention_heads"),

@@ -11,7 +11,8 @@ from mistakes import assert_one_line
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check
-from titan_rl.data.types import BadNumbers, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import StepMetrics
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.snapshot import Snapshots

@@ -45,7 +45,7 @@ def test_packed_rows_agree_with_transformers(pair, share_prefix):
 
 def test_a_window_reaches_back_into_the_prefix_and_is_made_once():
     """A prompt of 5 tokens, and a sample of 3 behind it, whose queries see 3 tokens each."""
-    plan = plan_attention([Segment(0, 5), Segment(5, 3, 0, 5)], 8, torch.device("cpu"))
+    plan = plan_attention([Segment(0, 5), Segment(5, 3, ((0, 5),))], 8, torch.device("cpu"))
     [_, sample_DQK] = plan.masks(3)
     assert [query_K.nonzero().flatten().tolist() for query_K in sample_DQK[0]] == [[3, 4, 5], [4, 5, 6], [5, 6, 7]]
     assert plan.masks(3) is plan.masks(3) and plan.masks(None) is not plan.masks(3)

@@ -4,15 +4,21 @@ import asyncio
 import os
 import socket
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fake_servers import serving
 from hostile_programs import HOSTILE, Hostile
+from test_remote_sandbox import FakeFusion
 
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.code_tests import FunctionTest, StreamTest, passed
 from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
-from titan_rl.environments.sandbox.program import Call, Limits, Program
+from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
+from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
+from titan_rl.environments.sandbox.slot import Slot
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
 NUMBERS = (3, 10, -2)
@@ -97,6 +103,64 @@ def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
     after = runner.run(sandbox.run(Program(LOOK_AROUND)))
     assert after.stdout.strip() == UNTOUCHED, after
     assert slot._process.poll() is None and file.read_text() == token
+
+
+class BoxedFusion(FakeFusion):
+    """A server with walls: its scripts run in a box of ours."""
+
+    def __init__(self, slot):
+        super().__init__()
+        self.slot = slot
+
+    def run(self, body):
+        limits = Limits(seconds=body["run_timeout"], memory=1 << 30, processes=48, output=1 << 20)
+        done = self.slot.run(Program(body["code"], limits=limits))
+        return {"status": "Success", "run_result": {"return_code": done.exit_code, "stdout": done.stdout}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    try:
+        check_sandbox()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    slot = Slot()
+    with serving(BoxedFusion(slot).app) as port:
+        yield {"url": f"http://127.0.0.1:{port}", "patience": 4.0, "at_once": 1}
+    slot.close()
+
+
+@pytest.mark.confirms
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_earns_nothing_at_a_server(server, secret, name):
+    """What takes over the script that it runs in has no verdict at all."""
+    token, file = secret
+    source = HOSTILE[name].source.replace("SECRET_FILE", str(file)).replace("HOST_PID", str(os.getpid()))
+    sandbox = RemoteSandbox(remote_config(server))
+    for tests in (TESTS, SPOKEN[:1]):
+        with suppress(SandboxFailed):
+            start = time.monotonic()
+            calls = tuple(test.call for test in tests if isinstance(test, FunctionTest))
+            outcome = asyncio.run(sandbox.run_once(Program(source, "3\n", calls, LIMITS)))
+            assert token not in repr(outcome), "it saw what it must not"
+            assert time.monotonic() - start < LIMITS.seconds + 1
+        with suppress(SandboxFailed):
+            assert not any(asyncio.run(passed(_Once(sandbox), source, tests, LIMITS))), "a verdict was forged"
+
+
+@dataclass
+class _Once:
+    """Without the attempts that only a server's own failures need."""
+
+    sandbox: RemoteSandbox
+
+    async def run(self, program):
+        return await self.sandbox.run_once(program)
+
+
+def test_an_honest_program_passes_at_a_server(server):
+    sandbox = RemoteSandbox(remote_config(server))
+    assert all(asyncio.run(passed(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))
 
 
 def test_an_honest_program_passes_between_them(box):

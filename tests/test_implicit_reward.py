@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check
 from titan_rl.controller.resuming import first_change, flat
-from titan_rl.data.types import BadNumbers, Row, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.snapshot import Snapshots

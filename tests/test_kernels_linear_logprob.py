@@ -313,3 +313,18 @@ def check_spread_vocabulary_agrees_with_the_whole_one(tmp_path):
         torch.testing.assert_close(parts[0][0] + parts[1][0], hidden_SD)
         torch.testing.assert_close(torch.cat([part[1] for part in parts]), weight_VD)
         torch.testing.assert_close(torch.cat([part[2] for part in parts]), bias_V)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_products_keep_their_precision(dtype):
+    """That of bf16 is set for the products of bf16 alone, and not left behind."""
+    matmul, seen = torch.backends.mkldnn.matmul, []
+    before = matmul.fp32_precision
+    hidden, weight = torch.ones(3, 4, dtype=dtype, requires_grad=True), torch.ones(5, 4, dtype=dtype)
+
+    def expected(logprob_S, rows):
+        seen.append(matmul.fp32_precision)
+        return torch.ones_like(logprob_S)
+
+    linear_logprob(hidden, weight, torch.tensor([0, 1, 4]), expected_grad=expected)[0].sum().backward()
+    assert seen == ["bf16" if dtype == torch.bfloat16 else before] and matmul.fp32_precision == before

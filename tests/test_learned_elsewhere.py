@@ -17,7 +17,7 @@ from layout_ranks import EPS, whole_tensors
 from transformers import AutoModelForSequenceClassification
 
 from titan_rl.config.load import load_config
-from titan_rl.data.types import BadNumbers
+from titan_rl.data.culprits import BadNumbers
 from titan_rl.models.tiny import make_tiny
 
 ADAM = {"lr": 1e-3, "eps": EPS}

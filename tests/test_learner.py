@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.bad_batches import BadStreak
 from titan_rl.controller.preflight import check_model
+from titan_rl.data.culprits import BadNumbers, Culprit
 from titan_rl.data.packing import fit_rows, pack
-from titan_rl.data.types import BadNumbers, Batch, Culprit, StepMetrics
+from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.kernels import linear_logprob
 from titan_rl.models import decoder
 from titan_rl.models.tiny import make_tiny

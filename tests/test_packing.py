@@ -68,8 +68,8 @@ def is_dummy(row: Row) -> bool:
 def past(row: Row, source: int) -> list[int]:
     """The tokens that the model sees when it predicts at ``source``."""
     [segment] = [s for s in row.segments if s.start <= source < s.start + s.length]
-    prefix = row.tokens_T[segment.prefix_start : segment.prefix_start + segment.prefix_length]
-    return [*prefix.tolist(), *row.tokens_T[segment.start : source + 1].tolist()]
+    prefix = [token for start, length in segment.prefix for token in row.tokens_T[start : start + length].tolist()]
+    return [*prefix, *row.tokens_T[segment.start : source + 1].tolist()]
 
 
 @layouts
@@ -117,7 +117,7 @@ def test_segments_cover_each_row_and_positions_go_on_from_the_prefix(seed, num_r
         end = 0
         for segment in row.segments:
             assert segment.start == end and segment.length > 0
-            assert segment.prefix_start + segment.prefix_length <= segment.start
+            assert all(start + length <= segment.start for start, length in segment.prefix)
             end += segment.length
             positions = row.positions_T[segment.start : end]
             assert positions.tolist() == [*range(segment.prefix_length, segment.prefix_length + segment.length)]

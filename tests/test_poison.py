@@ -31,6 +31,7 @@ class Process:
         self.name, self.why, self.actor = name, "died", self
         self.died = asyncio.get_running_loop().create_future()
         self.mesh: Mesh | None = None
+        self.wakes = set()
 
     @property
     def is_dead(self) -> bool:
@@ -39,6 +40,8 @@ class Process:
     def kill(self) -> None:
         if not self.died.done():
             self.died.set_result(0.0)
+            for wake in list(self.wakes):
+                wake()
             self.mesh.on_death(self)
 
 

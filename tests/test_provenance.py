@@ -58,8 +58,11 @@ class Engine:
         self.gave += completions
         return completions
 
+    def draw_tokens(self) -> list[int]:
+        return [self.draw.randrange(self.size) for _ in range(self.draw.randint(0, 8))]
+
     def _completion(self) -> Completion:
-        tokens = [self.draw.randrange(self.size) for _ in range(self.draw.randint(0, 8))]
+        tokens = self.draw_tokens()
         reason = "length" if tokens and self.draw.random() < 0.1 else "stop"
         tokens = np.array(tokens + [self.end] * (reason == "stop"), np.int32)
         logprobs = np.array([-self.draw.random() for _ in tokens], np.float32)

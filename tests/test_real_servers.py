@@ -37,15 +37,16 @@ def run(*command: str | Path, **settings) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, **settings)
 
 
-def made(cache: pytest.Cache, package: str, python: str) -> Path:
-    """A virtual environment's folder, with the package in it; skips where there is none to be had."""
+def made(cache: pytest.Cache, package: str, python: str, *beside: str) -> Path:
+    """A virtual environment's folder, with the package in it; skips where there is none to be had. ``beside``: others
+    that it needs."""
     folder = cache.mkdir(f"servers-{package.replace('==', '-')}")
     stamp = folder / "installed"
     if not stamp.exists():
         shutil.rmtree(folder)
         done = run(python, "-m", "venv", folder)
         if not done.returncode:
-            done = run(folder / "bin/pip", "install", "-q", package)
+            done = run(folder / "bin/pip", "install", "-q", package, *beside)
         if done.returncode:
             pytest.skip(f"{package} cannot be installed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
         stamp.touch()

@@ -58,6 +58,7 @@ def check(run_dir: RunDir, **settings) -> int:
         dict(training__steps=50),
         dict(checkpoint__every=3, eval__every=2, metrics__tensorboard=False, recovery__snapshot_every=0),
         dict(generator__replicas=2, verifier__procs=2, mesh__step_timeout=60, rollout__max_staleness=1),
+        dict(task__sandbox__url="http://127.0.0.1:9"),
         dict(rollout__prompts_per_step=8, rollout__group_size=2, parallelism__data_parallel_shard_degree=2),
     ],
 )

@@ -2,6 +2,7 @@
 
 import ast
 import statistics
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,38 @@ def test_no_import_runs_up(path):
     for name in ours(path):
         target = name.split(".")[0]
         assert target == room or FLOOR[target] < FLOOR[room], f"{name_of(path)} ({room}) imports {name} ({target})"
+
+
+def names_in(path: Path) -> set[str]:
+    """All that a module's top level binds, inside ``if`` and ``try`` too."""
+    found = set()
+    nodes = deque(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.popleft()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        else:
+            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            nodes.extend(
+                child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)
+            )
+    return found
+
+
+def test_what_is_imported_is_there():
+    """Inside functions, too, where only a run would find out."""
+    files = {name_of(path): path for path in FILES}
+    missing = [
+        f"{path}:{node.lineno} {node.module}.{alias.name}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (inner := (node.module or "").removeprefix("titan_rl.")) in files
+        for alias in node.names
+        if f"{inner}.{alias.name}" not in NAMES and alias.name not in names_in(files[inner])
+    ]
+    assert not missing
 
 
 def test_vllm_and_torchtitan_stay_in_their_rooms():

@@ -14,7 +14,7 @@ import pyseccomp
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox import bubblewrap, slot
+from titan_rl.environments.sandbox import bubblewrap, pool, slot
 from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
 from titan_rl.environments.sandbox.program import Call, Given, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
@@ -177,7 +177,7 @@ def test_it_needs_no_root():
 
 def test_without_walls_nothing_is_run(monkeypatch):
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
-    check_sandbox.cache_clear()
+    pool._check_boxes.cache_clear()
     with pytest.raises(ConfigError, match="bubblewrap is not installed; apt-get install bubblewrap") as caught:
         check_sandbox()
     assert "\n" not in str(caught.value)

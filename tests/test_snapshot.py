@@ -1,6 +1,9 @@
-"""A state that was put aside comes back bit for bit, from the rank's own memory and from its replica."""
+"""A state that was put aside comes back bit for bit, from the rank's own memory and from what was kept of it."""
 
-import time
+import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from test_learner import batch_of, train, weights
 
 from titan_rl.config.load import load_config
 from titan_rl.mesh.channel.region import WRITING
-from titan_rl.mesh.channel.snapshot_replica import SnapshotReplica, fetch_step
+from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper, fetch_step
 from titan_rl.mesh.channel.sources import TornRead
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
@@ -25,34 +28,31 @@ def make_learner(tmp_path):
     return lambda: Learner(config, build_titan(config), tmp_path)
 
 
-def wait_for_replica(replica: SnapshotReplica, step: int) -> None:
-    deadline = time.monotonic() + 10
-    while step not in [int(stamp) for stamp in replica.region.header.stamps]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def keeper_of(snapshots: Snapshots) -> SnapshotKeeper:
+    return SnapshotKeeper(snapshots.region.handle(over_rdma=False))
 
 
-@pytest.mark.parametrize("from_replica", [False, True])
+@pytest.mark.parametrize("was_kept", [False, True])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, from_replica, steps_before):
+def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, was_kept, steps_before):
     learner = make_learner()
     for seed in range(steps_before):
         train(learner, seed)
     snapshots = Snapshots(0, learner)
     learner.before_update = snapshots.wait_until_copied
-    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
+    keeper = keeper_of(snapshots)
     torch.manual_seed(5)
     snapshots.take(steps_before)
     saved = weights(learner)
     wanted = [train(learner, seed) for seed in (7, 8)]
     random_wanted = torch.rand(1)
-    wait_for_replica(replica, steps_before)
+    snapshots.steps()
 
     other = make_learner()
     train(other, 3)
     slot = snapshots.slot_of(steps_before)
-    if from_replica:
-        slot = fetch_step(replica.region.handle(over_rdma=False), steps_before)
+    if was_kept:
+        slot = fetch_step(keeper.handle, steps_before)
     Snapshots(0, other).load(slot)
     loaded = weights(other)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
@@ -63,46 +63,64 @@ def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, from_replica
     assert torch.equal(torch.rand(1), random_wanted)
     after, wanted_after = weights(other), weights(learner)
     assert all(torch.equal(after[name], wanted_after[name]) for name in after)
-    replica.stop()
+    keeper.close()
 
 
 def test_two_steps_are_kept_and_the_oldest_goes(make_learner):
     learner = make_learner()
     snapshots = Snapshots(0, learner)
     learner.before_update = snapshots.wait_until_copied
-    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
+    keeper = keeper_of(snapshots)
     for step in range(1, 5):
         learner.train(batch_of(step).rows[0], True)
         snapshots.take(step)
-        assert snapshots.steps() == [s for s in (step - 1, step) if s > 0]
-        wait_for_replica(replica, step)
-    assert replica.steps() == [3, 4]
+        assert snapshots.steps() == keeper.steps() == [s for s in (step - 1, step) if s > 0]
+    keeper.close()
 
 
-def test_a_half_written_step_is_not_copied(make_learner):
-    learner = make_learner()
-    snapshots = Snapshots(0, learner)
-    snapshots.take(1)
-    snapshots.steps()
-    snapshots.take(2)
-    snapshots.steps()
-    snapshots.region.header.stamps[1] = WRITING
-    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
-    assert replica.steps() == [1]
-    with pytest.raises(TornRead, match="not 2"):
-        fetch_step(replica.region.handle(over_rdma=False), 2)
-
-
-def test_a_replica_outlives_its_source(make_learner):
+@pytest.mark.parametrize("is_stamped", [False, True])
+def test_a_half_written_step_is_no_step(make_learner, is_stamped):
+    """Neither without its stamp nor with one that came too early."""
     snapshots = Snapshots(0, make_learner())
-    snapshots.take(1)
-    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
-    wait_for_replica(replica, 1)
-    replica.stop()
-    wanted = snapshots.slot_of(1).clone()
-    for slot in snapshots.region.slots:
-        slot.fill_(255)
-    assert torch.equal(fetch_step(replica.region.handle(over_rdma=False), 1), wanted)
+    for step in (1, 2):
+        snapshots.take(step)
+        snapshots.steps()
+    if is_stamped:
+        snapshots.slot_of(2)[-1] += 1
+    else:
+        snapshots.region.header.stamps[1] = WRITING
+    keeper = keeper_of(snapshots)
+    assert keeper.steps() == [1]
+    with pytest.raises(TornRead, match="fails its checksum" if is_stamped else "not 2"):
+        fetch_step(keeper.handle, 2)
+    keeper.close()
+
+
+A_RANK = """
+import pickle, sys, time
+import torch
+from titan_rl.mesh.channel.region import Region, checksum
+region = Region(3, 1 << 20, [(0, 1 << 20)], torch.device("cpu"))
+region.slots[1].fill_(7)
+region.header.checksums[1] = checksum(region.slots[1])
+region.header.stamps[1] = 5
+pickle.dump(region.handle(over_rdma=False), sys.stdout.buffer)
+sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_what_is_kept_outlives_the_rank_and_is_the_rank_s_own_memory():
+    """No byte is held twice."""
+    with subprocess.Popen([sys.executable, "-c", A_RANK], stdout=subprocess.PIPE) as rank:
+        handle = pickle.load(rank.stdout)
+        keeper = SnapshotKeeper(handle)
+        inode = os.stat(f"/proc/{handle.pid}/fd/{handle.fd}").st_ino
+        rank.kill()
+    assert keeper.steps() == [5]
+    assert torch.equal(fetch_step(keeper.handle, 5), torch.full((1 << 20,), 7, dtype=torch.uint8))
+    assert os.fstat(keeper.handle.fd).st_ino == inode and keeper.handle.pid == os.getpid()
+    keeper.close()
 
 
 def test_going_back_makes_later_steps_undone(make_learner):
@@ -110,21 +128,15 @@ def test_going_back_makes_later_steps_undone(make_learner):
     learner = make_learner()
     snapshots = Snapshots(0, learner)
     learner.before_update = snapshots.wait_until_copied
-    replica = SnapshotReplica(snapshots.region.handle(over_rdma=False))
+    keeper = keeper_of(snapshots)
     for step in (4, 8):
         train(learner, step)
         snapshots.take(step)
-        wait_for_replica(replica, step)
     snapshots.take(5)
-    wait_for_replica(replica, 5)
     assert snapshots.steps() == [4, 5] or snapshots.steps() == [5]
     train(learner, 9)
     snapshots.take(8)
     again = snapshots.slot_of(snapshots.steps()[-1]).clone()
-    assert torch.equal(again, _slot_at(replica, 8))
-    replica.stop()
-
-
-def _slot_at(replica: SnapshotReplica, step: int) -> torch.Tensor:
-    assert step in replica.steps()
-    return fetch_step(replica.region.handle(over_rdma=False), step)
+    assert 8 in keeper.steps()
+    assert torch.equal(again, fetch_step(keeper.handle, 8))
+    keeper.close()

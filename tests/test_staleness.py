@@ -100,31 +100,53 @@ class Sampler:
         return Group(prompt.id, [Rollout(prompt.id, k, *arrays, [], "ok", reward=float(k)) for k in (0, 1)])
 
 
+def make_queue(max_staleness: int) -> tuple[RolloutQueue, Sampler]:
+    """Of two groups a step."""
+    config = Config(rollout=RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=max_staleness))
+    ledger = SimpleNamespace(settle=lambda *_: None, count_retry=None)
+    sampler = Sampler(weights := Weights())
+    publishing = Publishing(weights, admission := Admission(2, max_staleness))
+    queue = RolloutQueue(
+        *(config, iter([]), ledger, sampler, admission, publishing), max_tokens=64, failed=lambda *_: None
+    )
+    return queue, sampler
+
+
+def prompts(count: int) -> deque[Prompt]:
+    return deque(Prompt(f"train/{number}", "", "", {}) for number in range(count))
+
+
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_before(max_staleness):
     """They take the version of a resumed run, or of one that went back, while its prompts wait already."""
-    weights, count = Weights(), 2 + 2 * max_staleness
-    sampler = Sampler(weights)
+    count = 2 + 2 * max_staleness
+    queue, sampler = make_queue(max_staleness)
 
     async def go_on() -> None:
-        publishing = Publishing(weights, admission := Admission(2, max_staleness))
-        config = Config(rollout=RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=max_staleness))
-        queue = RolloutQueue(
-            *(
-                config,
-                iter([]),
-                SimpleNamespace(settle=lambda *_: None, count_retry=None),
-                sampler,
-                admission,
-                publishing,
-            ),
-            max_tokens=64,
-            failed=lambda *_: None,
-        )
         for version in (8, 5):
-            queue.restart(deque(Prompt(f"train/{number}", "", "", {}) for number in range(count)), version)
-            await publishing.publish(version)
+            queue.restart(prompts(count), version)
+            await queue.publishing.publish(version)
             await queue.collect()
 
     asyncio.run(go_on())
     assert sampler.asked_under == [8] * count + [5] * count
+
+
+def test_a_batch_that_was_ready_keeps_no_other_from_being_sampled():
+    """The next one is collected before the version is live; what that version admits is sampled beside its training."""
+    queue, sampler = make_queue(1)
+
+    async def collect_two() -> None:
+        queue.restart(prompts(8), 0)
+        await queue.publishing.publish(0)
+        await queue.collect()
+        while not all(in_flight.group.done() for in_flight in queue._in_flight):
+            await asyncio.sleep(0)
+        await queue.publishing.publish(1)
+        await queue.collect()
+        assert sampler.asked_under == [0] * 4
+        await queue.publishing.delivered()
+        await asyncio.sleep(0.01)
+        assert sampler.asked_under == [0] * 4 + [1] * 2
+
+    asyncio.run(collect_two())

@@ -226,6 +226,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     print("mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)")
     print("openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)")
     print("nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)")
+    print("verifiers  (environments of the verifiers library, with their own harness: task.options.env, python)")
     print("gymnasium  (an environment of gymnasium.make, in text: task.options.id, prompt)")
     for name, task in BUILT_IN.items():
         print(f"{name}  ({task.ABOUT})")

@@ -1,5 +1,6 @@
 """Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from numbers import Real
@@ -13,7 +14,7 @@ from titan_rl.config.plugins import what_happened
 from titan_rl.config.schema import AlgorithmConfig, Config
 from titan_rl.data.examples import Example
 from titan_rl.data.packing import pack, token_weights
-from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample
+from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model_tokens
 
 
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
@@ -22,11 +23,18 @@ def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
     return [rollout for rollout in group.rollouts if rollout.status in allowed]
 
 
+def comparable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
+    """Those of them that have a peer: it takes two, of one seat where an episode has several, to compare."""
+    usable = usable_rollouts(group, config)
+    count = Counter(rollout.seat for rollout in usable)
+    return [rollout for rollout in usable if count[rollout.seat] >= 2]
+
+
 def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
-    """Why a group cannot be trained on, if it cannot: it takes two usable samples to compare."""
+    """Why a group cannot be trained on, if it cannot."""
     if group.refused:
         return group.refused
-    if len(usable_rollouts(group, config)) >= 2:
+    if comparable_rollouts(group, config):
         return None
     statuses = [rollout.status for rollout in group.rollouts]
     return max(("infra_error", "timeout", "truncated"), key=statuses.count)
@@ -36,10 +44,10 @@ def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> 
     """Of each sample, by its number: None if it may be trained on, or why it is discarded (records/ledger.py)."""
     if group.refused:
         return [group.refused] * num_samples
-    statuses = {rollout.sample: rollout.status for rollout in group.rollouts}
-    usable = {rollout.sample for rollout in usable_rollouts(group, config)}
-    alone = "no_peers" if discard_reason(group, config) else None
-    return [alone if sample in usable else statuses.get(sample, "infra_error") for sample in range(num_samples)]
+    outcomes: dict[int, str | None] = {rollout.sample: rollout.status for rollout in group.rollouts}
+    outcomes |= {rollout.sample: "no_peers" for rollout in usable_rollouts(group, config)}
+    outcomes |= {rollout.sample: None for rollout in comparable_rollouts(group, config)}
+    return [outcomes.get(sample, "infra_error") for sample in range(num_samples)]
 
 
 def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
@@ -61,11 +69,21 @@ def _advantage(value, rollout: Rollout) -> float | np.ndarray:
     raise ValueError(f"each must be a number or an array of {count} (the tokens that the model wrote), not {what}")
 
 
+def _advantages_by_seat(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
+    """Who plays white is compared with others that play white."""
+    found: dict[int, float | np.ndarray] = {}
+    for seat in dict.fromkeys(rollout.seat for rollout in rollouts):
+        places = [place for place, rollout in enumerate(rollouts) if rollout.seat == seat]
+        advantages = checked_advantages(algorithm, [rollouts[place] for place in places])
+        found |= zip(places, advantages, strict=True)
+    return [found[place] for place in range(len(rollouts))]
+
+
 def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[Sample]:
     """Errors: RuntimeError that names the prompt."""
     try:
         given = [rollout.advantage for rollout in rollouts]
-        advantages = checked_advantages(algorithm, rollouts) if None in given else given
+        advantages = _advantages_by_seat(algorithm, rollouts) if None in given else given
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
@@ -74,13 +92,29 @@ def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> l
     ]
 
 
+def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
+    """One for each conversation, which is all that its tokens see."""
+    if not rollout.branches:
+        return [sample]
+    branches, begin = [], 0
+    for start, stop in rollout.spans:
+        provenance = sample.provenance[start:stop]
+        end = begin + num_model_tokens(provenance)
+        advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
+        tokens, logprobs = sample.tokens[start:stop], sample.logprobs[start:stop]
+        branches.append(replace(sample, tokens=tokens, provenance=provenance, logprobs=logprobs, advantage=advantage))
+        begin = end
+    return branches
+
+
 def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[Sample]:
     """Advantages are made of shaped rewards; an outcome is what was verified, whatever an answer looks like."""
-    usable = usable_rollouts(group, config.algorithm)
-    samples = _samples(group.prompt_id, shaped(usable, config), algorithm)
-    if not algorithm.needs.implicit_reward:
-        return samples
-    return [replace(sample, outcome=rollout.outcome) for sample, rollout in zip(samples, usable, strict=True)]
+    rollouts = comparable_rollouts(group, config.algorithm) or usable_rollouts(group, config.algorithm)
+    samples = _samples(group.prompt_id, shaped(rollouts, config), algorithm)
+    if algorithm.needs.implicit_reward:
+        outcomes = [rollout.outcome for rollout in rollouts]
+        samples = [replace(sample, outcome=outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
+    return [branch for sample, rollout in zip(samples, rollouts, strict=True) for branch in _branches(sample, rollout)]
 
 
 def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:

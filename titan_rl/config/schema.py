@@ -56,7 +56,7 @@ JUDGE = "judge"
 """A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
-TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium")
+TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
 """Tasks that are played in environments of other people's."""
 
 
@@ -64,8 +64,8 @@ TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium")
 class TaskConfig:
     name: str = "gcd"
     """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl``, ``code`` or
-    ``math`` for a data file, ``openenv``, ``nemo_gym`` or ``gymnasium`` for an environment of other people's,
-    ``mixture`` for several tasks, or ``pkg.module:name``."""
+    ``math`` for a data file, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
+    environments, ``mixture`` for several tasks, or ``pkg.module:name``."""
     style: Literal["compact", "chat"] = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""
@@ -77,6 +77,9 @@ class TaskConfig:
     """Several of these, ``task`` for the task's own score, by their weights: the reward is the weighted sum."""
     judge: dict[str, Any] = field(default_factory=dict)
     """The judge's own keys."""
+    sandbox: dict[str, Any] = field(default_factory=dict)
+    """Where programs that a model wrote run (environments/sandbox/remote.py): a server's ``url``, ``token_env``,
+    ``patience`` and ``at_once``; empty: in boxes on the verifiers' machines."""
     scoring: Literal["auto", "exact", "family"] = "auto"
     """Of a reasoning-gym family: by its own scorer, which may pay in part for wrong answers, or for right answers
     alone; auto: exact where an answer that never changes would earn too much (``titan-rl tasks`` tells which)."""
@@ -187,7 +190,7 @@ class VerifierConfig:
     """Processes that drive episodes; each has scoring processes of its own."""
     score_timeout: Seconds = 5.0
     """Seconds that one answer may take to score; then its scorer is killed and the rollout is a ``timeout``."""
-    scoring_workers: Count = 64
+    scoring_workers: Count = 256
     """Answers that a verifier has scored side by side, at most: as many as there are cores compute, the others wait for
     servers. Each is scored by a fork of the scoring process."""
     step_timeout: Seconds = 60.0

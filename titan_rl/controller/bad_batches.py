@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from titan_rl.config.schema import RecoveryConfig
-from titan_rl.data.types import BadNumbers
+from titan_rl.data.culprits import BadNumbers
 from titan_rl.records.rollouts import set_aside_rollouts
 from titan_rl.records.rundir import RunDir
 

@@ -43,7 +43,8 @@ from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.rollout_queue import Collected, RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
-from titan_rl.data.types import BadNumbers, Batch, Group, Layout, Prompt, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.records.checkpoints import ControllerState

@@ -14,9 +14,10 @@ from titan_rl.algorithms.batching import data_batch
 from titan_rl.algorithms.kto import with_zero
 from titan_rl.algorithms.sft import SFT
 from titan_rl.config.schema import Config
+from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.examples import Example, as_pairs, mismatched
-from titan_rl.data.types import BadNumbers, Batch, Layout, StepMetrics
+from titan_rl.data.types import Batch, Layout, StepMetrics
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.statistics import Proportion

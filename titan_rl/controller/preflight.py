@@ -18,11 +18,12 @@ from titan_rl.data.datasets import Dataset
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
-from titan_rl.environments.checks import check_demonstrations, check_known, training_prompts
+from titan_rl.environments.checks import check_demonstrations, check_known, check_seats, training_prompts
 from titan_rl.environments.grading import check_grader
 from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.llm_judge import check_judges
 from titan_rl.environments.prompts import held_out_prompts
+from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import Launcher, make_launcher
 from titan_rl.models.device import DEVICE_TYPE
@@ -98,6 +99,8 @@ def check(config: Config) -> Checked:
     check_prompts(checked)
     if config.eval.grader:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
+    if config.task.sandbox:
+        check_server(config.task.sandbox)
     if hasattr(checked.task, "check_ready"):
         checked.task.check_ready()
     return checked
@@ -133,6 +136,7 @@ def check_prompts(checked: Checked) -> None:
         check_chat_template(tokenizer, replies=steps or bool(task.tools))
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
+    check_seats(task, config.rollout.group_size)
     if config.sft.steps:
         check_demonstrations(task, config.run.seed)
     if config.model.path != "tiny":

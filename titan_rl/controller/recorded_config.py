@@ -5,8 +5,9 @@ that the user's own command gives, never from those that the record gives, and n
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from titan_rl.config.load import ConfigError, load_resolved
 from titan_rl.config.mixture import all_tasks
@@ -29,6 +30,10 @@ def load_recorded(run_dir: RunDir, path: Path, folders: Sequence[str]) -> Config
                 f"it, then give --run.plugin_path FOLDER"
             )
         _check_outside(run_dir, setting, name, folders)
+    for setting, task in all_tasks(config.task).items():
+        if run_dir.root.resolve() in Path(python := str(task.options.get("python", ""))).resolve().parents:
+            raise ConfigError(f"{setting}.options.python = {python!r} is in {run_dir.root}, whose programs are not run")
+    config.task.sandbox.pop("token_env", None)  # no secret of the user's is for a server that a record names
     # without any code, it is only where data files are looked for
     config.run.plugin_path = [str(Path(folder).absolute()) for folder in folders or ["."]]
     return config
@@ -52,7 +57,16 @@ def _references(config: Config) -> dict[str, str]:
         if task.name in TASKS_OF_OTHERS:  # how answers become actions, and observations text
             given = {key: task.options.get(key) for key in ("id", "action", "observation")}
             names |= {f"{setting}.options.{key}": name for key, name in given.items() if isinstance(name, str)}
+            names |= {f"{setting}.options.{key}": name for key, name in _plugins(task.options.get("env"))}
     return {setting: name for setting, name in names.items() if is_reference(name)}
+
+
+def _plugins(table: Any, key: str = "env") -> Iterator[tuple[str, str]]:
+    """Modules that a table of verifiers names by an ``id``, as references."""
+    for name, value in table.items() if isinstance(table, dict) else ():
+        if name == "id" and isinstance(value, str):
+            yield f"{key}.id", f"{value.rpartition('/')[2].partition('@')[0].replace('-', '_').lower()}:{value}"
+        yield from _plugins(value, f"{key}.{name}")
 
 
 def _check_outside(run_dir: RunDir, setting: str, name: str, folders: Sequence[str]) -> None:

@@ -68,6 +68,8 @@ class RolloutQueue:
         self._backlog: deque[Prompt] = deque()
         """Issued before, and to be sampled first."""
         self._num_discarded_in_a_row = 0
+        self._ahead: asyncio.Task[None] | None = None
+        """Admits beside the training of a batch."""
 
     @property
     def num_waiting(self) -> int:
@@ -90,13 +92,17 @@ class RolloutQueue:
         self.admission.restart(version)
 
     def cancel(self) -> None:
-        for in_flight in self._in_flight:
-            in_flight.group.cancel()
+        for task in (in_flight.group for in_flight in self._in_flight):
+            task.cancel()
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
 
     # a batch
 
     async def collect(self) -> Collected:
         """The next batch. Errors: RuntimeError if too many groups in a row cannot be trained on; an actor's fault."""
+        self._end_ahead()
         selection = Selection(self.config)
         while not selection.is_complete:
             group = await self._next_group()
@@ -110,6 +116,8 @@ class RolloutQueue:
         batch = Collected(selection.chosen(), selection.filtered())
         filtered = (self._outcomes(groups, reason) for reason, groups in batch.filtered.items())
         self.ledger.settle({name: outcome for outcomes in filtered for name, outcome in outcomes.items()})
+        self._ahead = asyncio.create_task(self._admit_ahead())
+        self._ahead.add_done_callback(retrieve_exception)
         return batch
 
     def give_back_batch(self) -> None:
@@ -127,6 +135,20 @@ class RolloutQueue:
             await asyncio.wait({task for task in (first, delivery) if task}, return_when=asyncio.FIRST_COMPLETED)
             if delivery is not None and delivery.done():
                 await self.publishing.delivered()
+
+    async def _admit_ahead(self) -> None:
+        """Once the version on its way is live, whose slots would stay empty until the next ``collect`` otherwise: where
+        sampling is faster than training, two batches would then be sampled at once, and none beside the training of
+        every second step."""
+        if self.publishing.pending is not None:
+            await asyncio.wait([self.publishing.pending])  # who owns it tells what it failed of
+        self._admit()
+
+    def _end_ahead(self) -> None:
+        """Errors: those of admitting."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not ahead.cancel():
+            ahead.result()
 
     def _admit(self) -> None:
         prompts, new = [], []

@@ -31,6 +31,7 @@ from titan_rl.controller.elastic import grant_scale_requests
 from titan_rl.controller.farewell import farewell, stopping
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import kept_policy
+from titan_rl.controller.memory_plan import check_memory
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -89,12 +90,7 @@ class Session:
 
     @classmethod
     def open(
-        cls,
-        config: Config,
-        config_file: str | None = None,
-        *,
-        resume: bool = False,
-        ranks: OtherRanks | None = None,
+        cls, config: Config, config_file: str | None = None, *, resume: bool = False, ranks: OtherRanks | None = None
     ) -> "Session":
         """Check everything and take the run directory. Errors: ConfigError, with nothing started and nothing made.
 
@@ -105,6 +101,7 @@ class Session:
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
+        memory = check_memory(checked) if ranks is None else ""
         sources, earlier = find_sources(config), 0
         if resume:
             check_no_modules(run_dir.root)
@@ -114,6 +111,8 @@ class Session:
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
         session = cls(checked, run_dir, resume, ranks, config_file)
+        if memory:
+            session.say(memory)
         for change in held:
             session.say(f"{change}; without {run_dir.changes} it is as you ask")
         return session

@@ -19,7 +19,8 @@ from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
 from titan_rl.controller.reporting import PhaseTimer, Reporter
 from titan_rl.controller.stopping import Stopped, StopRequest
-from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.checkpoints import ControllerState
 from titan_rl.records.left_out import LeftOutRows

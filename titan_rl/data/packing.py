@@ -1,8 +1,9 @@
 """Samples become packed rows, dealt out evenly over data-parallel ranks.
 
-A group's prompt comes once and its samples follow it, each a segment that sees the prompt and itself
-(model/attention.py). The last token of a sample is only ever a target, so it is left out of the row. Weights are
-worked out over the whole batch here, once, so that no layout can change a loss.
+What samples share comes once: a group's prompt, and what branches of a rollout have in common (prefix_tree.py). Each
+part is a segment, which sees those that it goes on from and itself (models/attention.py). The last token of a sample is
+only ever a target, so it is left out of the row. Weights are worked out over the whole batch here, once, so that no
+layout can change a loss.
 
 Dimensions: T tokens of a row or a sample, S trained tokens of a row.
 """
@@ -13,25 +14,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Provenance, Row, Sample, Segment
+from titan_rl.data.prefix_tree import Tree, places, prefix_tree, ranges
+from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Provenance, Row, Sample, Segment, num_model_tokens
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What must stay in one row: samples behind one prefix (of length 0 if nothing is shared)."""
+    """What stays in one row: samples that share something, or one that shares nothing."""
 
     samples: list[Sample]
     weights: list[float]
-    prefix_length: int
+    tree: Tree
 
     @property
     def num_tokens(self) -> int:
-        return self.prefix_length + sum(len(s.tokens) - 1 - self.prefix_length for s in self.samples)
+        return self.tree.num_tokens
 
 
 def token_weights(samples: list[Sample], aggregation: str, max_new_tokens: int) -> list[float]:
     """The weight of each sample's trained tokens; with ``token`` and ``sequence`` the batch's weights sum to 1."""
-    counts = [int((s.provenance == Provenance.MODEL).sum()) for s in samples]
+    counts = [num_model_tokens(sample.provenance) for sample in samples]
     match aggregation:
         case "token":
             return [1 / max(sum(counts), 1)] * len(samples)
@@ -42,28 +44,36 @@ def token_weights(samples: list[Sample], aggregation: str, max_new_tokens: int) 
     raise AssertionError(aggregation)
 
 
-def _common_prefix(samples: list[Sample]) -> int:
-    """Length of what all samples share before the model's first token: the prompt, and what their environments said
-    alike before it."""
-    length = min(int((s.provenance == Provenance.MODEL).argmax()) for s in samples)
-    is_same_T = np.logical_and.reduce([s.tokens[:length] == samples[0].tokens[:length] for s in samples])
-    return length if is_same_T.all() else int(is_same_T.argmin())
-
-
 def _units(
     group: list[Sample], weights: list[float], row_tokens: int, share_prefix: bool, keep_together: bool
 ) -> list[Unit]:
-    prefix_length = _common_prefix(group) if share_prefix and len(group) > 1 else 0
-    if keep_together:
-        return [Unit(group, weights, prefix_length)]
-    units, begin, size = [], 0, prefix_length
-    for position, sample in enumerate(group):
-        extra = len(sample.tokens) - 1 - prefix_length
-        if position > begin and (size + extra > row_tokens or not prefix_length):
-            units.append(Unit(group[begin:position], weights[begin:position], prefix_length))
-            begin, size = position, prefix_length
-        size += extra
-    units.append(Unit(group[begin:], weights[begin:], prefix_length))
+    whole = Unit(group, weights, prefix_tree(group, share=share_prefix))
+    if keep_together or len(group) == 1 or (whole.tree.is_shared and whole.num_tokens <= row_tokens):
+        return [whole]
+    if not whole.tree.is_shared:
+        return _roots(whole, row_tokens)
+    return _cut(whole, row_tokens)
+
+
+def _roots(whole: Unit, row_tokens: int) -> list[Unit]:
+    """One for each of the tree's first nodes."""
+    of_root: dict[int, list[int]] = {}
+    for place, last in enumerate(whole.tree.last):
+        of_root.setdefault(whole.tree.path(last)[0], []).append(place)
+    parts = [([whole.samples[p] for p in own], [whole.weights[p] for p in own]) for own in of_root.values()]
+    return [unit for part in parts for unit in _units(*part, row_tokens, True, False)]
+
+
+def _cut(whole: Unit, row_tokens: int) -> list[Unit]:
+    """As many samples in a row as it has room for, one after the other."""
+    units: list[Unit] = []
+    for sample, weight in zip(whole.samples, whole.weights, strict=True):
+        last = units[-1] if units else Unit([], [], Tree([], []))
+        longer = Unit([*last.samples, sample], [*last.weights, weight], prefix_tree([*last.samples, sample]))
+        if units and longer.num_tokens <= row_tokens and longer.tree.is_shared:
+            units[-1] = longer
+        else:
+            units.append(Unit([sample], [weight], prefix_tree([sample])))
     return units
 
 
@@ -108,24 +118,23 @@ class _RowBuilder:
         self.owners: list[tuple[str, int, int]] = []
         self.size = 0
 
-    def _lay(self, tokens: np.ndarray, first_position: int, prefix_start: int, prefix_length: int) -> int:
-        start = self.size
-        if len(tokens):
-            self.tokens.append(tokens)
-            self.positions.append(np.arange(first_position, first_position + len(tokens)))
-            self.segments.append(Segment(start, len(tokens), prefix_start, prefix_length))
-            self.size += len(tokens)
-        return start
+    def _lay(self, unit: Unit) -> list[int]:
+        """All its nodes; where each begins."""
+        starts: list[int] = []
+        for node in unit.tree.nodes:
+            prefix = ranges(unit.tree, starts, node.parent)
+            starts.append(self.size)
+            if (length := node.end - node.begin) > 0:
+                self.tokens.append(unit.samples[node.sample].tokens[node.begin : node.end])
+                self.positions.append(np.arange(node.begin, node.end))
+                self.segments.append(Segment(self.size, length, prefix))
+                self.size += length
+        return starts
 
     def add(self, unit: Unit) -> None:
-        prefix_length = unit.prefix_length
-        prefix_start = self._lay(unit.samples[0].tokens[:prefix_length], 0, 0, 0)
-        for sample, weight in zip(unit.samples, unit.weights, strict=True):
-            start = self._lay(sample.tokens[prefix_length:-1], prefix_length, prefix_start, prefix_length)
-            # the place in the row of each of the sample's tokens but the last: the prefix's, then its own
-            place_T = np.concatenate(
-                [np.arange(prefix_start, prefix_start + prefix_length), np.arange(start, self.size)]
-            )
+        starts = self._lay(unit)
+        for sample, weight, last in zip(unit.samples, unit.weights, unit.tree.last, strict=True):
+            place_T = places(ranges(unit.tree, starts, last))  # of each of the sample's tokens but its last
             trained_S = np.flatnonzero(sample.provenance == Provenance.MODEL)
             assert not len(trained_S) or trained_S[0] > 0, "the model wrote a first token with nothing before it"
             self.owners.append((sample.prompt_id, sample.sample, len(trained_S)))
@@ -196,7 +205,7 @@ def pack(
     return Batch(
         rows=[rows[rank::num_ranks] for rank in range(num_ranks)],
         num_tokens=sum(unit.num_tokens for unit in units),
-        num_trained_tokens=sum(int((s.provenance == Provenance.MODEL).sum()) for s in samples),
+        num_trained_tokens=sum(num_model_tokens(sample.provenance) for sample in samples),
         has_signal=any(np.any(s.advantage != 0) for s in samples),
     )
 

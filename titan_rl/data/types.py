@@ -5,18 +5,17 @@ Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-_MAX_NAMED = 8
-"""Samples that a message about bad numbers names."""
-
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
 
-Status = Literal["ok", "truncated", "timeout", "infra_error"]
-"""How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss."""
+Status = Literal["ok", "truncated", "timeout", "infra_error", "unasked"]
+"""How a rollout ended: ``truncated`` ran out of tokens; ``timeout`` and ``infra_error`` never reach the loss, nor does
+the ``unasked`` one of a seat whose turn never came."""
 
 
 def correct(reward: float) -> bool:
@@ -30,6 +29,16 @@ class Provenance(IntEnum):
     TEMPLATE = 0
     MODEL = 1
     TOOL = 2
+    REPEATED = 3
+    """The model, in an earlier branch of the same rollout, where it is trained."""
+
+
+_MODEL = int(Provenance.MODEL)  # numpy compares with a member three times as slowly
+
+
+def num_model_tokens(provenance: np.ndarray) -> int:
+    """How many of these tokens the model wrote."""
+    return int(np.count_nonzero(provenance == _MODEL))
 
 
 @dataclass(frozen=True)
@@ -101,9 +110,9 @@ class Rollout:
     provenance: np.ndarray
     """int8 [T]"""
     logprobs: np.ndarray
-    """float32 [T]; 0 where the model did not write the token."""
+    """float32 [T]; 0 where the model did not write the token, or not here."""
     versions: np.ndarray
-    """int32 [T]; -1 where the model did not write the token."""
+    """int32 [T]; -1 there."""
     turns: list[Turn]
     status: Status
     reward: float = 0.0
@@ -120,6 +129,16 @@ class Rollout:
     """What went wrong, where something did; not recorded."""
     grade: float | None = None
     """By ``eval.grader``, or by the task where a reward model rewards: what nothing is trained on."""
+    branches: list[int] = field(default_factory=list)
+    """Where each begins, if the tokens are those of several conversations, one behind the other, which do not see each
+    other: of an agent that asked the model for more than one (environments/agents/branches.py)."""
+    seat: str = ""
+    """Whose it is, where several play one episode: it is compared with those of its own seat."""
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Of each branch, tokens [start, stop)."""
+        return list(pairwise([*(self.branches or [0]), len(self.tokens)]))
 
     @property
     def true_reward(self) -> float:
@@ -133,7 +152,7 @@ class Rollout:
 
     @property
     def num_model_tokens(self) -> int:
-        return int((self.provenance == Provenance.MODEL).sum())
+        return num_model_tokens(self.provenance)
 
 
 @dataclass
@@ -179,8 +198,12 @@ class Segment:
 
     start: int
     length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
+    prefix: tuple[tuple[int, int], ...] = ()
+    """What comes before them, in order: (start, length) of each segment that they share with others."""
+
+    @property
+    def prefix_length(self) -> int:
+        return sum(length for _, length in self.prefix)
 
 
 @dataclass(frozen=True)
@@ -253,40 +276,6 @@ class StepMetrics:
     learning_rate: float = 0.0
     seconds_forward_backward: float = 0.0
     seconds_optimizer: float = 0.0
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """A sample, and what of it is not a finite number."""
-
-    prompt_id: str
-    """Or the place of a row of data."""
-    sample: int | None
-    """None: all of a row's, which are left out together."""
-    what: str
-    """``sampling logprob``, ``logprob`` or a ``value``, ``loss`` or ``gradient``: the first that is not finite; of a
-    pair with the answer that it is of, if it is one alone."""
-
-    def __str__(self) -> str:
-        return f"{self.what} of {self.prompt_id}" + ("" if self.sample is None else f" sample {self.sample}")
-
-
-@dataclass(frozen=True)
-class BadNumbers:
-    """Instead of StepMetrics: a batch that was not applied, since its loss or gradient is not finite."""
-
-    reason: str
-    culprits: list[Culprit]
-    weights: list[str]
-    """The first few weights that are not finite themselves; then no batch can do better."""
-    num_weights: int
-
-    def __str__(self) -> str:
-        if self.weights:
-            return f"{self.reason}: {self.num_weights} weights are not finite, first {', '.join(self.weights)}"
-        named = [str(culprit) for culprit in self.culprits[:_MAX_NAMED]]
-        more = f" and {len(self.culprits) - _MAX_NAMED} more samples" if len(self.culprits) > _MAX_NAMED else ""
-        return f"{self.reason}: {', '.join(named) + more or 'no sample by itself'}"
 
 
 @dataclass

@@ -9,7 +9,8 @@ from pathlib import Path
 from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.controller.data_steps import DataSteps
 from titan_rl.controller.preflight import Checked
-from titan_rl.data.types import BadNumbers, Rollout, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Rollout, StepMetrics
 from titan_rl.environments.demonstrations import demonstrate_all
 from titan_rl.environments.prompts import sft_stream
 from titan_rl.mesh.trainer_mesh import TrainerMesh

@@ -16,6 +16,7 @@ from titan_rl.environments.math_task import MathTask
 from titan_rl.environments.mixture import MixtureTask
 from titan_rl.environments.rewards import with_rewards
 from titan_rl.environments.rows import RowsTask
+from titan_rl.environments.sandbox.pool import choose_sandbox
 from titan_rl.environments.task import Task, correct
 from titan_rl.environments.treasure import TreasureTask
 from titan_rl.environments.user_task import user_task
@@ -36,6 +37,11 @@ def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
     Errors: ConfigError for a name that is unknown or refused, a style or scoring that the task does not have, options
     that it does not take, or a mistake in the user's module.
     """
+    choose_sandbox(task.sandbox)
+    return _make(task, folders)
+
+
+def _make(task: TaskConfig, folders: Sequence[str]) -> Task:
     _check_scoring(task)
     made = _by_name(task, folders)
     return with_rewards(made, task, folders)
@@ -58,7 +64,7 @@ def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
     if task.name in _OF_FILES:
         return _OF_FILES[task.name](task, folders)
     if task.name == MIXTURE:
-        return MixtureTask(task, partial(make_task, folders=folders))
+        return MixtureTask(task, partial(_make, folders=folders))
     if task.name in BUILT_IN:
         return BUILT_IN[task.name](task)
     if task.name in TASKS_OF_OTHERS:
@@ -78,6 +84,10 @@ def _of_others(task: TaskConfig, folders: Sequence[str]) -> Task:
         from titan_rl.environments.servers.nemo_gym import NemoGymTask
 
         return NemoGymTask(task, folders)
+    if task.name == "verifiers":
+        from titan_rl.environments.agents.verifiers_task import VerifiersTask
+
+        return VerifiersTask(task, folders)
     from titan_rl.environments.gymnasium_task import GymnasiumTask
 
     return GymnasiumTask(task, folders)

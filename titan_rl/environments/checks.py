@@ -9,7 +9,7 @@ from titan_rl.data.conversation import first_unknown
 from titan_rl.data.types import Prompt
 from titan_rl.environments.demonstrations import worked_answers
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.environments.task import Task
+from titan_rl.environments.task import Task, parts_of
 
 _FEW = 4
 """Prompts of a task without end that are tried."""
@@ -22,6 +22,17 @@ def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Promp
             yield replace(prompt, task=label)
     if not hasattr(task, "parts"):
         yield from islice(PromptStream(task, seed), task.size.train if task.size else count)
+
+
+def check_seats(task: Task, group_size: int) -> None:
+    """Errors: ConfigError if a group has not each seat equally often, and twice at least."""
+    for part in parts_of(task):
+        count = len(seats := getattr(part, "seats", ()))
+        if count and (group_size % count or group_size < 2 * count):
+            raise ConfigError(
+                f"rollout.group_size = {group_size}: each episode has the seats {', '.join(seats)}: set a multiple of "
+                f"{count}, {2 * count} at least"
+            )
 
 
 def check_demonstrations(task: Task, seed: int) -> None:

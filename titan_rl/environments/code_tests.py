@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from titan_rl.environments.sandbox.pool import Sandbox
-from titan_rl.environments.sandbox.program import Call, Limits, Outcome, Program
+from titan_rl.environments.sandbox.program import Call, Limits, Outcome, Program, Runner
 from titan_rl.environments.sandbox.values import same
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -41,7 +40,7 @@ def source_of(answer: str) -> str:
     return blocks[-1] if blocks else answer
 
 
-async def passed(sandbox: Sandbox, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
+async def passed(sandbox: Runner, source: str, tests: Sequence[CodeTest], limits: Limits) -> list[bool]:
     """Which tests a program passes. Errors: SandboxFailed, which is nobody's wrong answer."""
     program = Program(source, limits=limits)
     functions = [test for test in tests if isinstance(test, FunctionTest)]

@@ -24,6 +24,10 @@ class Episode:
         """Whether the conversation would have gone on, but there was no room left."""
         self.failure: tuple[Status, str] | None = None
         """How and with what the environment or the chat template failed, if one did: then there is no reward."""
+        self.branches: list[int] = []
+        """Where each begins, if it is several conversations that do not see each other."""
+        self.seat = ""
+        """Whose it is, where several play."""
         self._rewards: list[float | None] = []
         self._said: list[str] = []
 
@@ -58,6 +62,29 @@ class Episode:
 
     def _say(self, messages: Sequence[Message]) -> None:
         self._said += [f"> {message['content'].strip()}" for message in messages]
+
+    def fork(self, num_answers: int) -> "Episode":
+        """Another one with the same beginning, up to the end of that many answers, which are trained here alone."""
+        stop = self.turns[num_answers - 1].stop
+        fork = Episode(self.tokens[:stop])
+        written = self.provenance[:stop]
+        fork.provenance = np.where(written == Provenance.MODEL, Provenance.REPEATED, written).astype(np.int8)
+        return fork
+
+    @property
+    def last_branch(self) -> np.ndarray:
+        """Its tokens; all, if there is but one."""
+        return self.tokens[self.branches[-1] if self.branches else 0 :]
+
+    def join(self, other: "Episode") -> None:
+        """Another conversation of the same rollout, as a further branch behind those that are here."""
+        start = len(self.tokens)
+        self.branches = [*(self.branches or [0]), start]
+        self._append(other.tokens, other.provenance, other.logprobs, other.versions)
+        self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
+        self._rewards += [None] * (len(self.answers) - len(self._rewards)) + other._rewards
+        self.answers += other.answers
+        self._said += other._said
 
     def add_reply(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
         self._say(messages)
@@ -94,4 +121,6 @@ class Episode:
             text="\n".join(self._said),
             failure=score.message or task_score.message,
             grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
+            branches=self.branches,
+            seat=self.seat,
         )

@@ -1,7 +1,8 @@
 """reasoning-gym families by name: which are usable, how each is asked in few characters, how its answers are scored.
 
-Nine families are refused: their scorers run the model's answer as Python. The others are scored in one of two ways: by
-the family's own scorer, many of which pay in part for wrong answers, or ``exact``, where only a right answer counts.
+Families are scored in one of two ways: by the family's own scorer, many of which pay in part for wrong answers, or
+``exact``, where only a right answer counts. Nine have scorers that run the model's answer as Python, and are always
+scored ``exact``, by ours (checked_families.py).
 ``exact`` is the default where an answer that never changes would earn more than it should (constant_answers.py), and
 for families without a scorer of their own: reasoning-gym's default pays for any string that holds the answer
 somewhere, and models learn to write lists of guesses.
@@ -16,30 +17,22 @@ from reasoning_gym.factory import DATASETS, ProceduralDataset
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS
+from titan_rl.environments.checked_families import RUNS_THE_ANSWER, checked_score, integrated
 from titan_rl.environments.constant_answers import measured, pays_for_little
 from titan_rl.environments.task import correct
+from titan_rl.environments.whole_families import WholeFamily
 
-RUNS_THE_ANSWER = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
-CANNOT_BE_STREAMED = frozenset({"acre", "composite", "gsm_symbolic", "list_functions", "word_ladder"})
-"""Families that are built whole, not by index, or out of other families."""
+BUILT_WHOLE = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
+"""Families that are built whole, not by index (whole_families.py)."""
+IS_OF_OTHERS = frozenset({"composite"})
+"""What reasoning-gym makes of several families, as a mixture does here."""
 PAYS_FOR_NOTHING = frozenset({"coin_flip", "complex_arithmetic", "game_of_life_halting"})
 """Families whose scorers give the full score to answers that say nothing: the right answer's text is asked for."""
 TAKES_LISTS = frozenset(
     {
         "advanced_geometry",
         "fraction_simplification",
+        "gsm_symbolic",
         "letter_jumble",
         "polynomial_equations",
         "sokoban",
@@ -60,6 +53,7 @@ UNREADABLE = (
     ValueError,
 )
 """What families raise over answers and options that they cannot read."""
+_OF_CLASS = {DATASETS[name][0]: name for name in RUNS_THE_ANSWER}
 _SIZE = 2**31 - 1
 
 
@@ -91,7 +85,7 @@ _WORKED: dict[str, Callable[[dict], str]] = {
 
 
 def usable_families() -> list[str]:
-    return sorted(set(DATASETS) - RUNS_THE_ANSWER - CANNOT_BE_STREAMED)
+    return sorted(set(DATASETS) - IS_OF_OTHERS)
 
 
 def described_families() -> list[dict[str, Any]]:
@@ -109,12 +103,8 @@ def described_families() -> list[dict[str, Any]]:
 
 def check_name(name: str, style: str) -> None:
     """Errors: ConfigError for a family that is unknown or refused, or that has no compact form."""
-    if name in RUNS_THE_ANSWER:
-        raise ConfigError(
-            f"task.name = {name!r} is refused: its scorer runs the model's answer as Python; choose another"
-        )
-    if name in CANNOT_BE_STREAMED:
-        raise ConfigError(f"task.name = {name!r} is refused: its prompts cannot be made one by one; choose another")
+    if name in IS_OF_OTHERS:
+        raise ConfigError(f"task.name = {name!r} is refused: set task.name = 'mixture', which has several families")
     if name not in usable_families():
         ours = (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, "calculator", "treasure")
         known = {*usable_families(), *ours}
@@ -125,15 +115,17 @@ def check_name(name: str, style: str) -> None:
         )
 
 
-def make_dataset(name: str, seed: int, **options: Any) -> ProceduralDataset:
+def make_dataset(name: str, seed: int, **options: Any) -> ProceduralDataset | WholeFamily:
     """Entries by index, without end."""
+    if name in BUILT_WHOLE:
+        return WholeFamily(name, seed, **options)
     return reasoning_gym.create_dataset(name, seed=seed, size=_SIZE, **options)
 
 
 def worked_answer(name: str, entry: dict) -> str | None:
     """A right answer; None if the family gives none."""
     if entry["answer"] is not None:
-        return str(entry["answer"])
+        return integrated(str(entry["answer"])) if name in RUNS_THE_ANSWER else str(entry["answer"])
     return _WORKED[name](entry["metadata"]) if name in _WORKED else None
 
 
@@ -143,11 +135,14 @@ def has_own_scorer(name: str) -> bool:
 
 def default_scoring(name: str) -> Literal["exact", "family"]:
     """Of chats; compact answers are exact by default."""
-    return "exact" if not has_own_scorer(name) or pays_for_little(name) else "family"
+    is_exact = name in RUNS_THE_ANSWER or not has_own_scorer(name) or pays_for_little(name)
+    return "exact" if is_exact else "family"
 
 
 def family_score(dataset: ProceduralDataset, entry: dict, answer: str) -> float:
-    """By the family's own scorer, or reasoning-gym's default one."""
+    """By the family's own scorer, or reasoning-gym's default one; by ours where the family's would run the answer."""
+    if name := _OF_CLASS.get(type(dataset)):
+        return checked_score(name, entry, answer)
     try:
         return float(dataset.score_answer(answer=answer, entry=entry))
     except UNREADABLE:  # some scorers stumble over answers that they cannot read
@@ -157,6 +152,8 @@ def family_score(dataset: ProceduralDataset, entry: dict, answer: str) -> float:
 def exact_score(name: str, dataset: ProceduralDataset, entry: dict, answer: str) -> float:
     """1 for a right answer, else 0. Right is what has the family's full score, so that a question may have several
     right answers; where its scorer does not tell, the right answer's text."""
+    if name in RUNS_THE_ANSWER:
+        return checked_score(name, entry, answer)
     if name in TAKES_LISTS and _has_room_for_two(answer, str(worked_answer(name, entry))):
         return 0.0
     if has_own_scorer(name) and name not in PAYS_FOR_NOTHING:

@@ -11,6 +11,7 @@ from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.seeds import is_held_out
 from titan_rl.data.types import Prompt
+from titan_rl.environments.checked_families import RUNS_THE_ANSWER
 from titan_rl.environments.environment import Environment, OneAnswer
 from titan_rl.environments.gym_families import (
     COMPACT,
@@ -57,6 +58,10 @@ class ReasoningGymTask:
             raise ConfigError(
                 f"task.scoring = 'family' is refused for {self.name!r}, whose scorer pays in full for answers that "
                 f"say nothing: leave it out"
+            )
+        if asked == "family" and self.name in RUNS_THE_ANSWER:
+            raise ConfigError(
+                f"task.scoring = 'family' is refused for {self.name!r}, whose scorer would run the answer: leave it out"
             )
         if asked != "auto":
             return asked

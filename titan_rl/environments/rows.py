@@ -39,17 +39,53 @@ class RowsOptions:
     """Without such a file: how much of ``file`` is for evaluation only."""
 
 
-class RowsTask:
-    """Rows of a data file as prompts. A prompt carries its row, so that only the maker of prompts reads the file.
+class ListedTask:
+    """Rows as prompts. A prompt carries its row, so that only the maker of prompts has to know them all."""
+
+    tools = ()
+    _split: Split[DataRow]
+
+    def __init__(self, task: TaskConfig):
+        self.style, self.system_prompt = task.style, task.system_prompt
+
+    @property
+    def size(self) -> Size:
+        return Size(len(self._split.train), len(self._split.held_out))
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        rows = self._split.held_out if stream == HELD_OUT else self._split.train
+        epoch, place = divmod(index, len(rows))
+        row = rows[epoch_order(len(rows), stream, seed, epoch)[place]]
+        entry = {"row": row.columns, "place": row.place}
+        return Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
+
+    def is_held_out(self, prompt: Prompt) -> bool:
+        return key(prompt.text) in self._split.held_out_keys
+
+    def messages(self, prompt: Prompt) -> str | list[Message]:
+        if self.style == "compact":
+            return prompt.text
+        given = prompt.entry["row"].get("messages")
+        messages = [_only_text(m) for m in given] if given else [dict(role="user", content=prompt.text)]
+        if not self.system_prompt or any(message["role"] == "system" for message in messages):
+            return messages
+        return [dict(role="system", content=self.system_prompt), *messages]
+
+    def row(self, prompt: Prompt) -> dict[str, Any]:
+        return dict(prompt.entry["row"])
+
+
+class RowsTask(ListedTask):
+    """Rows of a data file.
 
     Errors: ConfigError, for options when it is made, for the file when the first prompt is wanted.
     """
 
-    tools = ()
     OPTIONS: type[RowsOptions] = RowsOptions
 
     def __init__(self, task: TaskConfig, folders: Sequence[str]):
-        self.style, self.system_prompt, self.scores_itself = task.style, task.system_prompt, task.scores_itself
+        super().__init__(task)
+        self.scores_itself = task.scores_itself
         self.options, self.folders = _options(task, self.OPTIONS), list(folders)
 
     @cached_property
@@ -79,29 +115,6 @@ class RowsTask:
         if not row.answer.strip():
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
 
-    @property
-    def size(self) -> Size:
-        return Size(len(self._split.train), len(self._split.held_out))
-
-    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
-        rows = self._split.held_out if stream == HELD_OUT else self._split.train
-        epoch, place = divmod(index, len(rows))
-        row = rows[epoch_order(len(rows), stream, seed, epoch)[place]]
-        entry = {"row": row.columns, "place": row.place}
-        return Prompt(f"{stream}/{index:07d}", row.text, row.answer or "", entry)
-
-    def is_held_out(self, prompt: Prompt) -> bool:
-        return key(prompt.text) in self._split.held_out_keys
-
-    def messages(self, prompt: Prompt) -> str | list[Message]:
-        if self.style == "compact":
-            return prompt.text
-        given = prompt.entry["row"].get("messages")
-        messages = [_only_text(m) for m in given] if given else [dict(role="user", content=prompt.text)]
-        if not self.system_prompt or any(message["role"] == "system" for message in messages):
-            return messages
-        return [dict(role="system", content=self.system_prompt), *messages]
-
     def demonstration(self, prompt: Prompt) -> str:
         """Errors: ConfigError if the row has no answer."""
         if not prompt.answer.strip():
@@ -112,9 +125,6 @@ class RowsTask:
 
     def environment(self, prompt: Prompt) -> Environment:
         return OneAnswer()
-
-    def row(self, prompt: Prompt) -> dict[str, Any]:
-        return dict(prompt.entry["row"])
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}

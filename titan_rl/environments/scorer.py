@@ -27,7 +27,8 @@ class Scorer(ScoringProcess):
 
     def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, at_once: int):
         arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(at_once)
-        command, secrets = ("-m", "titan_rl.environments.scorer", *arguments), key_variables(task)
+        command = "-m", "titan_rl.environments.scorer", *arguments
+        secrets = [*key_variables(task), *filter(None, [task.sandbox.get("token_env")])]
         super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
 
     async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:

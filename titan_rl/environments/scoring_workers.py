@@ -5,7 +5,8 @@
 
 A worker that hangs or dies takes no other answer with it, and nobody's code has to bear threads. Workers are forked as
 they are needed: while fewer of them compute than there are cores, since scores that wait for a server cost nothing, and
-scores that compute would only be late for each other's sake.
+scores that compute would only be late for each other's sake. Where none computes, as many lines more are handed out as
+are found to wait, so that a burst of them is soon under way.
 """
 
 import ctypes
@@ -113,7 +114,7 @@ class Workers:
         return min(_PATROL_SECONDS, self.timeout / 2)
 
     def _hand_out(self) -> None:
-        while self.waiting and self._computing() < available_cores():
+        for _ in range(min(self._room(), len(self.waiting)) if self.waiting else 0):
             idle = next((w for w in self.workers if w.line is None), None)
             if idle is None and (len(self.workers) == self.most or self._is_any_done()):
                 return
@@ -126,8 +127,11 @@ class Workers:
         """Whether a worker has just answered, and would be idle in a moment."""
         return bool(select.select([w.connection for w in self.workers], [], [], 0)[0])
 
-    def _computing(self) -> int:
-        return sum(process_state(w.pid) == "R" for w in self.workers if w.line is not None)
+    def _room(self) -> int:
+        """Lines that may be handed out now."""
+        states = [process_state(worker.pid) for worker in self.workers if worker.line is not None]
+        computing = states.count("R")
+        return max(available_cores() - computing, 0) if computing else available_cores() + len(states)
 
     def _fork(self) -> Worker:
         ours, theirs = socket.socketpair()

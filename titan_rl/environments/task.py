@@ -29,8 +29,11 @@ class Task(Protocol):
 
     A task may have more. ``speaks_first`` (bool): its environments say something at their reset, so each sample has a
     first observation of its own. ``sessions`` (sessions.py): episodes wait for their turn. ``tools_of(prompt)``: the
-    schemas of what may be called in this prompt's episodes alone. ``check_ready()``: is called before a run starts, and
-    nowhere else; errors: ConfigError. ``prepare_scoring()``: is called in a scoring process before any answer comes.
+    schemas of what may be called in this prompt's episodes alone. ``agent(prompt)``: what drives the model itself
+    (agents/agent.py), and takes the place of ``environment``; ``seats``: names of those who play an episode of it, each
+    of whom has a sample of his own. ``check_ready()``: is called before a run starts, and nowhere else; errors:
+    ConfigError. ``prepare_scoring()``: is called in a scoring process before any answer comes. ``close()``: a coroutine
+    function, when no more episodes are played.
     """
 
     tools: Sequence[dict[str, Any]]
@@ -66,6 +69,11 @@ class Task(Protocol):
 def task_of(task: Task, prompt: Prompt) -> Task:
     """The task itself, or of a mixture (mixture.py) the one that the prompt is of."""
     return task.parts[prompt.task] if prompt.task else task
+
+
+def parts_of(task: Task) -> list[Task]:
+    """The task itself, or those that a mixture is of."""
+    return list(getattr(task, "parts", {"": task}).values())
 
 
 def tools_of(task: Task, prompt: Prompt) -> Sequence[dict[str, Any]]:

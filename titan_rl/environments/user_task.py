@@ -30,6 +30,7 @@ _REQUIRED = {
 _OPTIONAL = {
     "reply": ("prompt", "answers"),
     "environment": ("prompt",),
+    "agent": ("prompt",),
     "is_held_out": ("prompt",),
     "row": ("prompt",),
     "difficulty": ("prompt",),
@@ -59,9 +60,10 @@ def _check_methods(said: str, made: Any) -> None:
             check_signature(f"{said}: {name}", getattr(made, name), parameters)
         elif name in _REQUIRED:
             raise ConfigError(f"{said} made a {type(made).__name__} without {name}({', '.join(parameters)}): add it")
-    beside = [name for name in ("environment", "tools") if hasattr(made, name)]
-    if hasattr(made, "reply") and beside:
-        raise ConfigError(f"{said} made a {type(made).__name__} with reply and {beside[0]}: keep one of them")
+    for first, others in (("reply", ("environment", "tools")), ("agent", ("environment", "tools", "reply"))):
+        beside = [name for name in others if hasattr(made, name)]
+        if hasattr(made, first) and beside:
+            raise ConfigError(f"{said} made a {type(made).__name__} with {first} and {beside[0]}: keep one of them")
     for tool in getattr(made, "tools", ()):
         if not isinstance(tool, Tool):
             raise ConfigError(f"{said}: tools holds {shown(tool)}: give titan_rl.environments.tools.Tool objects")
@@ -69,12 +71,14 @@ def _check_methods(said: str, made: Any) -> None:
 
 class UserTask:
     """The user's object, with defaults for what it may leave out: an environment of its own, or one that its tools or
-    its ``reply`` make. Errors of all calls: UserCodeError."""
+    its ``reply`` make; or its agent. Errors of all calls: UserCodeError."""
 
     def __init__(self, said: str, task: Any, style: Literal["compact", "chat"]):
         self.said, self.task, self.style = said, task, style
         self.tools = [tool.schema for tool in getattr(task, "tools", ())]
         self.speaks_first, self.sessions = getattr(task, "speaks_first", False), getattr(task, "sessions", None)
+        if hasattr(task, "agent"):
+            self.agent, self.seats = partial(self._call, "agent"), tuple(getattr(task, "seats", ()))
 
     def check(self) -> None:
         """One prompt is made and written out."""
@@ -153,4 +157,7 @@ class UserTask:
         return str(self._call("difficulty", prompt)) if hasattr(self.task, "difficulty") else None
 
     def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
-        return as_parts(f"{self.said}: score", self._call("score", prompt, answers))
+        given = self._call("score", prompt, answers)
+        if given == {} and (hasattr(self.task, "environment") or hasattr(self.task, "agent")):
+            return {}  # which rewards instead
+        return as_parts(f"{self.said}: score", given)

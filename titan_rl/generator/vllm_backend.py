@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from vllm.platforms import current_platform
 
+from titan_rl.generator.vllm_head import widen_head_once
 from titan_rl.generator.vllm_recording import Recorded, Target, record
 from titan_rl.mesh.channel.plan import Box
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
@@ -68,6 +69,7 @@ class ChannelEngine(WeightTransferEngine):
 
     def record_needs(self, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
         """What this worker stores of the checkpoint's tensors (name, shape)."""
+        widen_head_once(self.model)
         self.recorded = record(self.model, checkpoint)
         return self.recorded
 
@@ -96,6 +98,7 @@ class ChannelEngine(WeightTransferEngine):
         return sum(copy.box.numel * getattr(torch, copy.dtype).itemsize for copy in boxes.values())
 
     def start_weight_update(self) -> None:
+        widen_head_once(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.router import NoneLeft, Router
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.background import retrieve_exception
-from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.calls import call, done_or_dead
 from titan_rl.mesh.suspects import Suspects
 from titan_rl.mesh.verifiers import Verifiers
 
@@ -77,7 +77,7 @@ class Dispatcher:
             call(verifier, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
         )
         work.add_done_callback(retrieve_exception)
-        await asyncio.wait({work, *(rank.died for rank in replica.ranks)}, return_when=asyncio.FIRST_COMPLETED)
+        await done_or_dead(work, replica.ranks)
         if not work.done():
             work.cancel()
             self._engine_died(replica, prompt.id)

@@ -158,8 +158,8 @@ class Meshes:
         if not self.config.recovery.snapshot_every:
             return None
         snapshots = TrainerSnapshots(self.trainers, self.generators, self.config.mesh.step_timeout)
-        # a replica of snapshots may have gone with a generator, and a new generator may hold one
-        self.generators.on_change(lambda: self._background.start(snapshots.place_replicas()))
+        # a keeper of snapshots may have gone with a generator, and a new generator may be one
+        self.generators.on_change(lambda: self._background.start(snapshots.place_keepers()))
         return snapshots
 
     async def start(self) -> None:

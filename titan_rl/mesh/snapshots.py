@@ -1,7 +1,7 @@
-"""Snapshots of the trainer's ranks: replicas of them in other processes, and the way back to one common step.
+"""Snapshots of the trainer's ranks: who else holds their memory, and the way back to one common step.
 
-Every rank puts its state aside in its own memory (trainer/snapshot.py); another process copies that, and holds the
-replica. After a death the survivors load their own snapshot and the new rank loads the replica, all of one step.
+Every rank puts its state aside in memory of its own (trainer/snapshot.py), which another process on its host keeps.
+After a death the survivors load their own snapshot and the new rank loads what was kept, all of one step.
 """
 
 import asyncio
@@ -21,42 +21,42 @@ class Found:
 
     own: list[list[int]]
     """Of each rank that has snapshots in its own memory."""
-    replicas: dict[int, tuple[list[int], RegionHandle | None]]
-    """Of each other rank: the steps in its replica, and where that is."""
+    kept: dict[int, tuple[list[int], RegionHandle | None]]
+    """Of each other rank: the steps that are left of it, and where they are."""
 
     def newest(self, at_most: int) -> int | None:
         """The newest step that every rank has."""
-        steps = set.intersection(*map(set, self.own), *(set(steps) for steps, _ in self.replicas.values()))
+        steps = set.intersection(*map(set, self.own), *(set(steps) for steps, _ in self.kept.values()))
         return max((step for step in steps if step <= at_most), default=None)
 
 
 class TrainerSnapshots:
-    """Owns who holds the replica of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
+    """Owns who keeps the snapshots of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
 
     def __init__(self, trainers: Trainers, generators: Generators, seconds: float):
-        """``generators``: their leaders hold replicas where no peer can. ``seconds``: of any call."""
+        """``generators``: their leaders are keepers where no peer can be. ``seconds``: of any call."""
         self.trainers, self.generators, self.seconds = trainers, generators, seconds
         self._handles: list[RegionHandle] = []
         """Where each rank's snapshots are."""
-        self._holders: list[ActorProcess | None] = []
-        """Of each rank's replica."""
+        self._keepers: list[ActorProcess | None] = []
+        """Of each rank's snapshots, beside itself."""
         self._fresh: set[int] = set()
         """Ranks whose process has no snapshots of its own yet."""
         self._placing = asyncio.Lock()
 
-    async def place_replicas(self) -> None:
-        """For every rank of whose snapshots there is no replica (any more)."""
+    async def place_keepers(self) -> None:
+        """For every rank that has none (any more)."""
         async with self._placing:
             for rank, handle in enumerate(self._handles):
-                if (holder := self._holders[rank]) is not None and not holder.is_dead:
+                if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
                     continue
-                self._holders[rank] = holder = self._choose_holder(rank)
-                if holder is not None:
-                    with suppress(ActorDied):  # its owner notices; without a replica a checkpoint has to do
-                        await holder.ask_sidecar("replicate", handle)
+                self._keepers[rank] = keeper = self._choose_keeper(rank)
+                if keeper is not None:
+                    with suppress(ActorDied):  # its owner notices; without a keeper a checkpoint has to do
+                        await keeper.ask_sidecar("keep", handle)
 
-    def _choose_holder(self, rank: int) -> ActorProcess | None:
-        """On another host if there is one; a peer before a generator."""
+    def _choose_keeper(self, rank: int) -> ActorProcess | None:
+        """Of another host mesh if there is one; a peer before a generator."""
         ranks, count = self.trainers.ranks, self.trainers.world_size
         peers = [ranks[(rank + i) % count] for i in range(1, count)]
         able = [process for process in peers + self.generators.leaders if not process.is_dead]
@@ -66,36 +66,36 @@ class TrainerSnapshots:
     # the way back
 
     async def find(self) -> Found:
-        """What there is, while some ranks are dead; replicas follow their rank no more."""
+        """What there is, while some ranks are dead."""
         self._fresh |= set(self.trainers.dead)
-        replicas = {rank: await self._replica(rank) for rank in self._fresh}
+        kept = {rank: await self._kept(rank) for rank in self._fresh}
         own = [process for rank, process in enumerate(self.trainers.ranks) if rank not in self._fresh]
         steps = await call_all(own, "snapshot_steps", seconds=self.seconds, what="asking for snapshots")
-        return Found(steps, replicas)
+        return Found(steps, kept)
 
-    async def _replica(self, rank: int) -> tuple[list[int], RegionHandle | None]:
-        holder = self._holders[rank] if self._holders else None
-        if holder is None or holder.is_dead:
+    async def _kept(self, rank: int) -> tuple[list[int], RegionHandle | None]:
+        keeper = self._keepers[rank] if self._keepers else None
+        if keeper is None or keeper.is_dead:
             return [], None
         try:
-            return await holder.ask_sidecar("replica", rank)
+            return await keeper.ask_sidecar("kept", rank)
         except ActorDied:
             return [], None
 
     async def restore(self, found: Found, step: int) -> None:
-        """Every rank's state after a step, once all have joined anew: its own, or from its replica."""
-        handles = {rank: handle for rank, (_, handle) in found.replicas.items()}
+        """Every rank's state after a step, once all have joined anew: its own, or what was kept of it."""
+        handles = {rank: handle for rank, (_, handle) in found.kept.items()}
         restores = [(process, (step, handles.get(rank))) for rank, process in enumerate(self.trainers.ranks)]
         await call_each(restores, "restore", seconds=self.seconds, what="restoring a snapshot")
 
     # after the trainer was repaired (trainer_mesh.Follower)
 
     async def reopen(self) -> None:
-        """Have every rank take snapshots in a new region, with a replica elsewhere."""
+        """Have every rank take snapshots in a new region, with a keeper."""
         handles = await self.trainers.call("open_snapshots", what="opening snapshots")
         async with self._placing:
-            self._handles, self._holders, self._fresh = handles, [None] * self.trainers.world_size, set()
-        await self.place_replicas()
+            self._handles, self._keepers, self._fresh = handles, [None] * self.trainers.world_size, set()
+        await self.place_keepers()
 
     async def resume(self, step: int) -> None:
         """Every rank begins to put its state aside, which is that after ``step``."""

@@ -1,6 +1,6 @@
 """Calls to the trainer, repaired where a rank dies.
 
-    a rank dies ─▶ its snapshots' replica is found ─▶ a standby takes its place ─▶ all ranks join anew
+    a rank dies ─▶ what was kept of it is found ─▶ a standby takes its place ─▶ all ranks join anew
                                                                                      │
       the call is made again ◀─ followers resume ◀─ catch_up ◀─ followers reopen ◀─ one common step
 
@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
 from titan_rl.mesh.supervision.standby import Standby

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.channel.transports import RDMA
 from titan_rl.mesh.roles import Roles

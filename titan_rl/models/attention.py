@@ -1,7 +1,7 @@
 """Causal attention over packed rows in which samples share their prompt, on any device.
 
-A row is a flat sequence of tokens, cut into segments. A segment attends to itself, causally, and to all of its
-prefix segment if it has one: so the samples of a group share one copy of their prompt. Segments of similar
+A row is a flat sequence of tokens, cut into segments. A segment attends to itself, causally, and to all of the
+segments that are its prefix: so the samples of a group share one copy of their prompt. Segments of similar
 shape are gathered into padded blocks and go through ``scaled_dot_product_attention`` together. A layer may see a
 window of its document only, counted in positions, so the prefix counts as what it is: the tokens just before.
 
@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, fields
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pad_sequence
 from torchtitan.models.common.attention import VarlenAttention
 
 from titan_rl.data.types import Segment
+from titan_rl.models.cpu_attention import scaled_dot_product_attention
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,15 @@ def _block_key(segment: Segment) -> tuple[bool, int]:
 
 
 def _build_block(segments: list[Segment]) -> Block:
-    start, length, prefix_start, prefix_length = torch.tensor(
-        [[s.start, s.length, s.prefix_start, s.prefix_length] for s in segments]
-    ).T[:, :, None]
+    start, length, prefix_length = torch.tensor([[s.start, s.length, s.prefix_length] for s in segments]).T[:, :, None]
     queries = torch.arange(int(length.max()))
     valid_DQ = queries < length
     query_DQ = torch.where(valid_DQ, start + queries, 0)
     if not prefix_length.any():
         return Block(query_DQ, query_DQ, None, valid_DQ)
-    keys = torch.arange(int((prefix_length + length).max()))
-    key_DK = torch.where(keys < prefix_length, prefix_start + keys, start + keys - prefix_length)
-    key_DK = torch.where(keys < prefix_length + length, key_DK, 0)
-    return Block(query_DQ, key_DK, prefix_length, valid_DQ)
+    ranges = ([*segment.prefix, (segment.start, segment.length)] for segment in segments)
+    keys = [torch.cat([torch.arange(first, first + count) for first, count in each]) for each in ranges]
+    return Block(query_DQ, pad_sequence(keys, batch_first=True), prefix_length, valid_DQ)
 
 
 def plan_attention(segments: list[Segment], num_tokens: int, device: torch.device) -> AttentionPlan:
@@ -144,7 +143,7 @@ class PackedAttention(VarlenAttention):
         return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
 
     def attend(self, q_DNQH, k_DNKH, v_DNKH, **keywords) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
+        return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
 
 
 def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
         **turn_metrics(rollouts),
         **task_metrics(groups),
+        **seat_metrics(scored),
         "truncated": float(np.mean([r.status == "truncated" for r in rollouts])),
         "groups_with_signal": float(np.mean([_has_signal(group.rollouts) for group in groups])),
         "staleness_mean": float(np.mean(lags)),
@@ -52,6 +53,12 @@ def task_metrics(groups: list[Group]) -> dict[str, float]:
             found[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
             found[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
     return found
+
+
+def seat_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """What each of several that play one episode earned."""
+    seats = sorted({rollout.seat for rollout in rollouts} - {""})
+    return {f"reward/{seat}": float(np.mean([r.reward for r in rollouts if r.seat == seat])) for seat in seats}
 
 
 def turn_metrics(rollouts: list[Rollout]) -> dict[str, float]:

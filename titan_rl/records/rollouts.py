@@ -37,6 +37,8 @@ _SCHEMA = pa.schema(
         "question": pa.string(),
         "expected": pa.string(),
         "task": pa.string(),
+        "branches": pa.list_(pa.int32()),
+        "seat": pa.string(),
     }
 )
 _SHOWN = 200
@@ -49,7 +51,8 @@ def _path(folder: Path, step: int) -> Path:
 
 def _row(rollout: Rollout) -> dict:
     plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
-    return {name: getattr(rollout, name) for name in (*plain, "advantage", "task_reward", "turn_rewards")} | dict(
+    more = ("advantage", "task_reward", "turn_rewards", "branches", "seat")
+    return {name: getattr(rollout, name) for name in (*plain, *more)} | dict(
         turn_start=[turn.start for turn in rollout.turns],
         turn_stop=[turn.stop for turn in rollout.turns],
         stop_reason=[turn.stop_reason for turn in rollout.turns],
@@ -152,6 +155,8 @@ def _rollout(row: dict) -> Rollout:
                 for turn, called in zip(turns, calls, strict=False)
             ],
             turn_rewards=row["turn_rewards"] or [],
+            branches=row["branches"] or [],
+            seat=row["seat"] or "",
             reward_parts=dict(row["reward_parts"]),
         )
     )
@@ -169,14 +174,23 @@ def _check(rollout: Rollout, limits: Limits | None) -> None:
         raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values where one a token is wanted")
     if rollout.status not in get_args(Status) or not set(rollout.provenance.tolist()) <= set(Provenance):
         raise ValueError(f"{name} has a status or a provenance that there is not")
-    if rollout.provenance[0] == Provenance.MODEL:
-        raise ValueError(f"{name} begins with a token of the model's own")
+    _check_branches(name, rollout)
     if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
         raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
     if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
         raise ValueError(f"{name} has a turn outside its {length} tokens")
-    if limits is not None and length > limits.length:
-        raise ValueError(f"{name} has {length} tokens, and a row has room for {limits.length}")
+    longest = max(stop - start for start, stop in rollout.spans)
+    if limits is not None and longest > limits.length:
+        raise ValueError(f"{name} has {longest} tokens, and a row has room for {limits.length}")
     top = limits.vocabulary if limits is not None else 1 << 31
     if not 0 <= int(rollout.tokens.min()) <= int(rollout.tokens.max()) < top:
         raise ValueError(f"{name} has a token outside the model's vocabulary of {top}")
+
+
+def _check_branches(name: str, rollout: Rollout) -> None:
+    """Errors: ValueError."""
+    starts = rollout.branches or [0]
+    if starts[0] != 0 or any(stop <= start for start, stop in rollout.spans):
+        raise ValueError(f"{name} has branches that do not follow each other")
+    if any(rollout.provenance[start] == Provenance.MODEL for start in starts):
+        raise ValueError(f"{name} begins with a token of the model's own")

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from titan_rl.data.culprits import BadNumbers, Culprit
 from titan_rl.data.packing import dummy_row
-from titan_rl.data.types import BadNumbers, Culprit, Row
+from titan_rl.data.types import Row
 from titan_rl.trainer.ranks import gathered
 
 _MAX_WEIGHTS = 4

@@ -6,6 +6,7 @@
 Rows do not cross: the role has pulled them itself. What is said of them goes by the samples that they hold.
 """
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +19,13 @@ from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.learned_role import LearnedRole, Taught, Told
 from titan_rl.trainer.sharded_model import ShardedModel
 
-Samples = tuple[tuple[str, int, int], ...]
-"""Whose a row is: no other row of a step has the same."""
+Samples = tuple[int, tuple[tuple[str, int, int], ...]]
+"""Whose a row is, and of what: no other row of a step has the same, also if one sample's branches are in several."""
 Columns = dict[str, np.ndarray]
 
 
 def samples_of(row: Row) -> Samples:
-    return tuple(row.owners)
+    return zlib.crc32(row.target_S.tobytes()), tuple(row.owners)
 
 
 class LearnedElsewhere(Taught):

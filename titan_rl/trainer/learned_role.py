@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 
 from titan_rl.config.schema import Config
-from titan_rl.data.types import BadNumbers, Row
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bad_numbers import find_culprits
 from titan_rl.trainer.optimizer import build_optimizer, load_schedule

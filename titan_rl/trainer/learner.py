@@ -22,7 +22,8 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
-from titan_rl.data.types import BadNumbers, Row, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.learned_role import LearnedRole, Told

@@ -42,13 +42,21 @@ def parallel_model(
         parts = [spec.parallelize_fn(model, **common)]
     for part in parts:
         for module in part.modules():
-            if isinstance(module, FSDPModule) and device.type == "cpu":
-                module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+            if isinstance(module, FSDPModule):
+                _set_reduction(module, parallel_dims, device)
         part.to_empty(device=device)
         with torch.no_grad():
             part.init_states(buffer_device=None)
         part.train()
     return parts, pipeline
+
+
+def _set_reduction(module: FSDPModule, parallel_dims: ParallelDims, device: torch.device) -> None:
+    """How gradients are added up over ranks; TorchTitan has had them divided by 1."""
+    if device.type == "cpu":
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
+    if parallel_dims.dp_replicate * parallel_dims.dp_shard * parallel_dims.cp == 1:
+        module.set_gradient_divide_factor(None)  # where nothing is added up, that would cost a pass over each
 
 
 def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device, common: dict):

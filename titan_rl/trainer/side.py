@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
-from titan_rl.data.types import BadNumbers, Row, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.preparation import Found
 from titan_rl.trainer.titan_config import TitanConfig
 

@@ -1,9 +1,8 @@
-"""A trainer rank's snapshots: its state in memory, of which another process holds a replica.
+"""A trainer rank's snapshots: its state in memory that outlives it, since another process holds it too.
 
 After a step a rank copies its shard of the trained weights and their moments into a region of its own, beside the next
-forward. The replica's process copies that as soon as it is stamped. When a rank dies, the one that takes its place
-loads the replica and the survivors load their own snapshots, so all go on from one step. Two steps are kept: a rank may
-die mid-copy, and all ranks need one common step.
+forward. When a rank dies, the one that takes its place loads what was kept and the survivors load their own snapshots,
+so all go on from one step. Two steps are there: a rank may die mid-copy, and all ranks need one common step.
 """
 
 import pickle

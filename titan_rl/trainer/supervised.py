@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.sft import SFT
-from titan_rl.data.types import BadNumbers, Row
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row
 from titan_rl.trainer.optimizer import build_sft_optimizer
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from titan_rl.data.types import BadNumbers, Row, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.learned_elsewhere import LearnedElsewhere
 from titan_rl.trainer.learned_role import Kept, LearnedRole, Told
 

@@ -7,7 +7,8 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from titan_rl.data.types import BadNumbers, Row, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.bad_numbers import find_culprits
 from titan_rl.trainer.learned_role import Told
 from titan_rl.trainer.objective import step_metrics

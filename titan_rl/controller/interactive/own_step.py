@@ -11,7 +11,8 @@ from titan_rl.controller.controller import Controller
 from titan_rl.controller.reporting import PhaseTimer, StepReport
 from titan_rl.controller.rollout_queue import Collected
 from titan_rl.controller.session import Session
-from titan_rl.data.types import BadNumbers, Batch, Group, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Batch, Group, StepMetrics
 from titan_rl.trainer.role_names import learned_role
 
 

@@ -13,7 +13,12 @@ import numpy as np
 from titan_rl.data.printable import printable
 from titan_rl.data.types import Provenance, Rollout
 
-_OF_PROVENANCE = {Provenance.MODEL: "#cfe8ff", Provenance.TOOL: "#ffe3c2", Provenance.TEMPLATE: "#eeeeee"}
+_OF_PROVENANCE = {
+    Provenance.MODEL: "#cfe8ff",
+    Provenance.TOOL: "#ffe3c2",
+    Provenance.TEMPLATE: "#eeeeee",
+    Provenance.REPEATED: "#e4ecf2",
+}
 _OF_VERSION = ("#cfe8ff", "#d6f5d6", "#fff3bf", "#ffd6e7", "#e5dbff")
 _BOX = "font-family: monospace; white-space: pre-wrap; color: #111; background: #fff; padding: 6px; line-height: 1.7"
 

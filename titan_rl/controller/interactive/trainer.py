@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from titan_rl.controller.interactive.own_step import OwnStep
-from titan_rl.data.types import BadNumbers, Batch, StepMetrics
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 
 T = TypeVar("T")

@@ -16,6 +16,8 @@ from titan_rl.records.rundir import package_versions
 BENCHES = {
     "step": "titan_rl.diagnostics.bench.step",
     "step-smollm2": "titan_rl.diagnostics.bench.step_smollm2",
+    "beside-trl": "titan_rl.diagnostics.bench.beside_trl",
+    "controller": "titan_rl.diagnostics.bench.controller_rate",
     "session": "titan_rl.diagnostics.bench.session",
     "generate": "titan_rl.diagnostics.bench.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weight_sync",

@@ -120,7 +120,7 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     import torch.distributed as dist
 
     from titan_rl.config.load import load_config
-    from titan_rl.data.types import BadNumbers
+    from titan_rl.data.culprits import BadNumbers
     from titan_rl.trainer.learner import Learner
     from titan_rl.trainer.titan_config import build_titan
 

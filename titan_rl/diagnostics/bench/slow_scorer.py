@@ -1,6 +1,8 @@
 """What a scorer that waits half a second for each answer costs a step, at staleness 1, in groups of 8.
 
-Runs with it and with one that answers at once take turns; all else is the same, down to the prompts.
+Runs with it and with one that answers at once take turns; all else is the same, down to the prompts. Half a second
+is a fifth of these steps where nothing hides it; what can is training, where that takes no less than sampling and
+scoring.
 """
 
 import statistics
@@ -12,7 +14,7 @@ from titan_rl.diagnostics.bench.training import train_for_bench
 
 _BAR, _PAIRS, _SECONDS = 1.1, 3, 0.5
 _FIXED = {
-    "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 96, "max_staleness": 1},
+    "rollout": {"prompts_per_step": 32, "group_size": 8, "max_new_tokens": 96, "max_staleness": 1},
     "training": {"steps": 24, "seq_len": 2048},
     "sft": {"steps": 0},  # a model that has learned nothing writes as much as it may, in every step
     "eval": {"prompts": 1},

@@ -6,7 +6,7 @@ from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.training import train_for_bench
 
 _BAR_STEP = 21.0
-_OVERRIDES = {
+OVERRIDES = {
     "recovery": {"standby": False},  # its preparation slows the steps down
     "task": {"name": "gcd", "style": "chat", "options": {"shots": 0, "max_value": 1000}},
     "training": {"steps": 8},
@@ -16,7 +16,7 @@ _OVERRIDES = {
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    result = train_for_bench("smollm2.toml", _OVERRIDES, overrides)
+    result = train_for_bench("smollm2.toml", OVERRIDES, overrides)
     return [
         row("step", result.seconds["step"], "s", _BAR_STEP, trl_tuned=20.9),
         *(row(f"  {phase}", value, "s") for phase, value in result.seconds.items() if phase != "step"),

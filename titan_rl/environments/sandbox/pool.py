@@ -1,11 +1,14 @@
 """Boxes for many callers: a program takes one that is free, or waits for one."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.program import Limits, Outcome, Program, SandboxFailed
+from titan_rl.environments.sandbox.program import Limits, Outcome, Program, Runner, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.mesh.launch.placement import available_cores
 
@@ -53,15 +56,53 @@ class Sandbox:
             slot.close()
 
 
+@dataclass
+class _Choice:
+    """Where this process's programs run."""
+
+    server: dict[str, Any] = field(default_factory=dict)
+    """``[task.sandbox]``; empty: in boxes here."""
+
+
+_chosen = _Choice()
+
+
+def choose_sandbox(server: dict[str, Any]) -> None:
+    """For this process, from now on, by ``[task.sandbox]``. Errors: ConfigError."""
+    if server:
+        from titan_rl.environments.sandbox.remote import remote_config  # httpx takes a tenth of a second
+
+        remote_config(server)
+    _chosen.server = dict(server)
+
+
+def shared_sandbox() -> Runner:
+    """This process's."""
+    return _remote(json.dumps(_chosen.server)) if _chosen.server else _boxes()
+
+
 @cache
-def shared_sandbox() -> Sandbox:
-    """This process's. It ends with the process, whatever ends that."""
+def _boxes() -> Sandbox:
+    """They end with the process, whatever ends that."""
     return Sandbox()
 
 
 @cache
+def _remote(server: str) -> Runner:
+    from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
+
+    return RemoteSandbox(remote_config(json.loads(server)))
+
+
 def check_sandbox() -> None:
-    """Errors: ConfigError with the mend where no sandbox can be had: nothing is ever run without."""
+    """Errors: ConfigError with the mend where no sandbox can be had: nothing is ever run without. A server is asked
+    once, before the run (remote.py); later each program finds out whether it is there."""
+    if not _chosen.server:
+        _check_boxes()
+
+
+@cache
+def _check_boxes() -> None:
     slot = Slot()
     try:
         outcome = slot.run(Program("print(6 * 7)", limits=Limits(seconds=20.0)))

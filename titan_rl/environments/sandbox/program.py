@@ -1,7 +1,7 @@
 """A program for the sandbox, its limits, and what came of it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Ending = Literal["ok", "error", "timeout", "memory", "output"]
 """``error``: an exit code other than 0. The others: what it had too much of."""
@@ -66,3 +66,10 @@ class Outcome:
     seconds: float
     memory: int
     """Bytes, the most that were seen."""
+
+
+class Runner(Protocol):
+    """Who runs programs: boxes here (pool.py), or a server (remote.py)."""
+
+    async def run(self, program: Program) -> Outcome:
+        """Errors: SandboxFailed."""

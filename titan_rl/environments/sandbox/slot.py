@@ -15,15 +15,14 @@ import time
 from contextlib import ExitStack, suppress
 
 from titan_rl.environments.sandbox.bubblewrap import command
-from titan_rl.environments.sandbox.program import Ending, Given, Outcome, Program, SandboxFailed
+from titan_rl.environments.sandbox.program import Ending, Outcome, Program, SandboxFailed
 from titan_rl.environments.sandbox.seccomp import seccomp_filter
-from titan_rl.environments.sandbox.values import decode, encode
+from titan_rl.environments.sandbox.told import BEGUN, Ended, as_task, outcome_of
 
 _START_SECONDS = 20.0
 _KILL_SECONDS = 0.8
 """From the order to kill to a report of it; then the whole box is ended."""
 _PIECE = 1 << 16
-_BEGUN = b"begun\n"
 
 
 class Slot:
@@ -113,9 +112,7 @@ class _Run:
             finally:
                 os.close(out)
                 os.close(err)
-        calls = [[call.function, [encode(argument) for argument in call.arguments]] for call in self.program.calls]
-        given = dict(source=self.program.source, stdin=self.program.stdin, calls=calls)
-        self._unsent = memoryview(json.dumps(given).encode())
+        self._unsent = memoryview(json.dumps(as_task(self.program)).encode())
         for number in (self.stdout, self.stderr):
             os.set_blocking(number, False)
         task.setblocking(False)
@@ -183,37 +180,11 @@ class _Run:
             return None
         except ConnectionResetError:
             return False
-        self.received[number] = (self.received[number] + part)[: self.limits.output + len(_BEGUN) + 1]
+        self.received[number] = (self.received[number] + part)[: self.limits.output + len(BEGUN) + 1]
         return bool(part)
 
     def _told(self) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
-        said, stdout, stderr = self.received.values()
-        begun, given = said[: len(_BEGUN)], said[len(_BEGUN) :]
-        if begun != _BEGUN and self.why is None and self.report["why"] != "memory":
-            raise SandboxFailed(f"a program did not begin: {stderr[:300].decode(errors='replace')}")
-        exit_code = int(self.report["exit"])
-        ending = self.why or ("memory" if self.report["why"] == "memory" else "error" if exit_code else "ok")
-        is_over = max(len(stdout), len(stderr), len(given)) > self.limits.output
-        ending = "output" if is_over and ending in ("ok", "error") else ending
-        return Outcome(
-            ending=ending,
-            exit_code=exit_code,
-            stdout=stdout[: self.limits.output].decode(errors="replace"),
-            stderr=stderr[: self.limits.output].decode(errors="replace"),
-            given=_given(given, len(self.program.calls)) if ending == "ok" else None,
-            seconds=float(self.report["seconds"]),
-            memory=int(self.report["memory"]),
-        )
-
-
-def _given(said: bytes, count: int) -> tuple[Given, ...] | None:
-    """Whatever is not what the box's own code writes counts as nothing."""
-    if not count:
-        return ()
-    try:
-        results = [(kind, inner) for kind, inner in json.loads(said)]
-        given = tuple(Given(decode(inner)) if kind == "value" else Given(error=str(inner)) for kind, inner in results)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return given if len(given) == count else None
+        why = self.why or ("memory" if self.report["why"] == "memory" else None)
+        how = Ended(why, int(self.report["exit"]), float(self.report["seconds"]), int(self.report["memory"]))
+        return outcome_of(self.program, how, *self.received.values())

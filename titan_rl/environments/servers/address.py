@@ -15,7 +15,8 @@ from titan_rl.environments.environment import EnvironmentFailed
 T = TypeVar("T")
 _SHOWN = 300
 """Characters of what a server says."""
-SETTING = "task.options.url"
+SECTION = "task.options"
+SETTING = f"{SECTION}.url"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Address:
     url: str
     token_env: str = ""
     """Name of the environment variable that holds what the server knows us by; the value is in no record and no log."""
+    section: str = SECTION
+    """Of the settings that it is from."""
 
     @property
     def parts(self) -> SplitResult:
@@ -42,33 +45,41 @@ class Address:
         if not self.token_env:
             return {}
         if not (token := os.environ.get(self.token_env)):
-            raise EnvironmentFailed(f"task.options.token_env = {self.token_env!r}: there is no such variable: set it")
+            raise EnvironmentFailed(f"{self.section}.token_env = {self.token_env!r}: there is no such variable: set it")
+        if not (token.isascii() and token.isprintable()):  # what refuses it later would show it
+            raise EnvironmentFailed(f"{self.section}.token_env = {self.token_env!r}: it holds what no header can hold")
         return {"Authorization": f"Bearer {token}"}
 
 
 def read_address(task_name: str, url: str, token_env: str, schemes: tuple[str, ...], example: str) -> Address:
-    """Errors: ConfigError."""
-    said, like = f"{SETTING} = {url!r}", f"give it as {example!r}"
+    """Of a task's own server. Errors: ConfigError."""
     if not url:
-        raise ConfigError(f"task.name = {task_name!r} needs {SETTING}, where its server is: {like}")
+        raise ConfigError(f"task.name = {task_name!r} needs {SETTING}, where its server is: give it as {example!r}")
+    return checked_address(Address(url, token_env), schemes, example)
+
+
+def checked_address(address: Address, schemes: tuple[str, ...], example: str) -> Address:
+    """The same address. Errors: ConfigError."""
+    setting = f"{address.section}.url"
+    said, like = f"{setting} = {address.url!r}", f"give it as {example!r}"
     try:
-        parts = urlsplit(url)
+        parts = address.parts
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"{said}: {error}: {like}") from None
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
-            f"{SETTING} has more than an address, which a run would record: leave out what is before an @ or behind a "
-            f"'?' or '#', and name the variable that holds a token in task.options.token_env"
+            f"{setting} has more than an address, which a run would record: leave out what is before an @ or behind a "
+            f"'?' or '#', and name the variable that holds a token in {address.section}.token_env"
         )
     if parts.scheme not in schemes or not parts.hostname or port == 0:
         raise ConfigError(f"{said}: {like}")
-    return Address(url, token_env)
+    return address
 
 
 def in_one_line(said: object) -> str:
     """What somebody else says, as a message may hold it."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(said)).split())[:_SHOWN]
+    return " ".join("".join(c if c.isprintable() else " " for c in str(said)[: 10 * _SHOWN]).split())[:_SHOWN]
 
 
 def outside_of_a_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -33,8 +33,8 @@ class Unavailable(EnvironmentFailed):
 class HttpSession:
     """Errors of all calls: EnvironmentFailed."""
 
-    def __init__(self, address: Address, timeout: float):
-        """``timeout``: seconds for an answer, however slowly it comes."""
+    def __init__(self, address: Address, timeout: float | None):
+        """``timeout``: seconds for an answer, however slowly it comes; None: the caller has a deadline of its own."""
         self.address, self.timeout = address, timeout
         self._client: httpx.AsyncClient | None = None
 

@@ -43,6 +43,14 @@ class SharedMemory:
         """Whether the holder's process has ended."""
         return not os.path.exists(f"/proc/{self.handle.pid}")
 
+    def is_whole(self, slot: int) -> bool:
+        """Whether all of it is what the header's checksums say."""
+        data, checksums = self._slots[slot], self.header.checksums[slot]
+        return all(
+            xxhash.xxh3_64_intdigest(data[start:stop]) == int(wanted)
+            for (start, stop), wanted in zip(self.handle.blocks, checksums, strict=True)
+        )
+
     def copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
         """One block. Errors: TornRead if its checksum is not the header's."""
         source = self._slots[slot, read.offset : read.offset + read.nbytes]

@@ -81,6 +81,9 @@ class ActorProcess:
     """Done when the process is gone; its result is the time (``time.monotonic``)."""
     on_death: list[Callable[["ActorProcess"], None]] = field(default_factory=list)
     """Called once, in order, when the process is gone."""
+    wakes: set[Callable[[], None]] = field(default_factory=set)
+    """Of those who wait for an answer, or for this death (calls.py): a future takes longer to let go of one of them the
+    more there are."""
 
     def __post_init__(self) -> None:
         self.kind = _kind(self.name)
@@ -95,6 +98,8 @@ class ActorProcess:
             self.died.set_result(time.monotonic())
             for callback in self.on_death:
                 callback(self)
+            for wake in list(self.wakes):
+                wake()
 
     async def ask_sidecar(self, endpoint: str, *arguments):
         """Errors: ActorDied if the process is gone, or does not answer."""

@@ -124,6 +124,26 @@ class _GroupCall:
         return [task.result() for task in self._tasks]
 
 
+async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess]) -> None:
+    """Until this is done, or one of the processes is dead."""
+    over, processes = asyncio.get_running_loop().create_future(), list(processes)
+
+    def wake(_: asyncio.Future | None = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    work.add_done_callback(wake)
+    for process in processes:
+        process.wakes.add(wake)
+    try:
+        if not any(process.is_dead for process in processes):
+            await over
+    finally:
+        work.remove_done_callback(wake)
+        for process in processes:
+            process.wakes.discard(wake)
+
+
 async def _answer(process: ActorProcess, endpoint: str, arguments: tuple):
     """None if the process dies meanwhile."""
 
@@ -134,7 +154,7 @@ async def _answer(process: ActorProcess, endpoint: str, arguments: tuple):
         return None
     work = asyncio.ensure_future(wait())
     try:
-        await asyncio.wait({work, process.died}, return_when=_FIRST)
+        await done_or_dead(work, [process])
         if work.done() and isinstance(work.exception(), SupervisionError):
             await _end_without_actor(process)
         return work.result() if work.done() and not process.is_dead else None

@@ -60,7 +60,8 @@ def is_stopped(pid: int) -> bool:
 def process_state(pid: int) -> str:
     """As in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # looked at often
+            state = file.read(1 << 10).rpartition(b")")[2].split()[0].decode()
     except OSError:
         return GONE
     return GONE if state in "ZX" else state.upper()

@@ -12,11 +12,11 @@ from titan_rl.mesh.supervision.fault_injection import obey_orders
 from titan_rl.mesh.supervision.logs import send_output_to
 
 if TYPE_CHECKING:  # it needs torch
-    from titan_rl.mesh.channel.snapshot_replica import SnapshotReplica
+    from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
 
 
 class Sidecar(Actor):
-    """Tells the process's id, has its stacks written on SIGUSR1, and holds replicas of trainer ranks' snapshots."""
+    """Tells the process's id, has its stacks written on SIGUSR1, and keeps trainer ranks' snapshots."""
 
     @endpoint
     def start(self, logs: str | None, name: str) -> int:
@@ -25,21 +25,21 @@ class Sidecar(Actor):
         Path("/proc/self/comm").write_text(name)  # the kernel keeps 15 bytes
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         obey_orders()
-        self.replicas: dict[int, SnapshotReplica] = {}
+        self._keepers: dict[int, SnapshotKeeper] = {}
         return os.getpid()
 
     @endpoint
-    def replicate(self, handle) -> None:
-        """Copy a trainer rank's snapshots (RegionHandle) here from now on, and no other region of that rank."""
-        from titan_rl.mesh.channel.snapshot_replica import SnapshotReplica
+    def keep(self, handle) -> None:
+        """Hold the memory of a trainer rank's snapshots (RegionHandle) from now on, and no other of that rank's."""
+        from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
 
-        if handle.rank in self.replicas:
-            self.replicas[handle.rank].stop()
-        self.replicas[handle.rank] = SnapshotReplica(handle)
+        if handle.rank in self._keepers:
+            self._keepers.pop(handle.rank).close()
+        self._keepers[handle.rank] = SnapshotKeeper(handle)
 
     @endpoint
-    def replica(self, rank: int):
-        """Steps of a rank that are complete here, and where they are (RegionHandle). No later ones are copied."""
-        if rank not in self.replicas:
+    def kept(self, rank: int):
+        """Steps of a rank, which takes no more, that are complete; and where they are (RegionHandle)."""
+        if rank not in self._keepers:
             return [], None
-        return self.replicas[rank].steps(), self.replicas[rank].region.handle(over_rdma=False)
+        return self._keepers[rank].steps(), self._keepers[rank].handle

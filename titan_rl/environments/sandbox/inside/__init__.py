@@ -1,1 +1,1 @@
-"""Scripts that run inside bubblewrap, where nothing else of titan_rl is."""
+"""Scripts that run inside bubblewrap, or at a server, where nothing else of titan_rl is."""

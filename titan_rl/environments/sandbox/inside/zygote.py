@@ -2,7 +2,7 @@
 
     zygote.py CONTROL FILTER keep|drop
 
-It needs the standard library and its two neighbours alone, and it never reads a program: those travel from the host to
+It needs the standard library and its neighbours alone, and it never reads a program: those travel from the host to
 the fork that runs them, on descriptors that only this fork has. So nothing of one program is in the memory that the
 next one inherits.
 

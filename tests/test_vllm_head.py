@@ -1,0 +1,57 @@
+"""The sampler's output head on a CPU: fp32 logits as vLLM's own, from a weight that is widened once a version."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+from titan_rl.generator.vllm_head import widen_head_once
+
+
+class Counted(torch.Tensor):
+    """A weight that counts how often it is cast."""
+
+    casts = 0
+
+    def to(self, *arguments, **keywords):
+        Counted.casts += 1
+        return super().to(*arguments, **keywords).as_subclass(torch.Tensor)
+
+
+@pytest.fixture
+def model():
+    """With nothing but what makes its logits."""
+    processor = LogitsProcessor.__new__(LogitsProcessor)
+    nn.Module.__init__(processor)
+    processor.head_dtype = torch.float32
+    return nn.ModuleDict({"logits_processor": processor})
+
+
+def head(seed: int) -> SimpleNamespace:
+    weight = torch.randn(50, 16, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return SimpleNamespace(weight=weight.as_subclass(Counted), quant_method=UnquantizedEmbeddingMethod())
+
+
+def test_it_is_widened_once_a_version_and_is_vllms_own_to_the_bit(model):
+    processor, hidden = model["logits_processor"], torch.randn(3, 16).bfloat16()
+    plain = [processor._apply_head(head(seed), hidden, None) for seed in (1, 2)]
+    Counted.casts = 0
+    for version, wanted in enumerate(plain, 1):
+        widen_head_once(model)
+        for _ in range(3):
+            logits = processor._apply_head(head(version), hidden, None)
+            assert logits.dtype == torch.float32 and torch.equal(logits, wanted)
+        assert Counted.casts == version
+
+
+def test_a_head_in_the_models_own_dtype_is_left_alone(model):
+    widen_head_once(model)
+    processor = model["logits_processor"]
+    processor.head_dtype = torch.bfloat16
+    widen_head_once(model)
+    Counted.casts = 0
+    one = SimpleNamespace(weight=None, quant_method=SimpleNamespace(apply=lambda *_, bias: "its own"))
+    assert processor._apply_head(one, torch.randn(3, 16).bfloat16(), None) == "its own" and not Counted.casts

@@ -1,0 +1,135 @@
+"""Which tokens samples share, as a tree: each node's tokens stand once in a row, and all below it see them.
+
+    prompt ─┬─ sample 0
+            ├─ its first answer ─┬─ one way on        branches of one rollout share what the model wrote, too
+            │                    └─ another
+            └─ sample 2
+
+Samples of different rollouts share at most what stands before the model's first token in both. The last token of a
+sample is only ever a target, so it is in no node. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from titan_rl.data.types import Provenance, Sample
+
+_LEAST = 16
+"""Tokens that are worth a node of their own, below the first: each node's queries gather all keys above it."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """Tokens [begin, end) of a sample, behind those of the parent."""
+
+    sample: int
+    begin: int
+    end: int
+    parent: int | None
+
+
+@dataclass(frozen=True)
+class Tree:
+    nodes: list[Node]
+    """Parents before their children; there may be several without one."""
+    last: list[int]
+    """Of each sample its last node."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(node.end - node.begin for node in self.nodes)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one node is above all."""
+        return sum(node.parent is None for node in self.nodes) == 1
+
+    def path(self, number: int | None) -> list[int]:
+        """From the first node to this one."""
+        above: list[int] = []
+        while number is not None:
+            above.append(number)
+            number = self.nodes[number].parent
+        return above[::-1]
+
+
+def prefix_tree(samples: Sequence[Sample], *, share: bool = True) -> Tree:
+    """``share``: whether anything is shared at all."""
+    building = _Building(samples)
+    if share:
+        building.add(list(range(len(samples))), 0, None)
+    else:
+        for place in range(len(samples)):
+            building.leaf(place, 0, None)
+    return Tree(building.nodes, [building.last[place] for place in range(len(samples))])
+
+
+class _Building:
+    def __init__(self, samples: Sequence[Sample]):
+        self.samples = samples
+        self.heads = [int((sample.provenance == Provenance.MODEL).argmax()) for sample in samples]
+        self.nodes: list[Node] = []
+        self.last: dict[int, int] = {}
+
+    def leaf(self, place: int, begin: int, parent: int | None) -> None:
+        end = len(self.samples[place].tokens) - 1
+        if end == begin and parent is not None:
+            self.last[place] = parent
+        else:
+            self.last[place] = self._put(Node(place, begin, end, parent))
+
+    def _put(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def add(self, places: list[int], begin: int, parent: int | None) -> None:
+        """Samples that are alike up to ``begin``, the end of their parent."""
+        if len(places) == 1:
+            return self.leaf(places[0], begin, parent)
+        end = self._common(places, begin)
+        if end - begin >= (_LEAST if parent is not None else 1):
+            begin, parent = end, self._put(Node(places[0], begin, end, parent))
+        for alike in self._apart(places, end):
+            self.add(alike, begin, parent)
+
+    def _common(self, places: list[int], begin: int) -> int:
+        """Where the first of them ends, may no longer share, or differs."""
+        is_one = len({self._owner(place) for place in places}) == 1
+        end = min(len(self.samples[place].tokens) - 1 if is_one else self.heads[place] for place in places)
+        first = self.samples[places[0]].tokens
+        for place in places[1:]:
+            is_other = first[begin:end] != self.samples[place].tokens[begin:end]
+            end = begin + int(is_other.argmax()) if is_other.any() else max(end, begin)
+        return end
+
+    def _apart(self, places: list[int], end: int) -> list[list[int]]:
+        """By what comes next; by whose it is, where no two may share."""
+        classes: dict[tuple, list[int]] = {}
+        is_one = len({self._owner(place) for place in places}) == 1
+        for place in places:
+            tokens = self.samples[place].tokens
+            may_share = end < (len(tokens) - 1 if is_one else self.heads[place])
+            key = ("next", int(tokens[end])) if may_share else ("of", self._owner(place))
+            classes.setdefault(key, []).append(place)
+        return [alike for key, own in classes.items() for alike in self._once(key, own, is_one)]
+
+    def _once(self, key: tuple, places: list[int], is_one: bool) -> list[list[int]]:
+        """Samples of one rollout that have ended alike have nothing more to share."""
+        return [[place] for place in places] if is_one and key[0] == "of" else [places]
+
+    def _owner(self, place: int) -> tuple:
+        sample = self.samples[place]
+        return (sample.prompt_id, sample.sample) if sample.prompt_id else (place,)
+
+
+def ranges(tree: Tree, starts: Sequence[int], number: int | None) -> tuple[tuple[int, int], ...]:
+    """Where the tokens of a node and all above it are in a row: (start, length), in order. ``starts``: of the nodes."""
+    lengths = [(starts[each], tree.nodes[each].end - tree.nodes[each].begin) for each in tree.path(number)]
+    return tuple(each for each in lengths if each[1])
+
+
+def places(found: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Of ranges, each place: int64."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(start, start + length) for start, length in found)])

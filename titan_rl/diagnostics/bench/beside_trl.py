@@ -1,0 +1,160 @@
+"""SmolLM2-135M in bf16 on gcd beside TRL, in turns: seconds a step, and the memory of all processes of each.
+
+    titan-rl bench beside-trl --model.path models/smollm2 [--rollout.max_new_tokens 512 --training.steps 4]
+
+TRL is installed into an environment of its own, on top of this one's packages. It gets the prompts of our own run, as
+many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32), and the allocator's settings
+that made it a quarter faster.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sysconfig
+import tempfile
+import time
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.types import Group
+from titan_rl.diagnostics.bench.harness import row
+from titan_rl.diagnostics.bench.memory_watch import Held, memory_watch
+from titan_rl.diagnostics.bench.step_smollm2 import OVERRIDES
+from titan_rl.diagnostics.bench.training import trained
+from titan_rl.mesh.launch.placement import available_cores
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.rollouts import read_rollouts
+
+_TRL = "trl==1.16.0"
+_HOME = Path("~/.cache/titan_rl").expanduser() / _TRL.replace("==", "-")
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+_PAIRS, _NUM_WARMING = 2, 2
+_BAR_TIME, _BAR_MEMORY, _BAR_RATE = 0.35, 1.5, 0.6
+_SECONDS = 7200.0
+
+
+@dataclass(frozen=True)
+class _Ran:
+    step: float
+    """Median seconds."""
+    held: Held
+    length: float
+    """New tokens of a sample."""
+
+
+def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    python, rate = _environment(), _matrix_rate()
+    ours, theirs, shares, prompts = [], [], [], []
+    for _ in range(_PAIRS):
+        with memory_watch() as held, trained("smollm2.toml", OVERRIDES, overrides) as root:
+            config = json.loads((root / "config.json").read_text())
+            records = [record for record in read_metrics(root) if "reward" in record][_NUM_WARMING:]
+            groups = [read_rollouts(root / "rollouts", record["step"]) for record in records]
+            prompts = _prompts([group for step in groups for group in step], config["model"]["path"])
+        operations = statistics.mean(_operations(step, config["model"]["path"]) for step in groups)
+        step, training = (_median(records, name) for name in ("seconds_step", "seconds_forward_backward"))
+        ours.append(_Ran(step, held, statistics.mean(record["response_length"] for record in records)))
+        shares.append(operations / training / rate)
+        theirs.append(_run_trl(python, config, prompts))
+    rows = [
+        _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, _BAR_TIME),
+        _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
+        row("training's share of the matrix rate", statistics.median(shares), "ratio", _BAR_RATE, at_most=False),
+        row("matrix rate in bf16", rate / 1e9, "GFLOP/s"),
+    ]
+    for name, runs in (("titan_rl", ours), ("TRL", theirs)):
+        rows += [
+            row(f"{name}: step", statistics.median(ran.step for ran in runs), "s", runs=[ran.step for ran in runs]),
+            row(f"{name}: memory", runs[-1].held.mib / 1024, "GiB", mib_by_process=runs[-1].held.by_process),
+            row(f"{name}: new tokens of a sample", statistics.mean(ran.length for ran in runs), "tokens"),
+        ]
+    return rows
+
+
+def _ratio(name: str, ours: list[_Ran], theirs: list[_Ran], of: Callable[[_Ran], float], bar: float) -> dict[str, Any]:
+    ratios = [of(a) / of(b) for a, b in zip(ours, theirs, strict=True)]
+    return row(name, statistics.median(ratios), "ratio", bar, pairs=ratios)
+
+
+def _median(records: list[dict[str, Any]], name: str) -> float:
+    return statistics.median(record[name] for record in records)
+
+
+def _prompts(groups: list[Group], model: str) -> list[str]:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    starts = (group.rollouts[0].tokens[: group.rollouts[0].turns[0].start] for group in groups)
+    return [tokenizer.decode(tokens) for tokens in starts]
+
+
+def _operations(groups: list[Group], model: str) -> float:
+    """Of forward and backward, by the weights' products alone: 6 a weight and token (arXiv 2001.08361, table 1).
+
+    A prompt's tokens count once a group, and only answers' tokens have logits.
+    """
+    hf = json.loads((Path(model) / "config.json").read_text())
+    hidden, kv = hf["hidden_size"], hf["num_key_value_heads"] / hf["num_attention_heads"]
+    layer = hidden**2 * (2 + 2 * kv) + 3 * hidden * hf["intermediate_size"]
+    answers = sum(len(rollout.tokens) - rollout.turns[0].start for group in groups for rollout in group.rollouts)
+    prompts = sum(group.rollouts[0].turns[0].start for group in groups)
+    return 6 * (layer * hf["num_hidden_layers"] * (prompts + answers) + hidden * hf["vocab_size"] * answers)
+
+
+def _matrix_rate(size: int = 4096) -> float:
+    """Operations a second of a large product in bf16."""
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds[1:])
+
+
+def _environment() -> Path:
+    """The Python that has TRL. Errors: ConfigError if it cannot be installed."""
+    python, stamp = _HOME / "bin" / "python", _HOME / "installed"
+    if stamp.exists():
+        return python
+    venv.create(_HOME, clear=True, symlinks=True, with_pip=True)
+    for packages in (_HOME / "lib").glob("python*/site-packages"):
+        (packages / "below.pth").write_text(sysconfig.get_path("purelib"))
+    done = subprocess.run([python, "-m", "pip", "install", "-q", _TRL], capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"{_TRL} cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    stamp.touch()
+    return python
+
+
+def _run_trl(python: Path, config: dict[str, Any], prompts: list[str]) -> _Ran:
+    """Errors: RuntimeError with the end of what it printed."""
+    rollout = config["rollout"]
+    asked = {name: rollout[name] for name in ("prompts_per_step", "group_size", "max_new_tokens")}
+    asked |= {"model": config["model"]["path"], "prompts": prompts, "steps": config["training"]["steps"]}
+    asked["rows"] = 16 if rollout["max_new_tokens"] <= 64 else 8
+    with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
+        file = Path(folder) / "asked.json"
+        file.write_text(json.dumps(asked | {"folder": folder}))
+        program = Path(__file__).with_name("trl_program.py")
+        more = _ALLOCATOR | {"OMP_NUM_THREADS": str(available_cores()), "HF_HUB_OFFLINE": "1"}
+        with memory_watch() as held:
+            done = subprocess.run(
+                [python, program, file], env=os.environ | more, capture_output=True, text=True, timeout=_SECONDS
+            )
+    if done.returncode:
+        raise RuntimeError(f"TRL ended with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    said = [line.split() for line in done.stdout.splitlines()]
+    seconds = [float(words[1]) for words in said if words[:1] == ["seconds"]]
+    [length] = [float(words[1]) for words in said if words[:1] == ["length"]]
+    return _Ran(statistics.median(seconds[_NUM_WARMING:]), held, length)

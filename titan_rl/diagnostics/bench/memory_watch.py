@@ -1,0 +1,61 @@
+"""What all processes of a command hold together at their largest, a page that several share counted once."""
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_EVERY_SECONDS = 5.0
+"""Looking goes through all pages of a process, and holds up whoever wants more meanwhile."""
+_MARK = "TITAN_RL_MEMORY_WATCH"
+
+
+@dataclass
+class Held:
+    mib: float = 0.0
+    by_process: dict[str, float] = field(default_factory=dict)
+    """MiB of each, at the moment when they were largest together; processes of one name are added up."""
+
+
+@contextmanager
+def memory_watch() -> Iterator[Held]:
+    """Of what this process starts in between, and all that those start, whoever their parent is by then."""
+    mark, held, over = uuid.uuid4().hex, Held(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_EVERY_SECONDS):
+            now = _by_process(mark)
+            if sum(now.values()) > held.mib:
+                held.mib, held.by_process = sum(now.values()), now
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    os.environ[_MARK] = mark
+    watcher.start()
+    try:
+        yield held
+    finally:
+        del os.environ[_MARK]
+        over.set()
+        watcher.join()
+
+
+def _by_process(mark: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                name = (folder / "comm").read_text().strip()
+                found[name] = found.get(name, 0.0) + _proportional_mib(folder)
+        except OSError:
+            continue  # it ended, or is another user's
+    return found
+
+
+def _proportional_mib(folder: Path) -> float:
+    for line in (folder / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

@@ -1,0 +1,57 @@
+"""GRPO by TRL in one process, for bench/beside_trl.py: seconds of each step, one a line. Runs where TRL is."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class _Clock(TrainerCallback):
+    def on_step_begin(self, *_, **__) -> None:
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *_, **__) -> None:
+        print(f"seconds {time.perf_counter() - self._start}", flush=True)
+
+
+def main(asked: dict) -> None:
+    """``asked``: model, prompts (texts, in order), group_size, max_new_tokens, rows (at once), steps, folder."""
+    num_samples = asked["group_size"] * asked["prompts_per_step"]
+    config = GRPOConfig(
+        output_dir=asked["folder"],
+        use_cpu=True,
+        bf16=False,  # the weights themselves are
+        per_device_train_batch_size=asked["rows"],
+        gradient_accumulation_steps=num_samples // asked["rows"],
+        gradient_checkpointing=False,
+        num_generations=asked["group_size"],
+        max_completion_length=asked["max_new_tokens"],
+        max_steps=asked["steps"],
+        shuffle_dataset=False,
+        learning_rate=1e-5,
+        beta=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.bfloat16),
+        processing_class=AutoTokenizer.from_pretrained(asked["model"]),
+        reward_funcs=lambda completions, **_: [float(len(text) % 7) for text in completions],
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in asked["prompts"]]),
+    )
+    trainer.add_callback(_Clock())
+    trainer.train()
+    lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history[: asked["steps"]]]
+    print(f"length {sum(lengths) / len(lengths)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,1 @@
+"""Environments and harnesses that drive the model themselves, through an OpenAI-style endpoint of their own."""

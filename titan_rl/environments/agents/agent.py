@@ -1,0 +1,52 @@
+"""What drives the model itself: any program that asks an OpenAI-style endpoint, and ends.
+
+A task with ``agent(prompt)`` is played so, in the place of ``environment(prompt)``. What the agent asks and is answered
+is the episode: its tokens are kept as they were sampled, and no agent has to know of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class ModelAccess:
+    """Where the model is asked in one episode, and by no other."""
+
+    base_url: str
+    """``http://127.0.0.1:PORT/v1``"""
+    api_key: str
+    model: str = "policy"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of an episode that several play, whom the requests' ``X-Session-ID`` tells apart."""
+
+    reward: float | None = None
+    left_out: frozenset[str] = field(default_factory=frozenset)
+    """Sessions that nothing is trained on."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Of each seat, if the task has ``seats``: sessions that are rollouts of their own, each with its reward."""
+
+    def check(self) -> None:
+        """Errors: ValueError."""
+        given = [*([] if self.reward is None else [self.reward]), *self.rewards.values()]
+        for reward in given:
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+                raise ValueError(f"{reward!r:.100}: give a finite number, or None")
+
+
+class Agent(Protocol):
+    """Made for one sample of one prompt. It may have ``api_key``, if its episode's key must be known before."""
+
+    timeout: float
+    """Seconds for the whole episode; below verifier.episode_timeout."""
+
+    async def run(self, model: ModelAccess) -> float | Outcome | None:
+        """Until the episode is over: its reward, or None if the task scores what the model answered.
+
+        Errors: EnvironmentFailed or ConfigError; any other becomes one. Once the model was refused an answer, since
+        there is no room for more, any other is taken for the episode's end instead, with the reward 0.
+        """

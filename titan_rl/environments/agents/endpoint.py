@@ -1,0 +1,157 @@
+"""The model as an OpenAI-style server on loopback: what an agent asks here is answered by the run's generators.
+
+    POST /v1/chat/completions    POST /v1/completions    GET /v1/models
+
+It is in the verifier process, beside the episodes that it serves: a key is of one episode and ends with it, so that a
+request needs no session of its own, and a generator that dies is replaced behind the same address.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+from titan_rl.environments.agents.agent import ModelAccess
+from titan_rl.environments.agents.answered import Answered
+from titan_rl.environments.agents.asked import Asked, Refused, read_chat, read_completion
+
+_MAX_BYTES = 16 << 20
+"""Of a request."""
+_END_SECONDS = 2
+
+Answer = Callable[[Asked], Awaitable[Answered]]
+"""Errors: Refused."""
+
+
+class Endpoint:
+    """Owns the server, and knows whose each key is."""
+
+    def __init__(self, model: str = "policy"):
+        self.model = model
+        self._answers: dict[str, Answer] = {}
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Errors: OSError, if no socket is to be had."""
+        import uvicorn  # with starlette a tenth of a second, which few runs need
+
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        settings = uvicorn.Config(
+            self._app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_END_SECONDS
+        )
+        self._server = uvicorn.Server(settings)
+        self._server.capture_signals = nullcontext  # they are the process's own
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+            await self._serving
+
+    @contextmanager
+    def open(self, answer: Answer, key: str | None = None) -> Iterator[ModelAccess]:
+        """For an episode; ``key``: its own, if it must be known before."""
+        key = key or secrets.token_urlsafe(24)
+        assert key not in self._answers, "a key is of one episode at a time"
+        self._answers[key] = answer
+        try:
+            yield ModelAccess(self.base_url, key, self.model)
+        finally:
+            del self._answers[key]
+
+    def _app(self):
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._taking(read_chat), methods=["POST"]),
+                Route("/v1/completions", self._taking(read_completion), methods=["POST"]),
+                Route("/v1/models", self._models),
+            ]
+        )
+
+    def _answer_of(self, request) -> Answer:
+        """Errors: Refused."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
+        for key, answer in self._answers.items():
+            if secrets.compare_digest(key.encode(), given.encode()):
+                return answer
+        raise Refused("the key is of no episode that is under way", "invalid_api_key", 401)
+
+    def _taking(self, read: Callable[[dict[str, Any]], Asked]):
+        async def take(request):
+            from starlette.responses import JSONResponse, StreamingResponse
+
+            try:
+                answer = self._answer_of(request)
+                asked = replace(read(await _body(request)), session=request.headers.get("x-session-id", ""))
+                answered = await _unless_left(request, answer(asked))
+            except Refused as refused:
+                return _refusal(refused)
+            if answered.asked.wants_stream:
+                return StreamingResponse(answered.events(self.model), media_type="text/event-stream")
+            return JSONResponse(answered.body(self.model))
+
+        return take
+
+    async def _models(self, request):
+        from starlette.responses import JSONResponse
+
+        try:
+            self._answer_of(request)
+        except Refused as refused:
+            return _refusal(refused)
+        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "titan_rl"}]})
+
+
+async def _body(request) -> dict[str, Any]:
+    """Errors: Refused."""
+    if int(request.headers.get("content-length") or 0) > _MAX_BYTES:
+        raise Refused(f"a request has at most {_MAX_BYTES} bytes", status=413)
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _MAX_BYTES:
+            raise Refused(f"a request has at most {_MAX_BYTES} bytes", status=413)
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise Refused("the body is no JSON object")
+    return body
+
+
+async def _unless_left(request, answering: Awaitable[Answered]) -> Answered:
+    """What nobody waits for any more is not answered: no turn is trained that its agent has not seen."""
+    answer = asyncio.ensure_future(answering)
+    left = asyncio.ensure_future(_has_left(request))
+    try:
+        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise Refused("the connection was closed", status=499)
+        return answer.result()
+    finally:
+        for task in (answer, left):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _has_left(request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refusal(refused: Refused):
+    from starlette.responses import JSONResponse
+
+    about = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+    return JSONResponse({"error": about}, status_code=refused.status)

@@ -1,0 +1,182 @@
+"""``[task] name = "verifiers"``: an environment of the verifiers library (0.4), as it is.
+
+Its harness asks the model as it would ask any OpenAI-style server, and its rewards are the episode's; where several
+agents of it are trained, their mean. Tasks are listed once, by the process that makes prompts; a training task with the
+text of a held-out one is left out.
+"""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from titan_rl.config.kinds import Count, Seconds
+from titan_rl.config.load import ConfigError, build_section
+from titan_rl.config.schema import TaskConfig
+from titan_rl.data.splits import Split, key, split_by_share
+from titan_rl.data.types import Prompt
+from titan_rl.environments.agents.agent import ModelAccess, Outcome
+from titan_rl.environments.line_process import LineProcess
+from titan_rl.environments.row_files import DataRow
+from titan_rl.environments.rows import ListedTask
+from titan_rl.environments.servers.address import in_one_line
+from titan_rl.environments.sessions import Sessions
+from titan_rl.environments.stepped import needs
+
+_WORKER = Path(__file__).with_name("verifiers_worker.py")
+_START_SECONDS = 120.0
+"""For its imports, and what its environment loads."""
+
+
+@dataclass(kw_only=True)
+class VerifiersOptions:
+    """``[task.options]``."""
+
+    env: dict[str, Any]
+    """As verifiers' own ``[env]`` table: ``taskset.id``, ``agent.harness.id``, ``agent.runtime.type``, and more."""
+    python: str = ""
+    """The Python that verifiers is installed for, if it is another than this one."""
+    tasks: Count = 1000
+    """Of the taskset, how many are taken at most."""
+    held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """How many of them are for evaluation only."""
+    sessions: Count = 64
+    """Episodes at once in a verifier process; the others wait for their turn."""
+    session_timeout: Seconds = 120.0
+    """Seconds that an episode waits for its turn; keep it well below verifier.episode_timeout."""
+    timeout: Seconds = 120.0
+    """Seconds for an episode, scoring included; below verifier.episode_timeout."""
+
+
+class VerifiersTask(ListedTask):
+    """Errors: ConfigError, for options when it is made, for the environment when the first prompt is wanted."""
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str]):
+        needs(task, ["env"], "verifiers' own table, with taskset.id at least")
+        if task.style != "chat":
+            raise ConfigError(
+                "task.name = 'verifiers' speaks with a model through its chat template: set task.style = 'chat'"
+            )
+        if not task.scores_itself or task.system_prompt:
+            raise ConfigError(
+                "task.name = 'verifiers' is asked and rewarded by its environment: leave task.reward and "
+                "task.system_prompt out"
+            )
+        super().__init__(task)
+        self.options = build_section(VerifiersOptions, task.options, "task.options")
+        if not Path(self._python).name.startswith("python"):
+            raise ConfigError(f"task.options.python = {self._python!r} is no Python: give the path of one")
+        self.folders = [str(Path(folder).absolute()) for folder in folders]
+        self.sessions = Sessions(self.options.sessions, self.options.session_timeout)
+        self._free: list[tuple[int, str]] = []
+        self._num_slots = 0
+        self._process: LineProcess | None = None
+
+    @cached_property
+    def _split(self) -> Split[DataRow]:
+        rows = self._list()
+        if len({key(row.text) for row in rows}) < 2:
+            raise ConfigError(
+                f"task.options.env: its taskset has {len(rows)} tasks with one text: it takes two, one to be held out"
+            )
+        return split_by_share(rows, self.options.held_out_share, "task.options")
+
+    def _list(self) -> list[DataRow]:
+        try:
+            done = subprocess.run(
+                self._command("list"), env=_environment(), capture_output=True, text=True, timeout=_START_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"task.options.python = {self._python!r}: {in_one_line(error)}") from None
+        if done.returncode:
+            said = (done.stdout or done.stderr).strip().splitlines() or [f"it ended with {done.returncode}"]
+            raise ConfigError(f"task.options.env: {in_one_line(said[-1])}{self._mend(said[-1])}")
+        return [_row(place, json.loads(line)) for place, line in enumerate(done.stdout.splitlines())]
+
+    def _mend(self, said: str) -> str:
+        if "'verifiers'" not in said:
+            return ""
+        return (
+            f"; {self._python} has none: install verifiers in an environment of its own, and give task.options.python"
+        )
+
+    @property
+    def _python(self) -> str:
+        return self.options.python or sys.executable
+
+    def _command(self, mode: str) -> list[str]:
+        settings = {"env": self.options.env, "folders": self.folders, "tasks": self.options.tasks}
+        return [self._python, str(_WORKER), mode, json.dumps(settings)]
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        """The environment has rewarded."""
+        return {}
+
+    def demonstration(self, prompt: Prompt) -> str:
+        raise ConfigError("task.name = 'verifiers' has no worked examples: set sft.steps = 0")
+
+    def agent(self, prompt: Prompt) -> "VerifiersAgent":
+        if self._process is None:
+            self._process = _Worker(
+                "the verifiers environment", self._command("play"), _environment(), self.options.timeout, _START_SECONDS
+            )
+        return VerifiersAgent(self._process, prompt.entry["row"], self._slot(), self._free, self.options.timeout)
+
+    def _slot(self) -> tuple[int, str]:
+        """A number and a key that no episode under way has."""
+        if not self._free:
+            self._free.append((self._num_slots, secrets.token_urlsafe(24)))
+            self._num_slots += 1
+        return self._free.pop()
+
+    async def close(self) -> None:
+        if self._process is not None:
+            await self._process.close()
+
+
+class VerifiersAgent:
+    """One episode; it has a key while it lasts, so that the worker keeps as many connections as there are sessions."""
+
+    def __init__(self, process: LineProcess, row: dict[str, Any], slot: tuple[int, str], free: list, timeout: float):
+        self.process, self.row, self.timeout = process, row, timeout
+        self._slot, self._free = slot, free
+        self.api_key = slot[1]
+
+    async def run(self, model: ModelAccess) -> Outcome:
+        asked = {"task": self.row["task"], "hash": self.row["hash"], "slot": self._slot[0]}
+        try:
+            said = json.loads(await self.process.ask(json.dumps(asked | {"url": model.base_url, "key": model.api_key})))
+        finally:
+            self._free.append(self._slot)
+        if "error" in said:
+            raise EpisodeFailed(in_one_line(said["error"]))
+        return Outcome(float(said["reward"]), frozenset(said["left_out"]))
+
+
+class EpisodeFailed(RuntimeError):
+    """As the environment tells it."""
+
+
+class _Worker(LineProcess):
+    def _left(self, process, number: int) -> None:
+        process.stdin.write(f"{number} null\n".encode())
+
+
+def _row(place: int, said: dict[str, Any]) -> DataRow:
+    text = "\n".join(message["content"] for message in said["messages"])
+    columns = {"task": place, "hash": said["hash"], "messages": said["messages"]}
+    return DataRow(f"task {place}", columns, text, said["messages"], None)
+
+
+def _environment() -> dict[str, str]:
+    """Of the user's own program; what it speaks with on this machine is never behind a proxy."""
+    here = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
+    return dict(os.environ) | {"NO_PROXY": here, "no_proxy": here}

@@ -1,0 +1,92 @@
+"""A program as ``python program.py`` would run it; what its functions give goes back as JSON (values.py reads it)."""
+
+import atexit
+import json
+import os
+import resource
+import sys
+import threading
+import traceback
+import types
+
+
+def bound(values):
+    """Limits of the kernel's, by their names: for good, and none above what holds already."""
+    for name, value in values.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(kind)[1]
+        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bounded, bounded))
+
+
+def run(source, stdin, calls, task):
+    """Standard input is a file without a name. Then the calls, if there are any, are answered on that socket. Does not
+    return."""
+    code = 1
+    try:
+        _give_stdin(stdin)
+        module = types.ModuleType("__main__")
+        sys.modules["__main__"], sys.argv = module, ["program.py"]
+        exec(compile(source, "program.py", "exec"), module.__dict__)
+        if calls:
+            task.sendall(json.dumps([_called(module, *each) for each in calls]).encode())
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException as error:
+        traceback.print_exception(type(error), error, error.__traceback__.tb_next)  # without this file's own line
+    for end in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):
+        try:
+            end()
+        except BaseException:
+            code = code or 1
+    os._exit(code & 0xFF)
+
+
+def _give_stdin(text):
+    """A file without a name, as programs also read descriptor 0 itself."""
+    try:
+        number = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+    except OSError:  # a server's file system that has no such files
+        number = os.memfd_create("stdin")
+    with open(number, "wb", closefd=False) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+    os.lseek(number, 0, os.SEEK_SET)
+    os.dup2(number, 0)
+    os.close(number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _called(module, name, arguments):
+    """What a function of the program gives, as ["value", encoded], or ["error", text]."""
+    try:
+        return ["value", _encoded(getattr(module, name)(*(_decoded(argument) for argument in arguments)))]
+    except Exception as error:
+        return ["error", f"{type(error).__name__}: {error}"[:500]]
+
+
+def _encoded(value, depth=0):
+    """JSON that tells types apart (values.py reads it). Errors: TypeError for what is no plain value."""
+    kind = type(value)
+    if depth > 50:
+        raise TypeError("nested too deeply")
+    if kind in (str, bool, type(None)):
+        return value
+    if kind in (int, float):
+        return {kind.__name__: repr(value)}
+    if kind in (list, tuple, set, frozenset):
+        return {kind.__name__: [_encoded(each, depth + 1) for each in value]}
+    if kind is dict:
+        return {"dict": [[_encoded(k, depth + 1), _encoded(v, depth + 1)] for k, v in value.items()]}
+    raise TypeError(f"{kind.__name__} is no plain value")
+
+
+def _decoded(value):
+    if not isinstance(value, dict):
+        return value
+    [(kind, inner)] = value.items()
+    if kind in ("int", "float"):
+        return {"int": int, "float": float}[kind](inner)
+    if kind == "dict":
+        return {_decoded(k): _decoded(v) for k, v in inner}
+    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(_decoded, inner))

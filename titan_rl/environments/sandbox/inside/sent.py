@@ -1,0 +1,123 @@
+"""What a server runs that takes whole scripts (remote.py): a program in a fork of it, watched, and a report on it.
+
+``main_module`` is made of its text before this one is run. The report is one line of standard output, which the program
+does not have: its own goes into a pipe that is read here, up to its limit. A program may do with this process what the
+server's walls let it, and change nothing by it but what is said of itself: no expected value is here.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import time
+
+import main_module
+
+_LOOK_SECONDS = 0.02
+_WEIGH_SECONDS = 0.1
+_PIECE = 1 << 16
+_NOT_BEGUN = 126
+_BEGUN = b"begun\n"
+
+
+def main(text):
+    """``text``: JSON of a nonce, the limits, and what the program is given."""
+    given = json.loads(text)
+    (task, theirs), (stdout, out), (stderr, err) = socket.socketpair(), os.pipe(), os.pipe()
+    start, pid = time.monotonic(), os.fork()
+    if not pid:
+        _become_program(given, theirs, out, err)
+    for number in (theirs.detach(), out, err):
+        os.close(number)
+    received = {task.fileno(): b"", stdout: b"", stderr: b""}
+    why, largest, status, usage = _watch(pid, received, given["limits"])
+    report = {
+        "nonce": given["nonce"],
+        "why": why,
+        "exit": -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status),
+        "seconds": time.monotonic() - start,
+        "memory": max(largest, usage.ru_maxrss << 10),
+        "received": [base64.b64encode(each).decode() for each in received.values()],
+    }
+    print(json.dumps(report), flush=True)
+    os._exit(0)
+
+
+def _become_program(given, task, out, err):
+    """In the fork; does not return."""
+    try:
+        os.setsid()  # so that it is ended with those that it starts
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.closerange(3, task.fileno())
+        os.closerange(task.fileno() + 1, 256)
+        limits = given["limits"]
+        names = {"AS": limits["memory"] + (256 << 20), "CPU": int(limits["seconds"]) + 2, "FSIZE": limits["disk"]}
+        main_module.bound({**names, "CORE": 0})
+        task.sendall(_BEGUN)
+        main_module.run(given["source"], given["stdin"], given["calls"], task)
+    finally:
+        os._exit(_NOT_BEGUN)
+
+
+def _watch(pid, received, limits):
+    """Until it has ended: why it was killed, if it was, the largest memory that was seen, its status and usage."""
+    poll, start, why = select.poll(), time.monotonic(), ""
+    largest, next_look = 0, start + _WEIGH_SECONDS
+    for number in received:
+        os.set_blocking(number, False)
+        poll.register(number, select.POLLIN)
+    while True:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            _kill(pid)  # what it left, while its number is nobody else's yet
+            _read(poll, received, limits["output"], 0)
+            return (why, largest, *os.wait4(pid, 0)[1:])
+        if not _read(poll, received, limits["output"], _LOOK_SECONDS):
+            why = why or "output"
+        now = time.monotonic()
+        if now > start + limits["seconds"]:
+            why = why or "timeout"
+        if now > next_look:
+            largest, next_look = max(largest, _weight(pid)), now + _WEIGH_SECONDS
+            why = why or ("memory" if largest > limits["memory"] else "")
+        if why:
+            _kill(pid)
+
+
+def _weight(session):
+    """Bytes in memory of all that is in it: of what a server's own bound would end together with this script."""
+    total = 0
+    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError, LookupError):
+            with open(f"/proc/{name}/stat") as file:
+                state = file.read().rpartition(")")[2].split()
+            total += int(state[21]) * resource.getpagesize() if int(state[3]) == session else 0
+    return total
+
+
+def _kill(pid):
+    """And all that is in its session still. Who left that, the server ends."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _read(poll, received, most, seconds):
+    """What there is by now; False when there is more than it may say."""
+    for number, _ in poll.poll(1000 * seconds):
+        try:
+            while len(received[number]) <= most + len(_BEGUN):
+                part = os.read(number, _PIECE)
+                received[number] = (received[number] + part)[: most + len(_BEGUN) + 1]
+                if not part:
+                    poll.unregister(number)
+                    break
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            poll.unregister(number)
+    return max(map(len, received.values())) <= most + len(_BEGUN)

@@ -1,0 +1,31 @@
+"""reasoning-gym families that are built whole, entry by entry: each is alone in a dataset of a seed of its own."""
+
+from functools import lru_cache
+from typing import Any
+
+import reasoning_gym
+
+from titan_rl.data.seeds import named_seed
+
+_SEEDS = 2**31
+_KEPT = 4096
+"""Entries that are asked for again when their answers are scored; one takes up to a twentieth of a second to make."""
+
+
+class WholeFamily:
+    """Entries by index, without end, as other families' datasets have them."""
+
+    def __init__(self, name: str, seed: int, **options: Any):
+        self.name, self.seed, self.options = name, seed, options
+        self._scorer = self._dataset(0)
+        self._entry = lru_cache(maxsize=_KEPT)(lambda index: self._dataset(index)[0])
+
+    def _dataset(self, index: int):
+        seed = named_seed(self.name, self.seed, index) % _SEEDS
+        return reasoning_gym.create_dataset(self.name, seed=seed, size=1, **self.options)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._entry(index)
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return self._scorer.score_answer(answer=answer, entry=entry)

@@ -1,0 +1,44 @@
+"""A trainer rank's snapshots outlive it: another process on its host holds their memory, where a replacement reads it.
+
+Nothing is copied. What a rank was writing when it died is torn, and has no stamp; that is what the second slot is for.
+"""
+
+import dataclasses
+import os
+
+import torch
+
+from titan_rl.mesh.channel.plan import Read
+from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.mesh.channel.sources import SharedMemory, TornRead
+
+
+class SnapshotKeeper:
+    """Holds another process's region. ``handle``: where it is, also when that process is dead."""
+
+    def __init__(self, handle: RegionHandle):
+        fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDONLY)
+        self.handle = dataclasses.replace(handle, pid=os.getpid(), fd=fd)
+
+    def steps(self) -> list[int]:
+        """Steps whose state is complete, and is what its checksums say. The owner must take no more."""
+        source = SharedMemory(self.handle)
+        return sorted(
+            int(stamp) for slot, stamp in enumerate(source.header.stamps) if stamp >= 0 and source.is_whole(slot)
+        )
+
+    def close(self) -> None:
+        """The memory is freed with the last process that holds it."""
+        os.close(self.handle.fd)
+
+
+def fetch_step(handle: RegionHandle, step: int) -> torch.Tensor:
+    """A copy of a step (a slot, uint8), checked. Errors: TornRead."""
+    source = SharedMemory(handle)
+    stamps = [int(stamp) for stamp in source.header.stamps]
+    if step not in stamps:
+        raise TornRead(f"the snapshots of rank {handle.rank} are of steps {stamps}, not {step}")
+    into = torch.empty(handle.slot_bytes, dtype=torch.uint8)
+    for block, (start, stop) in enumerate(handle.blocks):
+        source.copy(stamps.index(step), Read(handle.rank, block, start, stop - start, start), into)
+    return into
