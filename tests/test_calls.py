@@ -46,7 +46,7 @@ class FakeProcess:
     """An actor process without Monarch: its one endpoint awaits ``work``; killed, it is dead at once."""
 
     def __init__(self, name: str, work, pid: int = 0):
-        self.name, self.pid, self.why = name, pid, "died"
+        self.name, self.pid, self.why, self.wakes = name, pid, "died", set()
         self.died = asyncio.get_running_loop().create_future()
         self.actor = SimpleNamespace(ask=SimpleNamespace(call_one=work))
 
@@ -57,6 +57,8 @@ class FakeProcess:
     def end(self) -> None:
         if not self.is_dead:
             self.died.set_result(time.monotonic())
+            for wake in list(self.wakes):
+                wake()
 
     def fail(self, error: BaseException) -> None:
         self.why = f"raised {error}"

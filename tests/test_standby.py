@@ -11,7 +11,7 @@ from titan_rl.mesh.supervision.standby import Standby, State
 
 class FakeProcess:
     def __init__(self, name: str, prepare):
-        self.name, self.pid, self.why, self.on_death = name, 0, "died", []
+        self.name, self.pid, self.why, self.on_death, self.wakes = name, 0, "died", [], set()
         self.died = asyncio.get_running_loop().create_future()
         self.actor = SimpleNamespace(prepare=SimpleNamespace(call_one=prepare))
 
@@ -23,6 +23,8 @@ class FakeProcess:
         self.died.set_result(0.0)
         for callback in self.on_death:
             callback(self)
+        for wake in list(self.wakes):
+            wake()
 
 
 class FakeProcesses:
