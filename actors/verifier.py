@@ -15,6 +15,7 @@ from titan_rl.environments.group import Judge, run_group
 from titan_rl.environments.reward_model import RewardModelScorer
 from titan_rl.environments.task import Task, parts_of
 from titan_rl.mesh.launch.imports import import_all
+from titan_rl.mesh.replica import actor_of
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
@@ -82,11 +83,11 @@ class Verifier(Actor):
         return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)
 
     @concurrent_endpoint
-    async def run_group(self, prompt: Prompt, sampling: Sampling, generator) -> Group:
-        """All samples of a prompt, scored, from one generator actor (they share its prefix cache)."""
-
+    async def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group:
+        """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
         fail_if_told()
         patience = 0.8 * self.config.verifier.episode_timeout  # the dispatcher's own deadline must come later
+        generator = actor_of(reference)
 
         async def ask(request: Request) -> list[Completion]:
             try:

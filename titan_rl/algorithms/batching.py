@@ -60,11 +60,11 @@ def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[fl
 
 
 def _advantage(value, rollout: Rollout) -> float | np.ndarray:
+    if isinstance(value, Real):
+        return float(value)
     count = rollout.num_model_tokens
     if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiub":
         return value
-    if isinstance(value, Real):
-        return float(value)
     what = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
     raise ValueError(f"each must be a number or an array of {count} (the tokens that the model wrote), not {what}")
 

@@ -13,7 +13,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.row_fields import Message
 from titan_rl.data.shapes import Asked, Written
-from titan_rl.data.types import Provenance, Sample
+from titan_rl.data.types import Provenance, Sample, is_model
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Example:
     @property
     def shared(self) -> int:
         """The tokens before the first answer, which a pair has in common."""
-        return int((self.samples[0].provenance == Provenance.MODEL).argmax()) if len(self.samples) > 1 else 0
+        return int(is_model(self.samples[0].provenance).argmax()) if len(self.samples) > 1 else 0
 
 
 def make_example(asked: Asked, tokenizer, *, as_chat: bool) -> Example:
@@ -68,7 +68,7 @@ def _message(role: str, content: str) -> Message:
 def _sample(asked: Asked, number: int, tokens: Tokens) -> Sample:
     """Its advantage is what the row says of it: of a pair the margin, which belongs to the chosen one."""
     tokens_T, provenance_T = tokens
-    learned_T = provenance_T == Provenance.MODEL
+    learned_T = is_model(provenance_T)
     if not learned_T.any() or learned_T[0]:
         raise ConfigError("there is no token before the answer, or none in it: give both a prompt and an answer")
     value = asked.value if number == 0 else 0.0
@@ -100,7 +100,7 @@ def mismatched(examples: list[Example]) -> list[Example]:
 
 
 def _with_answer(sample: Sample, other: Sample) -> Sample:
-    begin, start = (int((each.provenance == Provenance.MODEL).argmax()) for each in (sample, other))
+    begin, start = (int(is_model(each.provenance).argmax()) for each in (sample, other))
     tokens = np.concatenate([sample.tokens[:begin], other.tokens[start:]])
     provenance = np.concatenate([sample.provenance[:begin], other.provenance[start:]])
     return Sample(tokens, provenance, np.zeros(len(tokens), np.float32), 0.0, sample.prompt_id, sample.sample)

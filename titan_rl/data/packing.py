@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from titan_rl.data.prefix_tree import Tree, places, prefix_tree, ranges
-from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Provenance, Row, Sample, Segment, num_model_tokens
+from titan_rl.data.types import OUTCOME_COLUMNS, Batch, Row, Sample, Segment, is_model, num_model_tokens
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,17 @@ def dummy_row() -> Row:
     return Row(place, place, [Segment(0, 1)], place, place, value, value, value)
 
 
-def _advantage_S(sample: Sample, count: int) -> np.ndarray:
+def _checked_advantage(sample: Sample, count: int) -> float | np.ndarray:
     if isinstance(sample.advantage, np.ndarray):
         assert sample.advantage.shape == (count,), "an array of advantages has one for each token that the model wrote"
-        return sample.advantage
-    return np.full(count, sample.advantage)
+    return sample.advantage
+
+
+def _repeated(advantages: list[float | np.ndarray], counts: list[int]) -> np.ndarray:
+    """Of each sample's trained tokens."""
+    if not any(isinstance(advantage, np.ndarray) for advantage in advantages):
+        return np.repeat(advantages, counts)
+    return np.concatenate([np.broadcast_to(a, count) for a, count in zip(advantages, counts, strict=True)])
 
 
 class _RowBuilder:
@@ -114,7 +120,11 @@ class _RowBuilder:
         self.positions: list[np.ndarray] = []
         self.segments: list[Segment] = []
         self.trained: list[tuple[np.ndarray, ...]] = []
-        self.outcomes: list[tuple[np.ndarray, ...]] = []
+        """Of each sample, by token: source, target, log-probability."""
+        self.advantages: list[float | np.ndarray] = []
+        self.weights: list[float] = []
+        self.outcomes: list[tuple[float, float]] = []
+        """Of each sample that has one, and its weight."""
         self.owners: list[tuple[str, int, int]] = []
         self.size = 0
 
@@ -135,29 +145,21 @@ class _RowBuilder:
         starts = self._lay(unit)
         for sample, weight, last in zip(unit.samples, unit.weights, unit.tree.last, strict=True):
             place_T = places(ranges(unit.tree, starts, last))  # of each of the sample's tokens but its last
-            trained_S = np.flatnonzero(sample.provenance == Provenance.MODEL)
+            trained_S = np.flatnonzero(is_model(sample.provenance))
             assert not len(trained_S) or trained_S[0] > 0, "the model wrote a first token with nothing before it"
             self.owners.append((sample.prompt_id, sample.sample, len(trained_S)))
-            self.trained.append(
-                (
-                    place_T[trained_S - 1],
-                    sample.tokens[trained_S],
-                    sample.logprobs[trained_S],
-                    _advantage_S(sample, len(trained_S)),
-                    np.full(len(trained_S), weight),
-                )
-            )
+            self.trained.append((place_T[trained_S - 1], sample.tokens[trained_S], sample.logprobs[trained_S]))
+            self.advantages.append(_checked_advantage(sample, len(trained_S)))
+            self.weights.append(weight)
             if sample.outcome is not None:
-                share = 1 / (self.num_samples * max(len(trained_S), 1))
-                self.outcomes.append((np.full(len(trained_S), sample.outcome), np.full(len(trained_S), share)))
+                self.outcomes.append((sample.outcome, 1 / (self.num_samples * max(len(trained_S), 1))))
 
     def build(self) -> Row:
         if not self.size:
             return dummy_row()
-        source, target, logprob, advantage, weight = (
-            np.concatenate(column) for column in zip(*self.trained, strict=True)
-        )
-        outcomes = (np.concatenate(column).astype(np.float32) for column in zip(*self.outcomes, strict=True))
+        source, target, logprob = (np.concatenate(column) for column in zip(*self.trained, strict=True))
+        counts = [count for _, _, count in self.owners]
+        outcomes = (np.repeat(column, counts).astype(np.float32) for column in zip(*self.outcomes, strict=True))
         return Row(
             tokens_T=np.concatenate(self.tokens).astype(np.int64),
             positions_T=np.concatenate(self.positions).astype(np.int64),
@@ -165,8 +167,8 @@ class _RowBuilder:
             source_S=source.astype(np.int64),
             target_S=target.astype(np.int64),
             logprob_S=logprob.astype(np.float32),
-            advantage_S=advantage.astype(np.float32),
-            weight_S=weight.astype(np.float32),
+            advantage_S=_repeated(self.advantages, counts).astype(np.float32),
+            weight_S=np.repeat(self.weights, counts).astype(np.float32),
             owners=self.owners,
             found=dict(zip(OUTCOME_COLUMNS, outcomes, strict=False)),
         )

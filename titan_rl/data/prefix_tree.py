@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from titan_rl.data.types import Provenance, Sample
+from titan_rl.data.types import Sample, is_model
 
 _LEAST = 16
 """Tokens that are worth a node of their own, below the first: each node's queries gather all keys above it."""
@@ -69,7 +69,7 @@ def prefix_tree(samples: Sequence[Sample], *, share: bool = True) -> Tree:
 class _Building:
     def __init__(self, samples: Sequence[Sample]):
         self.samples = samples
-        self.heads = [int((sample.provenance == Provenance.MODEL).argmax()) for sample in samples]
+        self.heads = [int(is_model(sample.provenance).argmax()) for sample in samples]
         self.nodes: list[Node] = []
         self.last: dict[int, int] = {}
 
@@ -126,10 +126,11 @@ class _Building:
 
 def ranges(tree: Tree, starts: Sequence[int], number: int | None) -> tuple[tuple[int, int], ...]:
     """Where the tokens of a node and all above it are in a row: (start, length), in order. ``starts``: of the nodes."""
-    lengths = [(starts[each], tree.nodes[each].end - tree.nodes[each].begin) for each in tree.path(number)]
-    return tuple(each for each in lengths if each[1])
+    nodes = [(starts[each], tree.nodes[each]) for each in tree.path(number)]
+    return tuple((start, node.end - node.begin) for start, node in nodes if node.end > node.begin)
 
 
 def places(found: Sequence[tuple[int, int]]) -> np.ndarray:
     """Of ranges, each place: int64."""
-    return np.concatenate([np.zeros(0, np.int64), *(np.arange(start, start + length) for start, length in found)])
+    parts = [np.arange(start, start + length) for start, length in found]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -36,9 +36,14 @@ class Provenance(IntEnum):
 _MODEL = int(Provenance.MODEL)  # numpy compares with a member three times as slowly
 
 
+def is_model(provenance: np.ndarray) -> np.ndarray:
+    """Of each of these tokens, whether the model wrote it, here."""
+    return provenance == _MODEL
+
+
 def num_model_tokens(provenance: np.ndarray) -> int:
     """How many of these tokens the model wrote."""
-    return int(np.count_nonzero(provenance == _MODEL))
+    return int(np.count_nonzero(is_model(provenance)))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Dispatcher:
         seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
         verifier: ActorProcess = self.verifiers.procs[number]
         work = asyncio.ensure_future(
-            call(verifier, "run_group", prompt, sampling, replica.leader, seconds=seconds, what=what)
+            call(verifier, "run_group", prompt, sampling, replica.reference, seconds=seconds, what=what)
         )
         work.add_done_callback(retrieve_exception)
         await done_or_dead(work, replica.ranks)

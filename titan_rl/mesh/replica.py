@@ -1,7 +1,11 @@
 """One engine of the generator mesh: its ranks, and the work that it has."""
 
 import asyncio
+import pickle
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import cloudpickle
 
 from titan_rl.mesh.supervision.actor_process import ActorProcess
 
@@ -23,6 +27,11 @@ class Replica:
         """The actor to ask."""
         return self.ranks[0].actor
 
+    @cached_property
+    def reference(self) -> bytes:
+        """Of the actor to ask, for another actor (``actor_of``): pickled anew, it takes longer than a prompt."""
+        return cloudpickle.dumps(self.leader)
+
     @property
     def is_dead(self) -> bool:
         return any(rank.is_dead for rank in self.ranks)
@@ -39,3 +48,9 @@ class Replica:
     def kill(self) -> None:
         for rank in self.ranks:
             rank.kill()
+
+
+@lru_cache(maxsize=64)
+def actor_of(reference: bytes):
+    """Of a replica, the actor to ask."""
+    return pickle.loads(reference)

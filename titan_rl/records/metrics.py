@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from titan_rl.data.files import LineFile
-from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics
+from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics, is_model
 from titan_rl.environments.base import correct
 from titan_rl.records.trackers import Trackers
 
@@ -21,7 +21,7 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     """What the groups of a step look like, whatever was trained of them."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = _scored(rollouts)
-    lags = [version - int(r.versions[r.provenance == Provenance.MODEL].min()) for r in scored]
+    lags = [version - int(r.versions[is_model(r.provenance)].min()) for r in scored]
     return {
         **_with_range("reward", [r.reward for r in scored]),
         **({} if scored[0].task_reward is None else {"task_reward": float(np.mean([r.true_reward for r in scored]))}),

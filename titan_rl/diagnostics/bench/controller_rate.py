@@ -27,7 +27,7 @@ from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import sampling_metrics
 from titan_rl.records.rollouts import write_rollouts
-from titan_rl.train import drive
+from titan_rl.train import drive, relieve_collector
 
 _PROMPTS, _GROUP_SIZE = (16, 64, 256, 1024, 8192), 8
 _LEAST_SAMPLES = 16_384
@@ -52,6 +52,7 @@ async def _measure(overrides: dict[str, dict[str, Any]]) -> dict[int, tuple[floa
     try:
         verifier = ActorProcess("verifier 0", procs, procs.spawn("verifier", InstantVerifier), sidecar=None, host=None)
         rates = {}
+        relieve_collector()
         for count in _PROMPTS:
             rollout = {"prompts_per_step": count, "group_size": _GROUP_SIZE, "max_staleness": 0}
             config = load_config(None, overrides | {"rollout": overrides.get("rollout", {}) | rollout})

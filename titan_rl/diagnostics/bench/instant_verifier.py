@@ -9,6 +9,7 @@ import numpy as np
 from monarch.actor import Actor, concurrent_endpoint
 
 from titan_rl.data.types import Group, Prompt, Provenance, Rollout, Sampling, Turn
+from titan_rl.mesh.replica import actor_of
 
 _PROMPT, _ANSWER = 64, 32
 """Tokens."""
@@ -16,7 +17,8 @@ _PROMPT, _ANSWER = 64, 32
 
 class InstantVerifier(Actor):
     @concurrent_endpoint
-    async def run_group(self, prompt: Prompt, sampling: Sampling, generator) -> Group:
+    async def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group:
+        actor_of(reference)
         if not hasattr(self, "rollouts"):
             self.rollouts = [_rollout(sample) for sample in range(sampling.num_samples)]
         return Group(prompt.id, [replace(rollout, prompt_id=prompt.id) for rollout in self.rollouts])
