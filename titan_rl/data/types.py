@@ -3,10 +3,11 @@
 Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
 """
 
+import pickle
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,12 +89,26 @@ class Turn:
     """What it called."""
 
 
+class OnePiece:
+    """Of a dataclass: it travels as bytes that were pickled at once. Monarch's pickler and unpickler call Python for
+    each array of a message, which a group has dozens of."""
+
+    def __reduce__(self):
+        return _whole, (type(self), pickle.dumps(vars(self), pickle.HIGHEST_PROTOCOL))
+
+
+def _whole(kind: type, fields: bytes) -> Any:
+    made = object.__new__(kind)
+    vars(made).update(pickle.loads(fields))
+    return made
+
+
 class RequestRefused(ValueError):
     """A generator cannot take a request, such as one with tokens that its model does not have; it goes on."""
 
 
 @dataclass(frozen=True)
-class Completion:
+class Completion(OnePiece):
     """What a generator gives back for one request."""
 
     tokens: np.ndarray
@@ -161,7 +176,7 @@ class Rollout:
 
 
 @dataclass
-class Group:
+class Group(OnePiece):
     """The samples of one prompt."""
 
     prompt_id: str

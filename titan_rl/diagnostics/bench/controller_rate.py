@@ -6,8 +6,10 @@ their ends into the ledger.
 """
 
 import asyncio
+import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +40,14 @@ _BAR_RATE, _BAR_GROWTH = 5000.0, 1.25
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     rates = drive(_measure(overrides))
     rows = [
-        row(f"{count * _GROUP_SIZE} samples a step", rate, "samples/s", _BAR_RATE, at_most=False, seconds_by_part=parts)
+        row(
+            f"{count * _GROUP_SIZE} samples a step",
+            rate,
+            "samples/s",
+            _BAR_RATE,
+            at_most=False,
+            microseconds_by_part=parts,
+        )
         for count, (rate, parts) in rates.items()
     ]
     first, last = (rates[count][0] for count in (_PROMPTS[0], _PROMPTS[-1]))
@@ -64,7 +73,7 @@ async def _measure(overrides: dict[str, dict[str, Any]]) -> dict[int, tuple[floa
 
 
 async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple[float, dict[str, float]]:
-    """Samples a second, and seconds of a sample's parts, in millionths."""
+    """Samples a second, and microseconds of a sample's parts: medians of the steps behind the first."""
     config = checked.config
     ledger, stream = Ledger(folder / "ledger.db"), PromptStream(checked.task, config.run.seed)
     admission = Admission(config.rollout.prompts_per_step, 0)
@@ -74,10 +83,8 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
         failed=lambda *_: None,
     )
     size = config.rollout.prompts_per_step * _GROUP_SIZE
-    num_steps, parts = 1 + max(2, _LEAST_SAMPLES // size), dict.fromkeys(("collect", "write and pack", "settle"), 0.0)
-    for step in range(1, num_steps + 1):
-        if step == 2:
-            start = time.perf_counter()
+    parts: dict[str, list[float]] = {"collect": [], "write and pack": [], "settle": []}
+    for step in range(1, 2 + max(3, _LEAST_SAMPLES // size)):
         begun = time.perf_counter()
         admission.advance(step - 1)
         groups = (await queue.collect()).groups
@@ -88,13 +95,12 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
         packed = time.perf_counter()
         queue.settle(groups, [], step)
         sampling_metrics(groups, step - 1)
-        if step > 1:
-            ends = {"collect": collected - begun, "write and pack": packed - collected}
-            for part, seconds in (ends | {"settle": time.perf_counter() - packed}).items():
-                parts[part] += seconds
-    count = (num_steps - 1) * size
+        moments = (begun, collected, packed, time.perf_counter())
+        for of_part, (first, last) in zip(parts.values(), pairwise(moments), strict=True):
+            of_part.append((last - first) / size)
     queue.cancel()
-    return count / (time.perf_counter() - start), {part: 1e6 * seconds / count for part, seconds in parts.items()}
+    of_sample = {part: statistics.median(seconds[1:]) for part, seconds in parts.items()}
+    return 1 / sum(of_sample.values()), {part: 1e6 * seconds for part, seconds in of_sample.items()}
 
 
 def _dispatcher(config, verifier: ActorProcess) -> Dispatcher:
