@@ -14,7 +14,7 @@ from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.mesh import dispatch
 from titan_rl.mesh.dispatch import Dispatcher
-from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.replica import Replica, actor_of
 from titan_rl.mesh.router import NoneLeft, Router
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.suspects import Suspects
@@ -27,11 +27,12 @@ SAMPLING = Sampling(2, 4, 1.0, 64)
 class Process:
     """An actor process that only lives and dies."""
 
-    def __init__(self, name: str):
-        self.name, self.why, self.actor = name, "died", self
+    def __init__(self, name: str, mesh: "Mesh"):
+        self.name, self.why, self.mesh, self.wakes = name, "died", mesh, set()
         self.died = asyncio.get_running_loop().create_future()
-        self.mesh: Mesh | None = None
-        self.wakes = set()
+        self.actor = len(mesh.started)
+        """Its number: what other actors are told of it."""
+        mesh.started.append(self)
 
     @property
     def is_dead(self) -> bool:
@@ -65,6 +66,7 @@ class Mesh:
         self.strikes = list(strikes)
         """Why engines die whatever they do, one after the other."""
         self.said, self.events, self.reissued, self.answered = [], [], [], []
+        self.started: list[Process] = []
         self.deaths: Counter[str] = Counter()
         self.generators = SimpleNamespace(
             router=Router("generator", range(engines)),
@@ -75,15 +77,10 @@ class Mesh:
         )
         self.verifiers = SimpleNamespace(router=Router("verifier", range(verifiers)), procs={})
         for number in range(engines):
-            self.generators.replicas[number] = Replica(number, [self.process(f"generator {number}")])
+            self.generators.replicas[number] = Replica(number, [Process(f"generator {number}", self)])
         for number in range(verifiers):
-            self.verifiers.procs[number] = self.process(f"verifier {number}")
+            self.verifiers.procs[number] = Process(f"verifier {number}", self)
         self.dispatcher = Dispatcher(self.config, self.generators, self.verifiers, reissued=self.reissued.append)
-
-    def process(self, name: str) -> Process:
-        process = Process(name)
-        process.mesh = self
-        return process
 
     def on_death(self, process: Process) -> None:
         self.deaths[process.name.split()[0]] += 1
@@ -94,7 +91,7 @@ class Mesh:
         del members[number]
 
         def replace() -> None:
-            new = self.process(process.name)
+            new = Process(process.name, self)
             members[number] = Replica(number, [new]) if kind == "generator" else new
             owner.router.put_in(number)
 
@@ -105,8 +102,9 @@ class Mesh:
         replica.ranks[0].why = reason
         replica.kill()
 
-    async def call(self, verifier: Process, endpoint: str, prompt: Prompt, sampling, leader: Process, *, seconds, what):
+    async def call(self, verifier: Process, endpoint: str, prompt: Prompt, sampling, replica: bytes, *, seconds, what):
         """In the place of a verifier's ``run_group``."""
+        leader = self.started[actor_of(replica)]
         self.answered.append(prompt.id)
         await asyncio.sleep(0.001)
         if self.strikes and not leader.is_dead:

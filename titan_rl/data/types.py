@@ -3,13 +3,14 @@
 Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
 """
 
-import pickle
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+
+from titan_rl.data.one_piece import OnePiece
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
@@ -87,20 +88,6 @@ class Turn:
     stop_reason: str
     calls: tuple[ToolCall, ...] = ()
     """What it called."""
-
-
-class OnePiece:
-    """Of a dataclass: it travels as bytes that were pickled at once. Monarch's pickler and unpickler call Python for
-    each array of a message, which a group has dozens of."""
-
-    def __reduce__(self):
-        return _whole, (type(self), pickle.dumps(vars(self), pickle.HIGHEST_PROTOCOL))
-
-
-def _whole(kind: type, fields: bytes) -> Any:
-    made = object.__new__(kind)
-    vars(made).update(pickle.loads(fields))
-    return made
 
 
 class RequestRefused(ValueError):

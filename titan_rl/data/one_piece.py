@@ -1,0 +1,18 @@
+"""Messages that travel as one piece of bytes."""
+
+import pickle
+from typing import Any
+
+
+class OnePiece:
+    """Of a dataclass: it travels as bytes that were pickled at once. Monarch's pickler and unpickler call Python for
+    each array of a message, which a group has dozens of."""
+
+    def __reduce__(self):
+        return _whole, (type(self), pickle.dumps(vars(self), pickle.HIGHEST_PROTOCOL))
+
+
+def _whole(kind: type, fields: bytes) -> Any:
+    made = object.__new__(kind)
+    vars(made).update(pickle.loads(fields))
+    return made
