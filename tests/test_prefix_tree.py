@@ -8,6 +8,7 @@ from test_packing import MAX_NEW_TOKENS, packed, past, rows_of
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.prefix_tree import prefix_tree
 from titan_rl.data.types import Provenance, Sample
+from titan_rl.models import attention
 from titan_rl.models.attention import PackedAttention, plan_attention
 
 MODEL, TEMPLATE, TOOL, REPEATED = Provenance.MODEL, Provenance.TEMPLATE, Provenance.TOOL, Provenance.REPEATED
@@ -98,9 +99,11 @@ def test_samples_of_different_rollouts_share_nothing_that_the_model_wrote():
     assert tree.num_tokens == 44 and tree.last[0] == tree.last[1]
 
 
+@pytest.mark.parametrize("piece", [attention._PIECE, 6])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("seed", range(5))
-def test_attention_over_shared_parts_is_that_of_each_branch(seed, window):
+def test_attention_over_shared_parts_is_that_of_each_branch(monkeypatch, seed, window, piece):
+    monkeypatch.setattr(attention, "_PIECE", piece)
     group = random_group(seed)
     batch = pack(
         [group],
@@ -111,12 +114,12 @@ def test_attention_over_shared_parts_is_that_of_each_branch(seed, window):
     )
     torch.manual_seed(seed)
     table = torch.randn(3, int(max(sample.tokens.max() for sample in group)) + 1, 2, 4, dtype=torch.float64)
-    attention = PackedAttention(PackedAttention.Config(window=window))
+    attend = PackedAttention(PackedAttention.Config(window=window))
     of_target = {}
     for row in rows_of(batch):
         plan = plan_attention(row.segments, len(row.tokens_T), torch.device("cpu"))
         tokens_T = torch.from_numpy(row.tokens_T)
-        out_TNH = attention(*(each[tokens_T][None] for each in table), attention_masks=plan)[0]
+        out_TNH = attend(*(each[tokens_T][None] for each in table), attention_masks=plan)[0]
         of_target |= dict(zip(row.target_S.tolist(), out_TNH[torch.from_numpy(row.source_S)], strict=True))
     for sample in group:
         tokens_T = torch.from_numpy(sample.tokens.astype(np.int64))

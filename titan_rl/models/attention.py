@@ -11,6 +11,7 @@ N heads, H head size.
 
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -72,9 +73,27 @@ class AttentionPlan:
         return self._masks[window, sink]
 
 
-def _block_key(segment: Segment) -> tuple[bool, int]:
+_PIECE, _SHORT = 128, 32
+"""Queries: the most that go together on a CPU, and the least that are worth a block of their own."""
+
+
+def _pieces(segment: Segment) -> list[Segment]:
+    """Of a long one: each has those before it as prefix. A CPU computes all scores of a block, those that are hidden by
+    the mask included, which in a segment by itself are half of them."""
+    count = -(-segment.length // _PIECE)
+    begins = [segment.length * piece // count for piece in range(count + 1)]
+    return [
+        Segment(
+            segment.start + begin, end - begin, (*segment.prefix, (segment.start, begin)) if begin else segment.prefix
+        )
+        for begin, end in pairwise(begins)
+    ]
+
+
+def _block_key(segment: Segment) -> tuple[bool, int, int]:
     # lengths are rounded up to a power of two, so that a long segment does not pad the short ones
-    return segment.prefix_length > 0, (segment.prefix_length + segment.length - 1).bit_length()
+    num_keys = segment.prefix_length + segment.length
+    return segment.prefix_length > 0, (max(segment.length, _SHORT) - 1).bit_length(), (num_keys - 1).bit_length()
 
 
 def _build_block(segments: list[Segment]) -> Block:
@@ -91,9 +110,10 @@ def _build_block(segments: list[Segment]) -> Block:
 
 def plan_attention(segments: list[Segment], num_tokens: int, device: torch.device) -> AttentionPlan:
     """The plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap."""
-    by_shape: dict[tuple[bool, int], list[Segment]] = defaultdict(list)
+    by_shape: dict[tuple[bool, int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
-        by_shape[_block_key(segment)].append(segment)
+        for piece in _pieces(segment) if device.type == "cpu" else [segment]:
+            by_shape[_block_key(piece)].append(piece)
     blocks, output_T, offset = [], torch.full((num_tokens,), -1), 0
     for key in sorted(by_shape):
         block = _build_block(by_shape[key])

@@ -1,6 +1,6 @@
 """SmolLM2-135M in bf16 on gcd beside TRL, in turns: seconds a step, and the memory of all processes of each.
 
-    titan-rl bench beside-trl --model.path models/smollm2 [--rollout.max_new_tokens 512 --training.steps 4]
+    titan-rl bench beside-trl --model.path models/smollm2 [--rollout.max_new_tokens 512 --training.steps 3]
 
 TRL is installed into an environment of its own, on top of this one's packages. It gets the prompts of our own run, as
 many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32), and the allocator's settings
@@ -40,9 +40,23 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-_PAIRS, _NUM_WARMING = 2, 2
-_BAR_TIME, _BAR_MEMORY, _BAR_RATE = 0.35, 1.5, 0.6
+_BAR_MEMORY, _BAR_RATE = 1.5, 0.6
 _SECONDS = 7200.0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is run, and what TRL's time is to be multiplied by at most."""
+
+    pairs: int
+    num_warming: int
+    trl_rows: int
+    bar: float
+
+
+_SHORT = _Plan(2, 2, 16, 0.35)
+_LONG = _Plan(1, 1, 8, 0.5)
+"""Of answers of more than 64 tokens, whose steps take minutes."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +70,21 @@ class _Ran:
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     python, rate = _environment(), _matrix_rate()
+    plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
     ours, theirs, shares, prompts = [], [], [], []
-    for _ in range(_PAIRS):
+    for _ in range(plan.pairs):
         with memory_watch() as held, trained("smollm2.toml", OVERRIDES, overrides) as root:
             config = json.loads((root / "config.json").read_text())
-            records = [record for record in read_metrics(root) if "reward" in record][_NUM_WARMING:]
+            records = [record for record in read_metrics(root) if "reward" in record][plan.num_warming :]
             groups = [read_rollouts(root / "rollouts", record["step"]) for record in records]
             prompts = _prompts([group for step in groups for group in step], config["model"]["path"])
         operations = statistics.mean(_operations(step, config["model"]["path"]) for step in groups)
         step, training = (_median(records, name) for name in ("seconds_step", "seconds_forward_backward"))
         ours.append(_Ran(step, held, statistics.mean(record["response_length"] for record in records)))
         shares.append(operations / training / rate)
-        theirs.append(_run_trl(python, config, prompts))
+        theirs.append(_run_trl(python, config, prompts, plan))
     rows = [
-        _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, _BAR_TIME),
+        _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
         _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
         row("training's share of the matrix rate", statistics.median(shares), "ratio", _BAR_RATE, at_most=False),
         row("matrix rate in bf16", rate / 1e9, "GFLOP/s"),
@@ -137,12 +152,16 @@ def _environment() -> Path:
     return python
 
 
-def _run_trl(python: Path, config: dict[str, Any], prompts: list[str]) -> _Ran:
+def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Plan) -> _Ran:
     """Errors: RuntimeError with the end of what it printed."""
     rollout = config["rollout"]
     asked = {name: rollout[name] for name in ("prompts_per_step", "group_size", "max_new_tokens")}
-    asked |= {"model": config["model"]["path"], "prompts": prompts, "steps": config["training"]["steps"]}
-    asked["rows"] = 16 if rollout["max_new_tokens"] <= 64 else 8
+    asked |= {
+        "model": config["model"]["path"],
+        "prompts": prompts,
+        "steps": config["training"]["steps"],
+        "rows": plan.trl_rows,
+    }
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         file = Path(folder) / "asked.json"
         file.write_text(json.dumps(asked | {"folder": folder}))
@@ -150,11 +169,11 @@ def _run_trl(python: Path, config: dict[str, Any], prompts: list[str]) -> _Ran:
         more = _ALLOCATOR | {"OMP_NUM_THREADS": str(available_cores()), "HF_HUB_OFFLINE": "1"}
         with memory_watch() as held:
             done = subprocess.run(
-                [python, program, file], env=os.environ | more, capture_output=True, text=True, timeout=_SECONDS
+                [python, "-P", program, file], env=os.environ | more, capture_output=True, text=True, timeout=_SECONDS
             )
     if done.returncode:
         raise RuntimeError(f"TRL ended with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     said = [line.split() for line in done.stdout.splitlines()]
     seconds = [float(words[1]) for words in said if words[:1] == ["seconds"]]
     [length] = [float(words[1]) for words in said if words[:1] == ["length"]]
-    return _Ran(statistics.median(seconds[_NUM_WARMING:]), held, length)
+    return _Ran(statistics.median(seconds[plan.num_warming :]), held, length)
