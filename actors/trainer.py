@@ -16,7 +16,8 @@ from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
-from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.snapshot import Snapshots, load_snapshot
+from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
 
 
@@ -29,6 +30,7 @@ class Trainer(Actor):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.model_path, self.kept = model_path, kept
         self.snapshots: Snapshots | None = None
+        """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
 
     @endpoint
@@ -48,6 +50,8 @@ class Trainer(Actor):
         self.config, self.rank = config, rank
         self._withdraw()
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
+        # before anybody has a view of what is trained, which may move
+        self.opening = make_snapshots(rank, self.learner) if config.recovery.snapshot_every else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 
@@ -59,15 +63,22 @@ class Trainer(Actor):
     @endpoint
     def open_snapshots(self) -> RegionHandle:
         """From now on snapshots are taken here; where another process can read them."""
-        self.snapshots = Snapshots(self.rank, self.learner)
-        self.learner.before_update = self._wait_for_copies
+        self.snapshots = self.opening
+        self.learner.before_update = self._before_update
         return self.snapshots.region.handle(over_rdma=False)
 
-    def _wait_for_copies(self) -> None:
+    def _before_update(self) -> None:
         """Parameters may change only when nobody copies them any more."""
-        for copier in (self.snapshots, self.writer):
-            if copier is not None:
-                copier.wait_until_copied()
+        if self.writer is not None:
+            self.writer.wait_until_copied()
+        if self.snapshots is not None:
+            self.snapshots.before_update()
+
+    def _begin_step(self) -> None:
+        """All ranks have ended the one before, since all are called together."""
+        fail_if_told()
+        if self.snapshots is not None:
+            self.snapshots.settle()
 
     @endpoint
     def take_snapshot(self, step: int) -> None:
@@ -86,7 +97,7 @@ class Trainer(Actor):
 
         slot = fetch_step(kept, step) if kept is not None else self.snapshots.slot_of(step)
         with peers_are_told():
-            Snapshots(self.rank, self.learner).load(slot)
+            load_snapshot(self.learner, slot)
 
     @endpoint
     def place(self) -> Place:
@@ -102,7 +113,7 @@ class Trainer(Actor):
         """This rank's side of the weight channel."""
         self._withdraw()
         self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device)
-        self.learner.before_update = self._wait_for_copies
+        self.learner.before_update = self._before_update
         return self.writer.region.handle(over_rdma)
 
     @endpoint
@@ -131,7 +142,7 @@ class Trainer(Actor):
         from titan_rl.trainer.process_group import peers_are_told
 
         with peers_are_told():
-            fail_if_told()
+            self._begin_step()
             start = seconds_wanted()
             answers = self.learner.train_step(self._pull(batches), has_signal, self._pull_found(found))
             seconds = seconds_wanted() - start
@@ -146,7 +157,7 @@ class Trainer(Actor):
         from titan_rl.trainer.process_group import peers_are_told
 
         with peers_are_told():
-            fail_if_told()
+            self._begin_step()
             [rows] = self._pull(batches)
             self.gradients = self.learner.gradients(rows, self._pull_found(found))
             return self.gradients if isinstance(self.gradients, BadNumbers) else self.gradients.metrics

@@ -15,7 +15,8 @@ from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import StepMetrics
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
-from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.snapshot import load_snapshot
+from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
@@ -164,14 +165,14 @@ def test_an_infinite_reward_is_blamed_on_its_sample_alone(model):
 def test_a_snapshot_brings_both_back(model, warmup_steps):
     learner = learner_of(model, critic={"warmup_steps": warmup_steps, "lr_scheduler": {"decay_ratio": 1.0}})
     step(learner, 0), step(learner, 1)
-    snapshots = Snapshots(0, learner)
-    learner.before_update = snapshots.wait_until_copied
+    snapshots = make_snapshots(0, learner)
+    learner.before_update = snapshots.before_update
     snapshots.take(2)
     saved = weights(learner)
     wanted = [numbers(step(learner, seed)[0]) for seed in (7, 8)]
     other = learner_of(model, critic={"warmup_steps": warmup_steps, "lr_scheduler": {"decay_ratio": 1.0}})
     step(other, 5)
-    Snapshots(0, other).load(snapshots.slot_of(2))
+    load_snapshot(other, snapshots.slot_of(2))
     assert same(saved, weights(other))
     assert [numbers(step(other, seed)[0]) for seed in (7, 8)] == wanted
     assert same(weights(learner), weights(other))

@@ -93,10 +93,10 @@ def spoil(role, *, yes: bool) -> None:
 
 def run_steps(side, case: Case, pull) -> list:
     """Of each step, what came of its updates; a checkpoint and a snapshot of all but the last are on the way."""
-    from titan_rl.trainer.snapshot import Snapshots
+    from titan_rl.trainer.snapshot_kinds import make_snapshots
 
-    snapshots = Snapshots(dist.get_rank(), side)
-    side.before_update = snapshots.wait_until_copied
+    snapshots = make_snapshots(dist.get_rank(), side)
+    side.before_update = snapshots.before_update
     told = []
     for step in range(NUM_STEPS):
         role = getattr(side, "role", None) or side.learned_here
@@ -122,6 +122,7 @@ def state_of(side) -> dict[str, torch.Tensor]:
 
 def study(case: Case, models: Path, out: Path, rank: int, world_size: int) -> dict:
     from titan_rl.trainer.joining import join_side
+    from titan_rl.trainer.snapshot import load_snapshot
     from titan_rl.trainer.state import BackgroundSave
     from titan_rl.trainer.titan_config import build_titan
 
@@ -138,7 +139,7 @@ def study(case: Case, models: Path, out: Path, rank: int, world_size: int) -> di
 
     told, snapshots = run_steps(side, case, pull)
     after = state_of(side)
-    snapshots.load(snapshots.slot_of(NUM_STEPS - 2))
+    load_snapshot(side, snapshots.slot_of(NUM_STEPS - 2))
     again = [_plain(answer) for answer in side.train_step(pull(NUM_STEPS - 1), [True, True])]
     from_snapshot = state_of(side)
     saver = BackgroundSave(side)

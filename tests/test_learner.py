@@ -23,7 +23,8 @@ from titan_rl.models import decoder
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import agreement_sums, loss_and_sums
-from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.snapshot import load_snapshot
+from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
@@ -331,10 +332,10 @@ def test_what_is_loaded_goes_on_under_the_settings_of_now_from_the_first_update_
         saver.wait()
         other.load_checkpoint(tmp_path / "checkpoint")
     else:
-        snapshots = Snapshots(0, learner)
+        snapshots = make_snapshots(0, learner)
         snapshots.take(1)
         assert snapshots.steps() == [1]
-        Snapshots(0, other).load(snapshots.slot_of(1))
+        load_snapshot(other, snapshots.slot_of(1))
     [group] = other.optimizer.optimizers[0].param_groups
     assert group["weight_decay"] == 0.5
     usual = train(learner, 1).learning_rate

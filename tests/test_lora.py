@@ -21,7 +21,8 @@ from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.plain_state import StateError, read_metadata
-from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.snapshot import load_snapshot
+from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
@@ -160,15 +161,15 @@ def test_generators_get_merged_weights(base, dtype):
 def test_a_state_comes_back_bit_for_bit_from_snapshot_and_checkpoint(base, tmp_path):
     learner = learner_of(base)
     train(learner, 0, 1)
-    snapshots, saver = Snapshots(0, learner), BackgroundSave(learner)
+    snapshots, saver = make_snapshots(0, learner), BackgroundSave(learner)
     snapshots.take(2)
     saver.begin(tmp_path / "checkpoint")
     saver.wait()
-    snapshots.wait_until_copied()
+    snapshots.before_update()
     assert snapshots.steps() == [2]
     going_on = train(learner, 2, 3)
     from_snapshot, from_checkpoint = learner_of(base), learner_of(base)
-    Snapshots(0, from_snapshot).load(snapshots.slot_of(2))
+    load_snapshot(from_snapshot, snapshots.slot_of(2))
     from_checkpoint.load_checkpoint(tmp_path / "checkpoint")
     assert train(from_snapshot, 2, 3) == train(from_checkpoint, 2, 3) == going_on
     for other in (from_snapshot, from_checkpoint):

@@ -15,7 +15,10 @@ from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper, fetch_step
 from titan_rl.mesh.channel.sources import TornRead
 from titan_rl.models.tiny import make_tiny
 from titan_rl.trainer.learner import Learner
-from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.snapshot import Snapshots, load_snapshot
+from titan_rl.trainer.snapshot_copies import CopiedSnapshots
+from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
+from titan_rl.trainer.state import BackgroundSave
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -28,18 +31,23 @@ def make_learner(tmp_path):
     return lambda: Learner(config, build_titan(config), tmp_path)
 
 
+@pytest.fixture(params=[CopiedSnapshots, SnapshotsInPlace])
+def kind(request):
+    return request.param
+
+
 def keeper_of(snapshots: Snapshots) -> SnapshotKeeper:
     return SnapshotKeeper(snapshots.region.handle(over_rdma=False))
 
 
 @pytest.mark.parametrize("was_kept", [False, True])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, was_kept, steps_before):
+def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, kind, was_kept, steps_before):
     learner = make_learner()
     for seed in range(steps_before):
         train(learner, seed)
-    snapshots = Snapshots(0, learner)
-    learner.before_update = snapshots.wait_until_copied
+    snapshots = kind(0, learner)
+    learner.before_update = snapshots.before_update
     keeper = keeper_of(snapshots)
     torch.manual_seed(5)
     snapshots.take(steps_before)
@@ -53,7 +61,7 @@ def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, was_kept, st
     slot = snapshots.slot_of(steps_before)
     if was_kept:
         slot = fetch_step(keeper.handle, steps_before)
-    Snapshots(0, other).load(slot)
+    load_snapshot(other, slot)
     loaded = weights(other)
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     got = [train(other, seed) for seed in (7, 8)]
@@ -66,10 +74,10 @@ def test_the_steps_after_a_snapshot_come_out_the_same(make_learner, was_kept, st
     keeper.close()
 
 
-def test_two_steps_are_kept_and_the_oldest_goes(make_learner):
+def test_two_steps_are_kept_and_the_oldest_goes(make_learner, kind):
     learner = make_learner()
-    snapshots = Snapshots(0, learner)
-    learner.before_update = snapshots.wait_until_copied
+    snapshots = kind(0, learner)
+    learner.before_update = snapshots.before_update
     keeper = keeper_of(snapshots)
     for step in range(1, 5):
         learner.train(batch_of(step).rows[0], True)
@@ -79,21 +87,68 @@ def test_two_steps_are_kept_and_the_oldest_goes(make_learner):
 
 
 @pytest.mark.parametrize("is_stamped", [False, True])
-def test_a_half_written_step_is_no_step(make_learner, is_stamped):
+def test_a_half_written_step_is_no_step(make_learner, kind, is_stamped):
     """Neither without its stamp nor with one that came too early."""
-    snapshots = Snapshots(0, make_learner())
+    snapshots = kind(0, make_learner())
     for step in (1, 2):
+        snapshots.before_update()
         snapshots.take(step)
-        snapshots.steps()
+        assert step in snapshots.steps()
     if is_stamped:
         snapshots.slot_of(2)[-1] += 1
     else:
-        snapshots.region.header.stamps[1] = WRITING
+        stamps = snapshots.region.header.stamps
+        stamps[stamps == 2] = WRITING
     keeper = keeper_of(snapshots)
     assert keeper.steps() == [1]
     with pytest.raises(TornRead, match="fails its checksum" if is_stamped else "not 2"):
         fetch_step(keeper.handle, 2)
     keeper.close()
+
+
+def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner):
+    """Through the update that follows, and until its own copy is there."""
+    learner = make_learner()
+    snapshots = SnapshotsInPlace(0, learner)
+    keeper, held = keeper_of(snapshots), [one.memory for one in snapshots.layout.held]
+    snapshots.take(0)
+    for step in (1, 2):
+        before = [values.clone() for values in held]
+        snapshots.before_update()
+        assert keeper.steps() == [step - 1], "in the middle of the update"
+        learner.train(batch_of(step).rows[0], True)
+        assert keeper.steps() == [step - 1]
+        kept = fetch_step(keeper.handle, step - 1)
+        assert all(
+            torch.equal(place, values) for (_, place), values in zip(snapshots.layout.places(kept), before, strict=True)
+        )
+        assert not all(map(torch.equal, held, before))
+        snapshots.take(step)
+        assert snapshots.steps() == keeper.steps() == [step - 1, step], "others may still be at the step before"
+        snapshots.settle()
+        assert snapshots.steps() == keeper.steps() == [step]
+    keeper.close()
+
+
+def test_in_place_the_state_lies_in_the_memory_that_is_kept(make_learner, tmp_path):
+    """No byte of it is anywhere else, also after a checkpoint was loaded; old views say that they are old."""
+    learner = make_learner()
+    stale = [shard.tensor for shard in learner.shards()]
+    wanted = weights(learner)
+    snapshots = SnapshotsInPlace(0, learner)
+    assert all(torch.isnan(values).all() for values in stale)
+    assert all(torch.equal(values, wanted[name]) for name, values in weights(learner).items())
+    saver = BackgroundSave(learner)
+    saver.begin(tmp_path / "checkpoint")
+    saver.wait()
+    train(learner, 1)
+    learner.load_checkpoint(tmp_path / "checkpoint")
+    snapshots.take(0)
+    slot = snapshots.region.slots[0]
+    begin, end = slot.data_ptr(), slot.data_ptr() + slot.nbytes
+    [optimizer] = learner.optimizers()
+    moments = [state[name].to_local() for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert all(begin <= values.data_ptr() < end for values in [*moments, *(s.tensor for s in learner.shards())])
 
 
 A_RANK = """
@@ -123,11 +178,11 @@ def test_what_is_kept_outlives_the_rank_and_is_the_rank_s_own_memory():
     keeper.close()
 
 
-def test_going_back_makes_later_steps_undone(make_learner):
+def test_going_back_makes_later_steps_undone(make_learner, kind):
     """A step that is taken again is another one, though its number is the same."""
     learner = make_learner()
-    snapshots = Snapshots(0, learner)
-    learner.before_update = snapshots.wait_until_copied
+    snapshots = kind(0, learner)
+    learner.before_update = snapshots.before_update
     keeper = keeper_of(snapshots)
     for step in (4, 8):
         train(learner, step)

@@ -80,6 +80,7 @@ class Learner(Side):
         self.policy = sharded(model_path, lora=config.lora, head=self.algorithm.head)
         if config.lora.rank:
             self.policy.adapt(config.lora, config.run.seed)
+            self.has_views = True
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm.implementation = self.policy.implementation
         self.roles: dict[str, FrozenRole] = roles_with_trainer(

@@ -25,6 +25,8 @@ class Side(ABC):
     """Models here that take other weights when they are told to, by name."""
     before_update: Callable[[], None]
     """Called before parameters change: somebody may still be copying them."""
+    has_views: bool = False
+    """Whether it keeps views of what it trains, as adapters do, which so must stay where it is."""
 
     # the steps of a run
 

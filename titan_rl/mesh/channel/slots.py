@@ -30,23 +30,40 @@ class SlotWriter:
 
     def begin(self, version: int, slot: int, before_stamp: Callable[[], None] = lambda: None) -> None:
         """Fill a slot with what the sources hold now; they must not change until ``wait_until_copied`` returns."""
-        self.wait()
-        self._copied.clear()
-        self.region.header.stamps[slot] = WRITING
-        arguments = (version, slot, before_stamp)
-        self._work = threading.Thread(target=self._fill, args=arguments, name=f"version {version}", daemon=True)
-        self._work.start()
 
-    @torch.no_grad()
-    def _fill(self, version: int, slot: int, before_stamp: Callable[[], None]) -> None:
-        header = self.region.header
-        try:
-            give_way(self.nice)
+        def fill() -> None:
             _copy(self.copies[slot])
             self._copied.set()
             before_stamp()
             for block, (start, stop) in enumerate(self.region.blocks):
-                header.checksums[slot, block] = checksum(self.region.slots[slot][start:stop])
+                self.region.header.checksums[slot, block] = checksum(self.region.slots[slot][start:stop])
+
+        self._begin(version, slot, fill)
+
+    def begin_again(self, source: int, slot: int) -> None:
+        """Fill a slot with the version that another one holds, which must not change meanwhile."""
+        self.wait()
+
+        def fill() -> None:
+            self.region.slots[slot].copy_(self.region.slots[source])
+            self.region.header.checksums[slot] = self.region.header.checksums[source]
+
+        self._begin(int(self.region.header.stamps[source]), slot, fill)
+
+    def _begin(self, version: int, slot: int, fill: Callable[[], None]) -> None:
+        self.wait()
+        self._copied.clear()
+        self.region.header.stamps[slot] = WRITING
+        arguments = (version, slot, fill)
+        self._work = threading.Thread(target=self._fill, args=arguments, name=f"version {version}", daemon=True)
+        self._work.start()
+
+    @torch.no_grad()
+    def _fill(self, version: int, slot: int, fill: Callable[[], None]) -> None:
+        header = self.region.header
+        try:
+            give_way(self.nice)
+            fill()
             header.stamps[slot] = version
         except BaseException:  # any error: readers must not wait for this version
             header.stamps[slot] = FAILED

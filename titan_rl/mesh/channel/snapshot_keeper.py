@@ -23,9 +23,8 @@ class SnapshotKeeper:
     def steps(self) -> list[int]:
         """Steps whose state is complete, and is what its checksums say. The owner must take no more."""
         source = SharedMemory(self.handle)
-        return sorted(
-            int(stamp) for slot, stamp in enumerate(source.header.stamps) if stamp >= 0 and source.is_whole(slot)
-        )
+        stamps = enumerate(source.header.stamps)
+        return sorted({int(stamp) for slot, stamp in stamps if stamp >= 0 and source.is_whole(slot)})
 
     def close(self) -> None:
         """The memory is freed with the last process that holds it."""
