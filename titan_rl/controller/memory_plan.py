@@ -108,7 +108,8 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: _Size) -> Need:
     trained = sum(model.trained for model in models) * copies
     needs = {"weights": weights, "gradients": trained * _GRADIENT, "moments": trained * _MOMENTS}
     if config.recovery.snapshot_every:
-        needs["snapshots"] = NUM_SLOTS * trained * (_WEIGHT + _MOMENTS)
+        copies = NUM_SLOTS if config.lora.rank else NUM_SLOTS - 1  # else the state itself lies in the other slot
+        needs["snapshots"] = copies * trained * (_WEIGHT + _MOMENTS)
     if not config.data.file:
         needs["weights to send"] = NUM_SLOTS * size.parameters * _bytes_of(config.generator.dtype)
     gathers = training.mixed_precision_param != "float32" or parallelism.data_parallel_shard_degree > 1

@@ -109,6 +109,7 @@ class ShardedModel:
         with self._spmd_context():
             if self.pipeline is None:
                 for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
+                    self._keep_gathered(index + 1 < len(rows))
                     loss(self.parts[0](c["tokens_T"][None], **keyword), index, c).backward()
             else:
                 self.pipeline.forward_backward(
@@ -117,6 +118,14 @@ class ShardedModel:
                     self._hidden_shape(rows[0]),
                     lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
                 )
+
+    def _keep_gathered(self, yes: bool) -> None:
+        """Whether the next backward leaves the weights that were gathered for it to the forward after it, where the
+        layout keeps them from a forward to its backward anyway."""
+        if self.titan.parallelism.fsdp_reshard_after_forward == "never":
+            for module in self.parts[0].modules():
+                if isinstance(module, FSDPModule):
+                    module.set_reshard_after_backward(not yes, recurse=False)
 
     @torch.no_grad()
     def measure(self, rows: list[Row], **asked) -> list[torch.Tensor | None]:

@@ -85,6 +85,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         theirs.append(_run_trl(python, config, prompts, plan))
     rows = [
         _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
+        _ratio("step over TRL's, by new token", ours, theirs, lambda ran: ran.step / ran.length, plan.bar),
         _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
         row("training's share of the matrix rate", statistics.median(shares), "ratio", _BAR_RATE, at_most=False),
         row("matrix rate in bf16", rate / 1e9, "GFLOP/s"),
