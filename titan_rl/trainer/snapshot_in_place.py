@@ -30,7 +30,7 @@ class SnapshotsInPlace(Snapshots):
         """Whatever is not there: at first all, later what a checkpoint brought."""
         for held, place in self.layout.places(self.region.slots[_STATE]):
             if held.memory.data_ptr() != place.data_ptr():
-                held.move(torch.from_numpy(place.numpy()))  # a storage of its own, since checkpoints copy whole ones
+                held.move(_by_itself(place))
 
     def take(self, step: int) -> None:
         self.writer.wait()
@@ -52,3 +52,8 @@ class SnapshotsInPlace(Snapshots):
         self.settle()
         self.writer.wait()
         self.region.header.stamps[_STATE] = WRITING
+
+
+def _by_itself(place: torch.Tensor) -> torch.Tensor:
+    """In a storage of its own over the same memory, since a checkpoint copies whole storages."""
+    return torch.from_numpy(place.reshape(-1).view(torch.uint8).numpy()).view(place.dtype).view(place.shape)
