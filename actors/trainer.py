@@ -16,6 +16,7 @@ from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
+from titan_rl.trainer.heap import Heap
 from titan_rl.trainer.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
@@ -32,6 +33,7 @@ class Trainer(Actor):
         self.snapshots: Snapshots | None = None
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
+        self.heap = Heap()
 
     @endpoint
     def prepare(self) -> None:
@@ -73,6 +75,12 @@ class Trainer(Actor):
             self.writer.wait_until_copied()
         if self.snapshots is not None:
             self.snapshots.before_update()
+
+    def _end_step(self, snapshot: int | None) -> None:
+        if snapshot is not None:
+            self.snapshots.take(snapshot)
+        if self.learner.device.type == "cpu":
+            self.heap.end_step()
 
     def _begin_step(self) -> None:
         """All ranks have ended the one before, since all are called together."""
@@ -146,8 +154,7 @@ class Trainer(Actor):
             start = seconds_wanted()
             answers = self.learner.train_step(self._pull(batches), has_signal, self._pull_found(found))
             seconds = seconds_wanted() - start
-            if snapshot is not None:
-                self.snapshots.take(snapshot)
+            self._end_step(snapshot)
             return answers, seconds
 
     @endpoint
@@ -174,8 +181,7 @@ class Trainer(Actor):
             answer = self.gradients
             if not isinstance(answer, BadNumbers):
                 answer = apply_gradients(self.learner, answer, has_signal)
-            if snapshot is not None:
-                self.snapshots.take(snapshot)
+            self._end_step(snapshot)
             return answer
 
     @endpoint

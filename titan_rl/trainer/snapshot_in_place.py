@@ -6,11 +6,10 @@ Between two updates nothing changes, so the state is its own snapshot; the copy 
 and until all ranks have the next step. That is one copy less than where the state lives elsewhere.
 """
 
-import ctypes
-
 import torch
 
 from titan_rl.mesh.channel.region import FAILED, WRITING
+from titan_rl.trainer.heap import give_back
 from titan_rl.trainer.snapshot import Snapshots
 
 _STATE, _COPY = 0, 1
@@ -23,7 +22,7 @@ class SnapshotsInPlace(Snapshots):
     def __init__(self, rank: int, learner):
         super().__init__(rank, learner)
         self._move_in()
-        ctypes.CDLL(None).malloc_trim(0)  # what was moved has left its memory to nobody
+        give_back()  # what was moved has left its memory to nobody
 
     @torch.no_grad()
     def _move_in(self) -> None:

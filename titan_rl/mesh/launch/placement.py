@@ -48,8 +48,13 @@ _KEEP_MEMORY = {
 }
 
 
+# rows of ever new lengths make oneDNN compile anew for each, and 1,024 compiled products would hold up to 2 GiB; a row
+# has some 100 of them, in all of its layers
+_FEW_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
+
+
 def trainer_environment(threads: Threads) -> dict[str, str]:
-    return _COMMON | _KEEP_MEMORY | {"OMP_NUM_THREADS": str(threads.trainer)}
+    return _COMMON | _KEEP_MEMORY | _FEW_PRODUCTS | {"OMP_NUM_THREADS": str(threads.trainer)}
 
 
 # an engine works off the main thread, whose arena alone can keep blocks of more than 64 MiB; that a trainer's backward
@@ -81,4 +86,4 @@ def fork_environment() -> dict[str, str]:
 
 def import_environment(kind: str) -> dict[str, str]:
     """More, for the server of one kind: what libraries that only it imports read then."""
-    return _ONE_ARENA | _VLLM_ON_CPU if kind == "generator" else {}
+    return {"trainer": _FEW_PRODUCTS, "generator": _ONE_ARENA | _VLLM_ON_CPU}.get(kind, {})
