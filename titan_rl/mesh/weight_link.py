@@ -131,13 +131,16 @@ class WeightLink:
         self.published = version
 
     async def deliver(
-        self, version: int, replicas: list[Replica], failed: Callable[[int, str], None]
+        self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """These replicas take the version; statistics of the version before, of those that did.
+        """The replicas that may get work take the version; statistics of the version before, of those that did.
 
-        ``failed`` is told of each one that lives and could not; the dead are known to their owner.
+        ``healthy`` names them, and is asked only when nobody else is brought up: who is meanwhile, is so to the version
+        before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and could
+        not; the dead are known to their owner.
         """
         async with self._lock:
+            replicas = healthy()
             done = await asyncio.gather(*(self._deliver_to(r, version) for r in replicas), return_exceptions=True)
             self.version = version
         for replica, result in zip(replicas, done, strict=True):

@@ -53,8 +53,9 @@ class WeightSync:
         trainers = self.trainer.trainers
         while True:
             deaths = {rank.died for rank in trainers.ranks}
-            replicas = self.generators.healthy
-            work = asyncio.ensure_future(self.link.deliver(version, replicas, self._update_failed))
+            work = asyncio.ensure_future(
+                self.link.deliver(version, lambda: self.generators.healthy, self._update_failed)
+            )
             work.add_done_callback(retrieve_exception)  # it explains nothing if a trainer rank died
             await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() and trainers.is_complete:
