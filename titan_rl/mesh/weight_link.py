@@ -136,8 +136,8 @@ class WeightLink:
         """The replicas that may get work take the version; statistics of the version before, of those that did.
 
         ``healthy`` names them, and is asked only when nobody else is brought up: who is meanwhile, is so to the version
-        before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and could
-        not; the dead are known to their owner.
+        before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and
+        could not; the dead are known to their owner.
         """
         async with self._lock:
             replicas = healthy()
