@@ -11,6 +11,7 @@ from titan_rl.mesh.snapshots import Found
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.trainer_mesh import ActorFault, TrainerMesh
+from titan_rl.mesh.turns import Apart
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.mesh.weight_sync import WeightSync
 
@@ -109,6 +110,7 @@ def make(dies_at: set[int], steps: list[int], is_protected: bool = True) -> tupl
         snapshots if is_protected else None,
         [snapshots, FakeLink(log)],
         [FakeStandby(log)],
+        turns=Apart(),
         catch_up=catch_up,
         say=lambda text: None,
         tell=lambda kind, **fields: events.append((kind, fields)),
@@ -232,7 +234,7 @@ def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
         mesh, _, _ = make(set(), steps=[5, 6])
         link = StuckLink(mesh.trainers)
         mesh.followers = [mesh.snapshots, link]
-        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeDispatcher(), Stragglers())
+        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeDispatcher(), Stragglers(), Apart())
         await mesh.begin_at(5)
         await weights.publish(5)
         delivery = asyncio.ensure_future(weights.deliver(5))

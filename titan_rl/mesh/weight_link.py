@@ -90,6 +90,10 @@ class WeightLink:
         calls = [(process, (setup,)) for process, setup in zip(replica.ranks, setups, strict=True)]
         await call_each(calls, "connect", seconds=self.seconds, what=f"connecting generator {replica.number}")
 
+    def undisturbed(self) -> asyncio.Lock:
+        """A context in which no replica connects or takes a version."""
+        return self._lock
+
     async def bring_up(self, replica: Replica) -> None:
         """Connect a replica that came later, and have it use the version that is live. Nothing before ``connect``."""
         if self.plan is None:
