@@ -16,7 +16,7 @@ from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
-from titan_rl.trainer.heap import Heap
+from titan_rl.trainer.heap import Heap, release
 from titan_rl.trainer.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
@@ -30,6 +30,9 @@ class Trainer(Actor):
     def __init__(self, model_path: str, kept: str = ""):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.model_path, self.kept = model_path, kept
+        self.config: Config | None = None
+        """None until it has tried to join."""
+        self.opening: Snapshots | None = None
         self.snapshots: Snapshots | None = None
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
@@ -49,13 +52,26 @@ class Trainer(Actor):
         """
         from titan_rl.trainer.joining import join_side
 
+        if self.config is not None:
+            self._let_go()
         self.config, self.rank = config, rank
-        self._withdraw()
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
         # before anybody has a view of what is trained, which may move
         self.opening = make_snapshots(rank, self.learner) if config.recovery.snapshot_every else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
+
+    def _let_go(self) -> None:
+        """Of the learner before and all views of it: the next one needs the memory. Its snapshots stay."""
+        from titan_rl.trainer.process_group import leave_group
+
+        self._withdraw()
+        leave_group()
+        for snapshots in (self.snapshots, self.opening):
+            if snapshots is not None:
+                snapshots.let_go()
+        self.learner = self.opening = self.saver = self.gradients = None
+        release()
 
     def _withdraw(self) -> None:
         if self.writer is not None:

@@ -6,8 +6,11 @@ than the one before, without an end (measured on an Intel Xeon with AMX).
 """
 
 import ctypes
+import gc
 import mmap
 from pathlib import Path
+
+import torch
 
 _MOST_GROWTH = 2**30
 """Bytes, from one time that all is given back to the next: at 100 MiB a step, that is done in one step of ten."""
@@ -27,6 +30,14 @@ class Heap:
         elif held > self._before + _MOST_GROWTH:
             give_back()
             self._before = None
+
+
+def release() -> None:
+    """What nobody refers to any more, models included: they are full of circles. On a GPU all that is free of it is
+    given back, since what comes next may be cut otherwise."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def give_back() -> None:

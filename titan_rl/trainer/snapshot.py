@@ -64,6 +64,12 @@ class Snapshots(ABC):
     def before_update(self) -> None:
         """What is trained is about to change; its last snapshot was taken in an earlier call of all ranks."""
 
+    def let_go(self) -> None:
+        """Of the learner: no more are taken, and those that were can still be loaded."""
+        self.writer.wait()
+        self.writer.copies = [[] for _ in range(NUM_SLOTS)]
+        self.learner = self.layout = None
+
     def steps(self) -> list[int]:
         """Steps whose state is complete here."""
         self.writer.wait()
