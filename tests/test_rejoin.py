@@ -1,4 +1,4 @@
-"""A rank that joins anew lets go of the learner before, so that no time sees two of them in memory; its snapshots stay."""
+"""A rank that joins anew lets go of the learner before: no time sees two of them in memory, and its snapshots stay."""
 
 import weakref
 from pathlib import Path
