@@ -133,10 +133,10 @@ class Trainer(Actor):
         return holdings(self.learner.shards(), Interner())
 
     @endpoint
-    def open_region(self, layout: SlotLayout, over_rdma: bool) -> RegionHandle:
-        """This rank's side of the weight channel."""
+    def open_region(self, layout: SlotLayout, over_rdma: bool, on_host: bool) -> RegionHandle:
+        """This rank's side of the weight channel. ``on_host``: as to ``WeightWriter``."""
         self._withdraw()
-        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device)
+        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device, on_host)
         self.learner.before_update = self._before_update
         return self.writer.region.handle(over_rdma)
 

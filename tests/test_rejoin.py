@@ -58,7 +58,7 @@ def open_channel(trainer: Trainer) -> None:
     for (unit, name), box in names.items():
         units[unit] += (Need(name, box, "bfloat16"),)
     plan = Plan([call(trainer, "holdings")], [units])
-    call(trainer, "open_region", plan.slot(0), False)
+    call(trainer, "open_region", plan.slot(0), False, False)
 
 
 def train_in_all_ways(trainer: Trainer, folder: Path) -> None:

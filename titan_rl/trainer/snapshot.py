@@ -15,6 +15,7 @@ import torch.distributed as dist
 from titan_rl.mesh.channel.plan import BLOCK_BYTES
 from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region
 from titan_rl.mesh.channel.slots import SlotWriter
+from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.trainer.local_memory import Held, held_by
 from titan_rl.trainer.optimizer import load_schedule
 from titan_rl.trainer.state import random_state, set_random_state
@@ -50,7 +51,7 @@ class Snapshots(ABC):
         nbytes = self.layout.nbytes
         blocks = [(start, min(start + BLOCK_BYTES, nbytes)) for start in range(0, nbytes, BLOCK_BYTES)]
         self.region = Region(rank, nbytes, blocks, _CPU)
-        self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], nice=_NICE)
+        self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], stream_for(learner.device), nice=_NICE)
 
     @abstractmethod
     def take(self, step: int) -> None:
