@@ -15,6 +15,7 @@ from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
+from titan_rl.mesh.supervision.collectives import check_peers
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 from titan_rl.trainer.heap import Heap, release
 from titan_rl.trainer.snapshot import Snapshots, load_snapshot
@@ -93,6 +94,7 @@ class Trainer(Actor):
             self.snapshots.before_update()
 
     def _end_step(self, snapshot: int | None) -> None:
+        check_peers()
         if snapshot is not None:
             self.snapshots.take(snapshot)
         if self.learner.device.type == "cpu":
