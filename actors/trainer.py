@@ -58,7 +58,8 @@ class Trainer(Actor):
         self.config, self.rank = config, rank
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
         # before anybody has a view of what is trained, which may move
-        self.opening = make_snapshots(rank, self.learner) if config.recovery.snapshot_every else None
+        keeps = bool(config.recovery.snapshot_every)
+        self.opening = make_snapshots(rank, self.learner, before=self.snapshots) if keeps else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 
@@ -83,6 +84,7 @@ class Trainer(Actor):
     def open_snapshots(self) -> RegionHandle:
         """From now on snapshots are taken here; where another process can read them."""
         self.snapshots = self.opening
+        self.snapshots.open()
         self.learner.before_update = self._before_update
         return self.snapshots.region.handle(over_rdma=False)
 

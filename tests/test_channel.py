@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from titan_rl.mesh.channel import pinned, slots
 from titan_rl.mesh.channel import region as region_module
-from titan_rl.mesh.channel import slots
 from titan_rl.mesh.channel.checksums import checksums, sums_for
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
 from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
@@ -268,6 +268,31 @@ def test_copies_run_in_a_stream_of_their_own_and_events_hold_the_order(monkeypat
     copied = ["[", "copy, non_blocking=True", "mark", "]"]
     assert log == ["follow beside", *copied, "small", "synchronize", "[", "2 sums", "]", "precede beside"]
     assert region.header.stamps[1] == 1
+
+
+def test_host_memory_that_a_gpu_fills_is_pinned_once_and_as_long_as_it_is_there(monkeypatch):
+    log = []
+    monkeypatch.setattr(pinned, "pin_memory", lambda at, size: log.append(("pin", at, size)))
+    monkeypatch.setattr(pinned, "unpin_memory", lambda at: log.append(("unpin", at)))
+    Region(0, 64, [(0, 64)], CPU)
+    Region(0, 64, [(0, 64)], CPU, filled_from=CPU)
+    assert not log
+    region = Region(0, 64, [(0, 64)], CPU, filled_from=torch.device("cuda:1"))
+    [(what, at, size)] = log
+    assert what == "pin" and at % mmap.PAGESIZE == 0
+    assert at < region.slots[0].data_ptr() and region.slots[1].data_ptr() + 64 == at + size
+    del region
+    assert log[1:] == [("unpin", at)]
+
+
+def test_host_memory_that_cannot_be_pinned_will_do(monkeypatch, capsys):
+    def refuses(at: int, size: int) -> None:
+        raise RuntimeError("Registering memory failed with cudaError: 2.")
+
+    monkeypatch.setattr(pinned, "pin_memory", refuses)
+    region = Region(0, 64, [(0, 64)], CPU, filled_from=torch.device("cuda:1"))
+    assert len(region.slots) == NUM_SLOTS
+    assert "could not be pinned, copies will be slower" in capsys.readouterr().out
 
 
 def test_a_cpu_has_no_streams():

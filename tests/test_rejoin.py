@@ -12,8 +12,10 @@ from titan_rl.actors.role import Role
 from titan_rl.actors.trainer import Trainer
 from titan_rl.config.load import load_config
 from titan_rl.mesh.channel.plan import Box, Need, Plan, split_name
+from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
 from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer import joining, lone_role, snapshot_kinds
+from titan_rl.trainer import joining, lone_role
+from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.snapshot_copies import CopiedSnapshots
 from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
 
@@ -77,7 +79,8 @@ def train_in_all_ways(trainer: Trainer, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", [CopiedSnapshots, SnapshotsInPlace])
 def test_the_learner_before_is_gone_when_the_next_is_built(model_path, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot_kinds, "SnapshotsInPlace", kind)
+    if kind is CopiedSnapshots:
+        monkeypatch.setattr(Learner, "has_views", True)
     at_the_build = AtTheBuild(monkeypatch, joining, "join_side")
     config, trainer = config_of(), Trainer(model_path)
     call(trainer, "join", config, 0, 1, str(tmp_path / "first"))
@@ -89,7 +92,7 @@ def test_the_learner_before_is_gone_when_the_next_is_built(model_path, kind, tmp
     parameters = {name: parameter for name, parameter in learner.weights()}
     at_the_build.watch(learner=learner, saver=trainer.saver, writer=trainer.writer, **moments, **parameters)
     wanted = {shard.name: shard.tensor.clone() for shard in learner.shards()}
-    steps = call(trainer, "snapshot_steps")
+    steps, region = call(trainer, "snapshot_steps"), trainer.snapshots.region
     del learner, optimizer, moments, parameters
 
     call(trainer, "join", config, 0, 1, str(tmp_path / "second"))
@@ -97,6 +100,27 @@ def test_the_learner_before_is_gone_when_the_next_is_built(model_path, kind, tmp
     assert call(trainer, "snapshot_steps") == steps and 1 in steps
     call(trainer, "restore", 1, None)
     assert all(torch.equal(shard.tensor, wanted[shard.name]) for shard in trainer.learner.shards())
+
+    handle = call(trainer, "open_snapshots")
+    assert (trainer.snapshots.region is region) == (kind is CopiedSnapshots), "host memory is there once"
+    keeper = SnapshotKeeper(handle)
+    assert call(trainer, "snapshot_steps") == keeper.steps() == [], "they count no more"
+    call(trainer, "take_snapshot", 1)
+    assert call(trainer, "snapshot_steps") == keeper.steps() == [1]
+    keeper.close()
+
+
+def test_memory_of_another_layout_is_not_taken_over(model_path, tmp_path, monkeypatch):
+    """A setting has changed, and with it what is trained."""
+    at_the_build = AtTheBuild(monkeypatch, joining, "join_side")
+    trainer = Trainer(model_path)
+    lora = {"rank": 4, "alpha": 8}
+    call(trainer, "join", config_of(lora=lora), 0, 1, str(tmp_path / "first"))
+    before = call(trainer, "open_snapshots")
+    at_the_build.watch(learner=trainer.learner, adapters=trainer.learner.policy.adapters)
+    call(trainer, "join", config_of(lora=lora | {"rank": 8}), 0, 1, str(tmp_path / "second"))
+    assert at_the_build.alive == []
+    assert call(trainer, "open_snapshots").fd != before.fd
 
 
 def test_a_rank_whose_join_failed_still_has_its_snapshots(model_path, tmp_path, monkeypatch):

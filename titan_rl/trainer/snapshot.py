@@ -36,6 +36,12 @@ class Layout:
             self._offsets.append(self.nbytes)
             self.nbytes += -(-one.memory.nbytes // 64) * 64
 
+    @property
+    def size(self) -> tuple[int, list[tuple[int, int]]]:
+        """Bytes of a slot, and [start, stop) of each block that has a checksum."""
+        starts = range(0, self.nbytes, BLOCK_BYTES)
+        return self.nbytes, [(start, min(start + BLOCK_BYTES, self.nbytes)) for start in starts]
+
     def places(self, slot: torch.Tensor) -> Iterator[tuple[Held, torch.Tensor]]:
         """Each that has any values on this rank, and its place, of its own shape and dtype."""
         for one, offset in zip(self.held, self._offsets, strict=True):
@@ -46,12 +52,15 @@ class Layout:
 class Snapshots(ABC):
     """A rank's own."""
 
-    def __init__(self, rank: int, learner):
+    def __init__(self, rank: int, learner, region: Region | None = None):
+        """``region``: one of this rank and layout that is there already, with what is in it."""
         self.learner, self.layout = learner, Layout(held_by(learner))
-        nbytes = self.layout.nbytes
-        blocks = [(start, min(start + BLOCK_BYTES, nbytes)) for start in range(0, nbytes, BLOCK_BYTES)]
-        self.region = Region(rank, nbytes, blocks, _CPU)
+        self.region = region or Region(rank, *self.layout.size, _CPU, filled_from=learner.device)
         self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], stream_for(learner.device), nice=_NICE)
+
+    def open(self) -> None:
+        """Snapshots are taken from now on; of those that were there before, none counts any more."""
+        self.region.header.stamps[:] = FAILED
 
     @abstractmethod
     def take(self, step: int) -> None:

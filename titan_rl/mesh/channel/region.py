@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from titan_rl.mesh.channel.checksums import Sums, sums_for
+from titan_rl.mesh.channel.pinned import pin
 
 NUM_SLOTS = 2
 WRITING, FAILED = -1, -2
@@ -57,7 +58,15 @@ class RegionHandle:
 class Region:
     """The owner's side. ``slots`` are uint8 tensors."""
 
-    def __init__(self, rank: int, slot_bytes: int, blocks: list[tuple[int, int]], device: torch.device):
+    def __init__(
+        self,
+        rank: int,
+        slot_bytes: int,
+        blocks: list[tuple[int, int]],
+        device: torch.device,
+        filled_from: torch.device | None = None,
+    ):
+        """``device``: where the slots are. ``filled_from``: where what is copied into them is, if it is elsewhere."""
         self.rank, self.slot_bytes, self.blocks = rank, max(slot_bytes, 1), blocks
         header_bytes = header_pages(len(blocks))
         self.sums, on_gpu = sums_for(device), device.type != "cpu"
@@ -72,6 +81,8 @@ class Region:
         else:
             memory = torch.frombuffer(self._memory, dtype=torch.uint8)
             self.slots = list(memory[header_bytes:].view(NUM_SLOTS, self.slot_bytes))
+            if filled_from is not None and filled_from.type == "cuda":
+                pin(memory, self)
 
     def handle(self, over_rdma: bool) -> RegionHandle:
         """Call it inside an actor if ``over_rdma`` (some reader is on another host)."""

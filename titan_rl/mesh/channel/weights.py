@@ -57,7 +57,7 @@ class WeightWriter(SlotWriter):
         self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device, on_host: bool = False
     ):
         """``device``: where the shards are. ``on_host``: readers reach nothing but this host's memory."""
-        region = Region(rank, layout.nbytes, layout.blocks, _HOST if on_host else device)
+        region = Region(rank, layout.nbytes, layout.blocks, _HOST if on_host else device, filled_from=device)
         super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots], stream_for(device))
 
     def publish(self, version: int) -> None:
