@@ -111,7 +111,7 @@ def _small(learner) -> dict:
         "rank": dist.get_rank(),
         "random": random_state(),
         "schedulers": {role: one.state_dict() for role, one in learner.schedulers().items()},
-        "counts": [float(count) for count in _counts(learner)],
+        "counts": torch.stack(_counts(learner)).tolist(),  # on a GPU as well they are looked at once
     }
 
 

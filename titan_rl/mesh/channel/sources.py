@@ -91,8 +91,8 @@ class CudaIpc(SharedMemory):
 class Rdma:
     """RDMABuffers of the holder; ibverbs or TCP is Monarch's setting. Inside an actor only."""
 
-    def __init__(self, handle: RegionHandle):
-        self.handle = handle
+    def __init__(self, handle: RegionHandle, device: torch.device):
+        self.handle, self._stream = handle, stream_for(device)
         self._header_bytes = torch.zeros(Header.nbytes(len(handle.blocks)), dtype=torch.uint8)
         self.header = Header(self._header_bytes.numpy(), len(handle.blocks))
 
@@ -114,7 +114,8 @@ class Rdma:
 
     def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
         """They were fetched. Errors: TornRead if some block's checksum is not the header's."""
-        _check(self, slot, reads, buffer)
+        with self._stream.running():
+            _check(self, slot, reads, buffer)
 
 
 Source = SharedMemory | CudaIpc | Rdma
@@ -123,7 +124,7 @@ Source = SharedMemory | CudaIpc | Rdma
 def open_source(handle: RegionHandle, transport: Transport, device: torch.device) -> Source:
     """``device``: of the buffer that is read into. Errors: ValueError if this transport does not reach the region."""
     if transport in RDMA:
-        return Rdma(handle)
+        return Rdma(handle, device)
     if bool(handle.cuda) != (transport == "cuda_ipc"):
         where = "on its GPU" if handle.cuda else "in its host's memory"
         raise ValueError(f"trainer rank {handle.rank} stages its weights {where}, which {transport} does not reach")
