@@ -270,6 +270,44 @@ def test_copies_run_in_a_stream_of_their_own_and_events_hold_the_order(monkeypat
     assert region.header.stamps[1] == 1
 
 
+def test_a_gpu_s_stream_waits_and_is_waited_for_by_events(monkeypatch):
+    """No thread waits, unless it reads the bytes; and training waits for the copies alone, not for their sums."""
+    log, gpu = [], torch.device("cuda:1")
+
+    class FakeStream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            log.append(f"{self.name} waits for all of {other.name}")
+
+        def wait_event(self, event):
+            log.append(f"{self.name} waits for {event}")
+
+        def record_event(self):
+            log.append(f"{self.name}: an event")
+            return "it"
+
+        def synchronize(self):
+            log.append(f"a thread waits for {self.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(f"own on {device}"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(f"training's on {device}"))
+    stream = stream_for(CPU, gpu)
+    stream.precede()
+    assert log == [] and stream.is_asynchronous, "nothing was copied yet"
+    stream.follow()
+    stream.mark()
+    stream.precede()
+    stream.synchronize()
+    assert log == [
+        "own on cuda:1 waits for all of training's on cuda:1",
+        "own on cuda:1: an event",
+        "training's on cuda:1 waits for it",
+        "a thread waits for own on cuda:1",
+    ]
+
+
 def test_host_memory_that_a_gpu_fills_is_pinned_once_and_as_long_as_it_is_there(monkeypatch):
     log = []
     monkeypatch.setattr(pinned, "pin_memory", lambda at, size: log.append(("pin", at, size)))
