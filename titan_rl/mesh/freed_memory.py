@@ -12,8 +12,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def give_back() -> None:
     """All pages of this process that are free, although its allocator would keep them."""
     _libc.malloc_trim(0)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def drop_contents(storage: torch.UntypedStorage) -> None:

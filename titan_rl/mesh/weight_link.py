@@ -12,7 +12,15 @@ from contextlib import suppress
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.channel.plan import Interner, Plan
 from titan_rl.mesh.channel.region import RegionHandle
-from titan_rl.mesh.channel.transports import RDMA, Place, Transport, choose_transport, describe
+from titan_rl.mesh.channel.transports import (
+    RDMA,
+    Place,
+    Transport,
+    choose_transport,
+    describe,
+    from_host,
+    staged_on_host,
+)
 from titan_rl.mesh.channel.weights import ReaderSetup
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
@@ -39,6 +47,8 @@ class WeightLink:
         """The one that is live."""
         self.published: int | None = None
         """The one that the trainer's regions hold last."""
+        self._on_host: set[int] = set()
+        """Ranks that stage their weights in their host's memory, since some reader reaches nothing else."""
         self._connected: list[Replica] = []
         self._lock = asyncio.Lock()
         """Held while replicas are connected or take a version."""
@@ -53,7 +63,9 @@ class WeightLink:
         self.plan = Plan([interner.again(units) for units in held], [interner.again(units) for units in needs])
         places = await asyncio.gather(*(self._call_all(replica.ranks, "place") for replica in replicas))
         pairs = [self._transports(r, there) for r, there in zip(replicas, places, strict=True)]
-        used = [pair for replica in pairs for reader in replica for pair in reader.items()]
+        self._on_host = staged_on_host(_used(pairs))
+        pairs = [[self._reachable(chosen) for chosen in replica] for replica in pairs]
+        used = _used(pairs)
         self.transports = describe([transport for _, transport in used])
         self._over_rdma = {holder for holder, transport in used if transport in RDMA}
         await self._open()
@@ -66,16 +78,24 @@ class WeightLink:
     def _transports(self, replica: Replica, places: list[Place]) -> list[dict[int, Transport]]:
         """For each rank of a replica: how it reads from each of the trainer ranks that it reads from."""
         return [
-            {
-                holder: choose_transport(self.setting, self._sources[holder], place)
-                for holder in self.plan.reads(reader, replica.number).holders
-            }
+            self._reachable(
+                {
+                    holder: choose_transport(self.setting, self._sources[holder], place)
+                    for holder in self.plan.reads(reader, replica.number).holders
+                }
+            )
             for reader, place in enumerate(places)
         ]
 
+    def _reachable(self, chosen: dict[int, Transport]) -> dict[int, Transport]:
+        """With what each trainer rank's place makes of it."""
+        return {rank: from_host(way) if rank in self._on_host else way for rank, way in chosen.items()}
+
     async def _open(self) -> None:
         ranks = enumerate(self.trainers.of_policy)
-        opens = [(process, (self.plan.slot(rank), rank in self._over_rdma)) for rank, process in ranks]
+        opens = [
+            (process, (self.plan.slot(rank), rank in self._over_rdma, rank in self._on_host)) for rank, process in ranks
+        ]
         self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
 
     async def _connect(self, replica: Replica, transports: list[dict[int, Transport]] | None = None) -> None:
@@ -160,3 +180,8 @@ class WeightLink:
         await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
         statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
         return dataclasses.replace(statistics, generator=replica.number)
+
+
+def _used(pairs: list[list[dict[int, Transport]]]) -> list[tuple[int, Transport]]:
+    """(trainer rank, transport) of ``pairs[replica][reader]``."""
+    return [pair for replica in pairs for reader in replica for pair in reader.items()]

@@ -5,8 +5,11 @@ quarter of a step. But rows of ever new lengths scatter what is free, so that a 
 than the one before, without an end (measured on an Intel Xeon with AMX).
 """
 
+import gc
 import mmap
 from pathlib import Path
+
+import torch
 
 from titan_rl.mesh.freed_memory import give_back
 
@@ -28,6 +31,14 @@ class Heap:
         elif held > self._before + _MOST_GROWTH:
             give_back()
             self._before = None
+
+
+def release() -> None:
+    """What nobody refers to any more, models included: they are full of circles. On a GPU all that is free of it is
+    given back, since what comes next may be cut otherwise."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def _private_bytes() -> int:

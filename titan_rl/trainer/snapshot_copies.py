@@ -17,8 +17,8 @@ class CopiedSnapshots(Snapshots):
         self.writer.copies[slot] = [(place, held.memory) for held, place in places]
         self._begin(step, slot)
 
-    def let_go(self) -> None:
-        super().let_go()
+    def before_move(self) -> None:
+        super().before_move()
         self.writer.copies = [[] for _ in range(NUM_SLOTS)]
 
     def settle(self) -> None:
