@@ -1,11 +1,12 @@
 """Attention by gathered keys is that under a dense mask, forward and backward, whatever is shared.
 
-The kernel itself needs a GPU. Here the one call of it is stood in for by a loop over segments that is told what the
+The kernel itself needs a GPU. Here a loop over segments takes its place among torch's operators and is told what the
 kernel is told, so everything around it is what a GPU runs.
 """
 
 import pytest
 import torch
+from flash_on_cpu import flash_on_cpu
 
 from titan_rl.kernels import packed_attention as module
 from titan_rl.kernels.packed_attention import fits_flash, has_flash, packed_attention, plan_packed
@@ -52,37 +53,10 @@ def dense(q_TNH, k_TGH, v_TGH, row, window, scale) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q_NTH, k_NTH, v_NTH, **settings).transpose(0, 1)
 
 
-def stood_in(q, k, v, query_ends, key_ends, max_queries, max_keys, window, scale) -> torch.Tensor:
-    """What the kernel computes: segment by segment, with a causal mask that is aligned with the last key."""
-    outputs = []
-    for d in range(len(query_ends) - 1):
-        queries, keys = (slice(int(ends[d]), int(ends[d + 1])) for ends in (query_ends, key_ends))
-        num_queries, num_keys = queries.stop - queries.start, keys.stop - keys.start
-        assert 0 < num_queries <= min(num_keys, max_queries) and num_keys <= max_keys
-        ones_QK = torch.ones(num_queries, num_keys, dtype=torch.bool)
-        seen_QK = ones_QK.tril(num_keys - num_queries)
-        if window is not None:
-            seen_QK &= ones_QK.triu(num_keys - num_queries - window + 1)
-        each = (x.transpose(0, 1) for x in (q[queries], k[keys], v[keys]))
-        out_NQH = torch.nn.functional.scaled_dot_product_attention(
-            *each, attn_mask=seen_QK, scale=scale, enable_gqa=True
-        )
-        outputs.append(out_NQH.transpose(0, 1))
-    return torch.cat(outputs)
-
-
 @pytest.fixture
-def kernel(monkeypatch):
-    def forward(q, k, v, *where):
-        return stood_in(q, k, v, *where), q.new_zeros(q.shape[1], len(q)), torch.zeros(2)
-
-    def backward(grad, q, k, v, out, logsumexp, state, *where):
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            return torch.autograd.grad(stood_in(*leaves, *where), leaves, grad)
-
-    monkeypatch.setattr(module, "_flash_forward", forward)
-    monkeypatch.setattr(module, "_flash_backward", backward)
+def kernel():
+    with flash_on_cpu():
+        yield
 
 
 def leaves_of(row, heads, dtype=torch.float64) -> list[torch.Tensor]:
