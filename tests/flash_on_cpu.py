@@ -1,4 +1,4 @@
-"""torch's flash-attention operators for lengths that vary, on a CPU: a loop over segments that is told what they are."""
+"""torch's flash-attention operators for lengths that vary, on a CPU: a loop over segments, told what they are told."""
 
 from contextlib import contextmanager
 
