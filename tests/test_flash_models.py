@@ -156,6 +156,15 @@ def test_layers_are_compiled_for_rows_of_all_lengths(as_on_a_gpu, monkeypatch, t
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10 * kinds
 
 
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_activations_can_be_computed_again(as_on_a_gpu, tmp_path, mode):
+    make_tiny(tmp_path / "model", seed=0, num_layers=2)
+    config = load_config(None, {"activation_checkpoint": {"mode": mode}})
+    again = Learner(config, build_titan(config), tmp_path / "model")
+    for rows in batch_of(0).rows:
+        assert torch.equal(gradients(again, rows), gradients(learner_of(tmp_path / "model", False), rows))
+
+
 def titan_of(**changes):
     return build_titan(load_config(None, {"compile": {"enable": True}, **changes}))
 

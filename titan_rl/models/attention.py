@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
-from torchtitan.models.common.attention import VarlenAttention
+from torchtitan.models.common.attention import GQAttention, VarlenAttention
 from torchtitan.protocols.module import Module
 
 from titan_rl.data.types import Segment
@@ -247,11 +247,11 @@ def why_blocks(model_config, device: torch.device, dtype: torch.dtype) -> str | 
         return f"torch has no flash attention for this {device.type}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
-    layers = [layer.attention for layer in model_config.layers]
-    if any(type(layer.inner_attention) is not PackedAttention.Config for layer in layers):
+    layers = [getattr(layer, "attention", None) for layer in model_config.layers]
+    if not all(isinstance(a, GQAttention.Config) and type(a.inner_attention) is PackedAttention.Config for a in layers):
         return "the model has attention of its own, such as sinks, which flash attention does not know"
     largest = largest_head(device)
-    for size in {layer.qkv_linear.head_dim for layer in layers}:
+    for size in sorted({attention.qkv_linear.head_dim for attention in layers}):
         if not fits_flash(dtype, size, largest):
             return f"flash attention takes heads of a multiple of 8 features up to {largest}, and these have {size}"
     return None

@@ -58,8 +58,9 @@ def cut_positions(model_config, num_positions: int) -> None:
     Each layer holds them in fp32: of 131,072 positions and heads of 128 that is 128 MiB. Frequencies stay as they are.
     """
     for layer in model_config.layers:
-        rope = layer.attention.rope
-        layer.attention.rope = replace(rope, max_seq_len=min(rope.max_seq_len, num_positions))
+        attention = getattr(layer, "attention", None)
+        if rope := getattr(attention, "rope", None):  # a family of the user's own may have layers without
+            attention.rope = replace(rope, max_seq_len=min(rope.max_seq_len, num_positions))
 
 
 def rope_config(hf: PreTrainedConfig, head_dim: int, layer_type: str | None = None) -> HuggingFaceRoPE.Config:
