@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 import torch
 from batches import batch_of
-from family_models import CASES, make
+from family_models import CASES, EVEN, make
 from flash_on_cpu import flash_on_cpu
+from layout_ranks import Layout, one_packed_step, one_step, run_layouts
 from torchtitan.config import CompileConfig
 
 from titan_rl.algorithms.registry import make_algorithm
@@ -163,6 +164,28 @@ def test_activations_can_be_computed_again(as_on_a_gpu, tmp_path, mode):
     again = Learner(config, build_titan(config), tmp_path / "model")
     for rows in batch_of(0).rows:
         assert torch.equal(gradients(again, rows), gradients(learner_of(tmp_path / "model", False), rows))
+
+
+LAYOUTS = {
+    "dp2": dict(data_parallel_shard_degree=2),
+    "tp2": dict(tensor_parallel_degree=2),
+    "tp2 no SP": dict(tensor_parallel_degree=2, enable_sequence_parallel=False),
+    "pp2": dict(pipeline_parallel_degree=2),
+}
+
+
+def test_two_ranks_step_as_one_does_with_blocks(tmp_path):
+    models, case = tmp_path / "models", "mistral window"
+    make(models / case, case, scale=0.15, **EVEN)
+    wanted = one_step(Layout(case), models, tmp_path)
+    run_layouts(2, models, tmp_path, {name: Layout(case, each) for name, each in LAYOUTS.items()}, one_packed_step)
+    for name in LAYOUTS:
+        step = torch.load(tmp_path / f"{name}.pt")
+        for key in ("loss", "grad_norm", "entropy"):
+            assert step["metrics"][0][0][key] == pytest.approx(getattr(wanted.metrics[0][0], key), rel=1e-5), name
+        for tensor, trained in wanted.trained.items():
+            difference = (step["trained"][tensor] - trained).norm()
+            assert difference <= 1e-3 * (trained - wanted.loaded[tensor]).norm(), (name, tensor)
 
 
 def titan_of(**changes):
