@@ -11,7 +11,7 @@ Dimensions: T tokens of the row, K gathered keys, D segments, N heads of queries
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -64,12 +64,10 @@ def plan_packed(
     )
     if int(keys_D.sum()) == num_tokens:
         return plan
-    key_K = _tokens(torch.tensor([each for ranges in segments for each in ranges]))
-    copies = (key_K, key_K.argsort(stable=True), _ends(key_K.bincount(minlength=num_tokens)))
-    return PackedPlan(*(getattr(plan, name) for name in _LENGTHS), *(each.to(device) for each in copies))
-
-
-_LENGTHS = ("query_ends_D1", "key_ends_D1", "max_queries", "max_keys")
+    key_K = _tokens(torch.tensor([each for ranges in segments for each in ranges])).to(device)
+    copy_K = key_K.argsort(stable=True)  # on the device: it takes a CPU 10 ms for 150,000 keys
+    copy_ends_T1 = torch.searchsorted(key_K[copy_K], torch.arange(num_tokens + 1, device=device))
+    return replace(plan, key_K=key_K, copy_K=copy_K, copy_ends_T1=copy_ends_T1)
 
 
 def _ends(lengths_D: torch.Tensor) -> torch.Tensor:

@@ -139,3 +139,22 @@ def test_where_the_kernel_is():
     assert fits_flash(torch.bfloat16, 128) and fits_flash(torch.float16, 64) and fits_flash(torch.bfloat16, 256)
     assert not fits_flash(torch.float32, 128) and not fits_flash(torch.bfloat16, 100)
     assert not fits_flash(torch.bfloat16, 264) and not fits_flash(torch.bfloat16, 256, largest=192)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_flash("cuda"), reason="flash attention needs a GPU")
+@every_row
+@every_heads
+@every_window
+def test_the_kernel_itself(row, heads, window):
+    torch.manual_seed(0)
+    num_tokens = sum(ranges[-1][1] for ranges in row)
+    like = dict(device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    leaves = [torch.randn(num_tokens, n, 64, **like) for n in (heads[0], heads[1], heads[1])]
+    plan, wide = plan_packed(row, num_tokens, "cuda"), [leaf.detach().double().requires_grad_() for leaf in leaves]
+    out = packed_attention(*leaves, plan, window=window)
+    expected = packed_attention(*wide, plan, window=window, implementation="reference")
+    upstream = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, leaves, upstream), torch.autograd.grad(expected, wide, upstream.double())
+    for found, wanted in [(out, expected), *zip(*gradients, strict=True)]:
+        assert (found.double() - wanted).norm() <= 0.01 * wanted.norm() + 1e-3
