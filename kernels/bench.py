@@ -14,115 +14,21 @@ import argparse
 import functools
 import json
 import math
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 
 # siblings, whose folder Python has put first on the path
 from batch_invariant import batch_invariant_log_softmax, batch_invariant_matmul
+from bench_attention import bench_attention
+from bench_measure import OURS, REHEARSAL, Bench, Sizes, hold, relative
 from block_sums import block_sums
 from discounted_scan import advantages_and_returns
 from linear_logprob import linear_logprob
 from pack_cast import Staging
 from policy_loss import Objective, policy_loss
-
-_OURS = "triton"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    hidden: int = 4096
-    vocabularies: tuple[int, ...] = (128_256, 151_936)
-    tokens: int = 16_384
-    checked_tokens: int = 512
-    scanned: int = 2**27
-    shards: tuple[tuple[int, ...], ...] = ((4096, 4096),) * 30 + ((4096,),) * 60
-    batches: tuple[int, ...] = (2048, 4096, 16_384)
-    largest_batch: int = 4096
-    copied: int = 2**28
-    square: int = 8192
-    repeats: int = 10
-
-
-_REHEARSAL = Sizes(32, (100, 130), 24, 8, 500, ((130, 64), (7,)), (8, 24), 24, 1000, 32, 1)
-
-
-class Bench:
-    """Measures on one device, and keeps the rows."""
-
-    def __init__(self, device: str, sizes: Sizes):
-        self.device, self.sizes, self.rows = device, sizes, []
-        source = torch.randn(sizes.copied, device=device)
-        target = torch.empty_like(source)
-        self.bytes_per_s = 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
-        square = [torch.randn(sizes.square, sizes.square, device=device, dtype=torch.bfloat16) for _ in range(2)]
-        self.operations_per_s = 2 * sizes.square**3 / self.seconds(lambda: torch.mm(*square))
-
-    def seconds(self, run: Callable) -> float:
-        """Median, after runs that compile, tune and fill the allocator's cache."""
-        for _ in range(2 if self.device == "cpu" else 4):
-            run()
-        return statistics.median(self._once(run) for _ in range(self.sizes.repeats))
-
-    def _once(self, run: Callable) -> float:
-        if self.device == "cpu":
-            start = time.perf_counter()
-            run()
-            return time.perf_counter() - start
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) / 1000
-
-    def peak(self, run: Callable, gradients: int = 0) -> float | None:
-        """In MiB, beyond what is there already and ``gradients`` bytes."""
-        if self.device == "cpu":
-            return None
-        run()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before - gradients) / 2**20
-
-    def add(
-        self, kernel: str, shape: str, by: str, run: Callable, floor: float, gradients: int = 0, **details: Any
-    ) -> dict[str, Any]:
-        """A row; a rival that cannot run here (no memory, no compiler) is one that says so. ``floor``: seconds."""
-        row: dict[str, Any] = {"kernel": kernel, "shape": shape, "by": by}
-        try:
-            seconds = self.seconds(run)
-            row |= {"milliseconds": 1000 * seconds, "of_floor": floor / seconds, "peak_mib": self.peak(run, gradients)}
-        except Exception as error:  # whatever keeps a rival from running here is told in its row
-            if by == _OURS:
-                raise
-            row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        row |= details
-        self.rows.append(row)
-        if self.device != "cpu":
-            torch.cuda.empty_cache()
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        return row
-
-
-def _hold(row: dict[str, Any], name: str, bar: float, at_most: bool = False) -> None:
-    """A bar that the row's figure of that name is held to."""
-    value = row[name]
-    met = None if value is None else value <= bar if at_most else value >= bar
-    row.setdefault("bars", []).append({"bar": f"{name} {'<=' if at_most else '>='} {bar}", "met": met})
-
-
-def _relative(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.double() - exact).norm() / exact.norm())
 
 
 def _logits_in_full(hidden_SD, weight_VD, target_S, temperature: float):
@@ -148,11 +54,11 @@ def bench_linear_logprob(bench: Bench) -> None:
 
         step = functools.partial(_forward_backward, leaves, target_S, upstream_S)
         row = functools.partial(bench.add, "linear_logprob", shape, floor=three_products, gradients=gradient_bytes)
-        mine = row(by=_OURS, run=functools.partial(step, ours), **_errors(bench, ours, vocabulary, temperature))
-        _hold(mine, "of_floor", 0.7)
-        _hold(mine, "peak_mib", 1024, at_most=True)
+        mine = row(by=OURS, run=functools.partial(step, ours), **_errors(bench, ours, vocabulary, temperature))
+        hold(mine, "of_floor", 0.7)
+        hold(mine, "peak_mib", 1024, at_most=True)
         forward = functools.partial(ours, *(leaf.detach() for leaf in leaves), target_S)
-        bench.add("linear_logprob forward", shape, _OURS, forward, three_products / 3)
+        bench.add("linear_logprob forward", shape, OURS, forward, three_products / 3)
         in_full = functools.partial(_logits_in_full, temperature=temperature)
         row(by="eager", run=functools.partial(step, in_full))
         row(by="torch.compile", run=functools.partial(step, torch.compile(in_full)))
@@ -162,7 +68,7 @@ def bench_linear_logprob(bench: Bench) -> None:
             continue
         theirs = row(by="liger", run=functools.partial(_liger_step, liger, leaves, target_S))
         if "milliseconds" in theirs:
-            _hold(mine, "milliseconds", theirs["milliseconds"], at_most=True)
+            hold(mine, "milliseconds", theirs["milliseconds"], at_most=True)
 
 
 def _forward_backward(leaves, target_S, upstream_S, forward: Callable):
@@ -201,8 +107,8 @@ def _errors(bench: Bench, ours: Callable, vocabulary: int, temperature: float) -
     return {
         "logprob_error": float((found[0].detach().double() - exact[0].detach()).abs().max()),
         "entropy_error": float((found[1].detach().double() - exact[1]).abs().max()),
-        "hidden_gradient_relative_error": _relative(gradients[0], exact_gradients[0]),
-        "weight_gradient_relative_error": _relative(gradients[1], exact_gradients[1]),
+        "hidden_gradient_relative_error": relative(gradients[0], exact_gradients[0]),
+        "weight_gradient_relative_error": relative(gradients[1], exact_gradients[1]),
     }
 
 
@@ -225,9 +131,9 @@ def bench_policy_loss(bench: Bench) -> None:
     # six read and the gradient written; then that read and scaled
     floor = 9 * logprob_S.nbytes / bench.bytes_per_s
     compiled = torch.compile(policy_loss)
-    error = _relative(step("triton"), step("reference").double())
+    error = relative(step("triton"), step("reference").double())
     row = functools.partial(bench.add, "policy_loss", f"{tokens}", floor=floor, gradients=logprob_S.nbytes)
-    _hold(row(by=_OURS, run=lambda: step("triton"), gradient_relative_error=error), "of_floor", 0.85)
+    hold(row(by=OURS, run=lambda: step("triton"), gradient_relative_error=error), "of_floor", 0.85)
     row(by="eager", run=lambda: step("reference"))
     row(by="torch.compile", run=lambda: step("reference", compiled))
 
@@ -244,7 +150,7 @@ def bench_discounted_scan(bench: Bench) -> None:
 
     error = float((run("triton")[0] - run("reference")[0]).abs().max())
     row = functools.partial(bench.add, "discounted_scan", f"{tokens}, segments of 1000", floor=floor)
-    _hold(row(by=_OURS, run=lambda: run("triton"), error=error), "of_floor", 0.85)
+    hold(row(by=OURS, run=lambda: run("triton"), error=error), "of_floor", 0.85)
     row(by="eager", run=lambda: run("reference"))
 
 
@@ -264,14 +170,14 @@ def bench_pack_cast(bench: Bench) -> None:
         shape = f"{values} values in {len(shards)} shards, {name}"
         into = [torch.empty_like(shard) for shard in shards]
         for kernel, by, run in (
-            ("pack", _OURS, functools.partial(ours.pack, shards, buffer)),
-            ("unpack", _OURS, functools.partial(ours.unpack, buffer, into)),
+            ("pack", OURS, functools.partial(ours.pack, shards, buffer)),
+            ("unpack", OURS, functools.partial(ours.unpack, buffer, into)),
             ("pack", "eager", functools.partial(theirs.pack, shards, buffer)),
             ("unpack", "eager", functools.partial(theirs.unpack, buffer, into)),
         ):
-            row = bench.add(kernel, shape, by, run, floor, **(same if by == _OURS else {}))
-            if by == _OURS:
-                _hold(row, "of_floor", 0.85)
+            row = bench.add(kernel, shape, by, run, floor, **(same if by == OURS else {}))
+            if by == OURS:
+                hold(row, "of_floor", 0.85)
 
 
 def bench_block_sums(bench: Bench) -> None:
@@ -282,7 +188,7 @@ def bench_block_sums(bench: Bench) -> None:
     row = functools.partial(
         bench.add, "block_sums", f"{num_bytes} bytes in {len(blocks)} blocks", floor=num_bytes / bench.bytes_per_s
     )
-    _hold(row(by=_OURS, run=ours, same_sums_as_reference=bool(torch.equal(ours(), theirs()))), "of_floor", 0.4)
+    hold(row(by=OURS, run=ours, same_sums_as_reference=bool(torch.equal(ours(), theirs()))), "of_floor", 0.4)
     row(by="eager", run=theirs)
 
 
@@ -305,20 +211,20 @@ def bench_batch_invariant(bench: Bench) -> None:
             *(
                 "batch_invariant_matmul",
                 f"{size} x {depth} x {depth}",
-                _OURS,
+                OURS,
                 functools.partial(matmul, batch_MK),
                 vendor,
             ),
             batches_with_equal_bits=same,
             equal_bits_in_another_order=permuted,
-            relative_error=_relative(matmul(batch_MK)[:64], exact_MN),
+            relative_error=relative(matmul(batch_MK)[:64], exact_MN),
         )
-        _hold(row, "of_floor", 0.6)
-        _hold(row, "batches_with_equal_bits", largest)
+        hold(row, "of_floor", 0.6)
+        hold(row, "batches_with_equal_bits", largest)
     logits_MN = torch.randn(largest, bench.sizes.vocabularies[0], device=bench.device)
     floor = 2 * logits_MN.nbytes / bench.bytes_per_s
     row = functools.partial(bench.add, "batch_invariant_log_softmax", f"{list(logits_MN.shape)}", floor=floor)
-    row(by=_OURS, run=lambda: batch_invariant_log_softmax(logits_MN, implementation="triton"))
+    row(by=OURS, run=lambda: batch_invariant_log_softmax(logits_MN, implementation="triton"))
     row(by="eager", run=lambda: torch.log_softmax(logits_MN, -1))
 
 
@@ -329,6 +235,7 @@ BENCHES = {
     "pack_cast": bench_pack_cast,
     "block_sums": bench_block_sums,
     "batch_invariant": bench_batch_invariant,
+    "packed_attention": bench_attention,
 }
 
 
@@ -341,7 +248,7 @@ def main() -> int:
     if not arguments.rehearse and not torch.cuda.is_available():
         print("no GPU here: nothing was measured (--rehearse goes through the motions)", file=sys.stderr)
         return 2
-    bench = Bench("cpu" if arguments.rehearse else "cuda", _REHEARSAL if arguments.rehearse else Sizes())
+    bench = Bench("cpu" if arguments.rehearse else "cuda", REHEARSAL if arguments.rehearse else Sizes())
     for name, run in BENCHES.items():
         if arguments.only in (None, name):
             run(bench)

@@ -4,6 +4,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -142,6 +143,12 @@ def one_step(layout: Layout, models: Path, out: Path) -> Step:
     loaded = whole_tensors(learner.shards())
     metrics = _everyones([_train(learner, titan, 0)])
     return Step(loaded, whole_tensors(learner.shards()), metrics)
+
+
+def one_packed_step(layout: Layout, models: Path, out: Path) -> Step:
+    """With the form of attention that a GPU has."""
+    with patch("titan_rl.trainer.sharded_model.attention_form", lambda *_: "packed"):
+        return one_step(layout, models, out)
 
 
 def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layouts: dict[str, Layout], study) -> None:

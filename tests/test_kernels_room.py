@@ -26,7 +26,7 @@ def test_kernels_import_torch_and_triton_alone():
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            known = allowed | siblings | {"liger_kernel"} if file.stem == "bench" else allowed
+            known = allowed | siblings | {"liger_kernel"} if file.stem.startswith("bench") else allowed
             assert {name.partition(".")[0] for name in names} <= known, file
     assert not (FOLDER / "__init__.py").exists()
 
@@ -35,7 +35,9 @@ def test_references_work_without_triton():
     code = """
 import sys; sys.modules["triton"] = None
 import torch
-from titan_rl.kernels import batch_invariant, block_sums, discounted_scan, linear_logprob, pack_cast, policy_loss
+from titan_rl.kernels import (
+    batch_invariant, block_sums, discounted_scan, linear_logprob, pack_cast, packed_attention, policy_loss
+)
 ones = torch.ones(3)
 linear_logprob.linear_logprob(torch.ones(3, 2), torch.ones(5, 2), torch.tensor([0, 1, 4]))
 policy_loss.policy_loss(ones, ones, ones, ones, policy_loss.Objective())
@@ -43,6 +45,8 @@ discounted_scan.discounted_returns(ones, ones > 0, 0.9)
 pack_cast.Staging([(3,)]).pack([ones])
 block_sums.block_sums(ones.view(torch.uint8), [(0, 12)])
 batch_invariant.batch_invariant_matmul(ones[None], ones[None])
+row = torch.ones(3, 1, 8)
+packed_attention.packed_attention(row, row, row, packed_attention.plan_packed([[(0, 3)]], 3, "cpu"))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -53,13 +57,18 @@ def test_the_gpu_script_rehearses(tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "1", "TORCH_COMPILE_DISABLE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
-    rows = [row for row in json.loads(done.stdout)["rows"] if row["by"] == "triton"]
+    everything = json.loads(done.stdout)["rows"]
+    rows = [row for row in everything if row["by"] == "triton"]
     assert {row["kernel"] for row in rows} == {
         *("linear_logprob", "linear_logprob forward", "policy_loss", "discounted_scan", "pack", "unpack"),
         *("batch_invariant_matmul", "batch_invariant_log_softmax", "block_sums"),
     }
     assert all(row["same_bytes_as_reference"] for row in rows if row["kernel"] in ("pack", "unpack"))
     assert all(row["batches_with_equal_bits"] == 24 for row in rows if row["kernel"] == "batch_invariant_matmul")
+    attention = {row["by"]: row for row in everything if row["kernel"] == "packed_attention"}
+    assert attention.keys() == {"reference", "dense mask"}  # of which the first stands for flash attention, on a CPU
+    for row in attention.values():
+        assert row["output_relative_error"] < 0.01 and row["gradient_relative_error"] < 0.01, row
 
 
 TYPES = {

@@ -34,7 +34,7 @@ from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.trackers import check_trackers
-from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.layout import check_compile, check_layout
 from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
@@ -204,6 +204,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
     titan = build_titan(config)
     check_layout(hf, titan.parallelism)
+    check_compile(hf, titan, family)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
     if not config.data.file:

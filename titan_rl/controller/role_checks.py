@@ -12,7 +12,7 @@ from titan_rl.models.families import Family
 from titan_rl.models.heads import check_value_weights, value_spec
 from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
-from titan_rl.trainer.layout import check_layout
+from titan_rl.trainer.layout import check_compile, check_layout
 from titan_rl.trainer.role_names import FROZEN, LEARNED, num_words
 from titan_rl.trainer.titan_config import build_titan, learned_titan, role_titan
 
@@ -108,6 +108,7 @@ def _check_model(config: Config, role: str, family: Family | None, words: int = 
         raise ConfigError(
             f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
         )
+    check_compile(model, build_titan(config), family)
     if getattr(config, role).placement == "with_trainer":
         check_layout(model, build_titan(config).parallelism)
         return

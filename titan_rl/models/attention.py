@@ -1,9 +1,12 @@
 """Causal attention over packed rows in which samples share their prompt, on any device.
 
 A row is a flat sequence of tokens, cut into segments. A segment attends to itself, causally, and to all of the
-segments that are its prefix: so the samples of a group share one copy of their prompt. Segments of similar
-shape are gathered into padded blocks and go through ``scaled_dot_product_attention`` together. A layer may see a
+segments that are its prefix: so the samples of a group share one copy of their prompt. A layer may see a
 window of its document only, counted in positions, so the prefix counts as what it is: the tokens just before.
+
+There are two forms. "packed": one call of a flash-attention kernel for the whole row (kernels/packed_attention.py),
+without a mask or padding. "blocks", where no such kernel is or fits: segments of similar shape are gathered into padded
+blocks and go through ``scaled_dot_product_attention`` together, with a dense mask.
 
 Dimensions: T tokens of a row, D segments of a block, Q queries and K keys of a block's longest segment,
 N heads, H head size.
@@ -12,14 +15,24 @@ N heads, H head size.
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
-from torchtitan.models.common.attention import VarlenAttention
+from torchtitan.models.common.attention import GQAttention, VarlenAttention
+from torchtitan.protocols.module import Module
 
 from titan_rl.data.types import Segment
+from titan_rl.kernels.packed_attention import (
+    PackedPlan,
+    fits_flash,
+    has_flash,
+    largest_head,
+    packed_attention,
+    plan_packed,
+)
 from titan_rl.models.cpu_attention import scaled_dot_product_attention
 
 
@@ -58,7 +71,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class BlockPlan:
     """What every layer needs to know about a row, computed once."""
 
     blocks: list[Block]
@@ -72,6 +85,9 @@ class AttentionPlan:
             self._masks[window, sink] = [block.mask(window, sink) for block in self.blocks]
         return self._masks[window, sink]
 
+
+AttentionPlan = BlockPlan | PackedPlan
+Form = Literal["blocks", "packed"]
 
 _PIECE, _SHORT = 128, 32
 """Queries: the most that go together on a CPU, and the least that are worth a block of their own."""
@@ -103,13 +119,23 @@ def _build_block(segments: list[Segment]) -> Block:
     query_DQ = torch.where(valid_DQ, start + queries, 0)
     if not prefix_length.any():
         return Block(query_DQ, query_DQ, None, valid_DQ)
-    ranges = ([*segment.prefix, (segment.start, segment.length)] for segment in segments)
-    keys = [torch.cat([torch.arange(first, first + count) for first, count in each]) for each in ranges]
+    keys = [torch.cat([torch.arange(first, first + count) for first, count in _ranges(each)]) for each in segments]
     return Block(query_DQ, pad_sequence(keys, batch_first=True), prefix_length, valid_DQ)
 
 
-def plan_attention(segments: list[Segment], num_tokens: int, device: torch.device) -> AttentionPlan:
-    """The plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap."""
+def plan_attention(
+    segments: list[Segment], num_tokens: int, device: torch.device, form: Form = "blocks"
+) -> AttentionPlan:
+    """The plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap.
+
+    ``form``: what ``attention_form`` chose for the model.
+    """
+    if form == "packed":
+        return plan_packed([_ranges(segment) for segment in segments], num_tokens, device)
+    return _plan_blocks(segments, num_tokens, device)
+
+
+def _plan_blocks(segments: list[Segment], num_tokens: int, device: torch.device) -> BlockPlan:
     by_shape: dict[tuple[bool, int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
         for piece in _pieces(segment) if device.type == "cpu" else [segment]:
@@ -122,13 +148,19 @@ def plan_attention(segments: list[Segment], num_tokens: int, device: torch.devic
         offset += block.valid_DQ.numel()
         blocks.append(block.to(device))
     assert int(output_T.min()) >= 0, "a token of the row belongs to no segment"
-    return AttentionPlan(blocks, output_T.to(device))
+    return BlockPlan(blocks, output_T.to(device))
+
+
+def _ranges(segment: Segment) -> list[tuple[int, int]]:
+    """All that its last token sees, in order."""
+    return [*segment.prefix, (segment.start, segment.length)]
 
 
 class PackedAttention(VarlenAttention):
     """Takes an AttentionPlan where TorchTitan passes its masks.
 
-    The arguments have TorchTitan's names, since its sharding config refers to them.
+    The arguments have TorchTitan's names, since its sharding config refers to them. Its constructor is not called: that
+    one activates another flash-attention library by the GPU's generation, and imports it.
     """
 
     has_sink = False
@@ -141,26 +173,32 @@ class PackedAttention(VarlenAttention):
         """Factor on the scores, where it is not one over the root of the head size."""
 
     def __init__(self, config: Config):
-        super().__init__(config)
+        Module.__init__(self)
         self.window, self.scale = config.window, config.scale
 
     def forward(self, q_BLNH, k_BLNH, v_BLNH, *, attention_masks: AttentionPlan, scale=None, enable_gqa=False, **_):
-        q_TNH, k_TNH, v_TNH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
+        scale = self.scale or scale
+        rows_TNH = [x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH)]
+        if isinstance(attention_masks, PackedPlan):
+            assert not self.has_sink, "the kernel knows no sinks"
+            out_TNH = packed_attention(*rows_TNH, attention_masks, window=self.window, scale=scale)
+        else:
+            out_TNH = self._by_blocks(*rows_TNH, attention_masks, scale=scale, enable_gqa=enable_gqa)
+        return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
+
+    def _by_blocks(self, q_TNH, k_TNH, v_TNH, plan: BlockPlan, **keywords) -> torch.Tensor:
         outputs = []
-        masks = attention_masks.masks(self.window, self.has_sink)
-        for block, mask_DQK in zip(attention_masks.blocks, masks, strict=True):
+        for block, mask_DQK in zip(plan.blocks, plan.masks(self.window, self.has_sink), strict=True):
             out_DNQH = self.attend(
                 _gather(q_TNH, block.query_DQ),
                 _gather(k_TNH, block.key_DK),
                 _gather(v_TNH, block.key_DK),
                 attn_mask=None if mask_DQK is None else mask_DQK[:, None],
                 is_causal=mask_DQK is None,
-                scale=self.scale or scale,
-                enable_gqa=enable_gqa,
+                **keywords,
             )
             outputs.append(out_DNQH.transpose(1, 2).flatten(0, 1))
-        out_TNH = torch.cat(outputs).index_select(0, attention_masks.output_T)
-        return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
+        return torch.cat(outputs).index_select(0, plan.output_T)
 
     def attend(self, q_DNQH, k_DNKH, v_DNKH, **keywords) -> torch.Tensor:
         return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
@@ -198,3 +236,27 @@ class SinkAttention(PackedAttention):
         k_DNKH, v_DNKH = (F.pad(x_DNKH, (0, more, 0, 1)) for x_DNKH in (k_DNKH, v_DNKH))
         k_DNKH[..., -1, size] = 1.0
         return super().attend(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)[..., :size]
+
+
+def why_blocks(model_config, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps a model's rows from the flash-attention kernel, in words; None: nothing does.
+
+    ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
+    """
+    if not has_flash(device):
+        return f"torch has no flash attention for this {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
+    layers = [getattr(layer, "attention", None) for layer in model_config.layers]
+    if not all(isinstance(a, GQAttention.Config) and type(a.inner_attention) is PackedAttention.Config for a in layers):
+        return "the model has attention of its own, such as sinks, which flash attention does not know"
+    largest = largest_head(device)
+    for size in sorted({attention.qkv_linear.head_dim for attention in layers}):
+        if not fits_flash(dtype, size, largest):
+            return f"flash attention takes heads of a multiple of 8 features up to {largest}, and these have {size}"
+    return None
+
+
+def attention_form(model_config, device: torch.device, dtype: torch.dtype) -> Form:
+    """How attention over this model's rows is computed. The arguments are those of ``why_blocks``."""
+    return "blocks" if why_blocks(model_config, device, dtype) else "packed"

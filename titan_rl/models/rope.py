@@ -4,7 +4,7 @@ TorchTitan's CosSinRoPE rotates halves, as Hugging Face does, so weights need no
 so the frequencies come from transformers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torchtitan.models.common.rope import CosSinRoPE
@@ -50,6 +50,17 @@ def num_positions(hf: PreTrainedConfig) -> int:
     if parameters.get("rope_type") == "longrope":
         return min(hf.max_position_embeddings, parameters["original_max_position_embeddings"])
     return hf.max_position_embeddings
+
+
+def cut_positions(model_config, num_positions: int) -> None:
+    """Cosines and sines of no more positions than a run has, in each layer of TorchTitan's config of a model.
+
+    Each layer holds them in fp32: of 131,072 positions and heads of 128 that is 128 MiB. Frequencies stay as they are.
+    """
+    for layer in model_config.layers:
+        attention = getattr(layer, "attention", None)
+        if rope := getattr(attention, "rope", None):  # a family of the user's own may have layers without
+            attention.rope = replace(rope, max_seq_len=min(rope.max_seq_len, num_positions))
 
 
 def rope_config(hf: PreTrainedConfig, head_dim: int, layer_type: str | None = None) -> HuggingFaceRoPE.Config:

@@ -14,7 +14,7 @@ from titan_rl.config.schema import LoraConfig
 from titan_rl.models.families import Family, find_family
 from titan_rl.models.heads import ValueHead
 from titan_rl.models.lora import with_adapters
-from titan_rl.models.rope import num_positions
+from titan_rl.models.rope import cut_positions, num_positions
 
 
 def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrainedConfig:
@@ -68,7 +68,8 @@ def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora:
 
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
-    """Let TorchTitan fill in the sharding declarations of the model config."""
+    """Let TorchTitan fill in the sharding declarations of the model config, and cut it to the rows of the run."""
+    cut_positions(spec.model, training.seq_len)
     spec.model.sequence_parallel = parallelism.enable_sequence_parallel
     spec.model.update_from_config(
         config=SimpleNamespace(

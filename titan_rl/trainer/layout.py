@@ -1,12 +1,21 @@
-"""Whether a model can be spread over trainer ranks as ``[parallelism]`` says: checked before any process starts."""
+"""Whether a model can be spread over trainer ranks as ``[parallelism]`` says, and compiled: checked before any process
+starts."""
 
 from math import ceil
 
-from torchtitan.config import ParallelismConfig
+import torch
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig
 from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
 from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
+from titan_rl.models.compiling import why_not_compiled
+from titan_rl.models.families import Family
+from titan_rl.models.spec import model_config
+from titan_rl.trainer.titan_config import TitanConfig
 
 
 def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
@@ -17,6 +26,15 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
     if parallelism.pipeline_parallel_degree > 1:
         _check_pipeline(hf, parallelism)
     _check_experts(hf, parallelism, experts)
+
+
+def check_compile(hf: PreTrainedConfig, titan: TitanConfig, family: Family | None = None) -> None:
+    """Errors: ConfigError for a model that ``[compile]`` cannot compile on this machine's devices."""
+    if not titan.compile.enable or "model" not in titan.compile.components:
+        return
+    dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
+    if why := why_not_compiled(model_config(hf, family), torch.device(device.DEVICE_TYPE), dtype):
+        raise ConfigError(f"compile.enable = true {why}")
 
 
 def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts: int) -> None:

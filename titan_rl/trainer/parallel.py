@@ -9,6 +9,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.models.compiling import allow_graphs
 from titan_rl.models.lora import draw_nothing
 from titan_rl.models.spec import apply_parallelism
 from titan_rl.trainer.layout import stage_modules
@@ -27,6 +28,8 @@ def parallel_model(
     with torch.device("meta"):
         model = spec.model.build()
     draw_nothing(model)
+    if titan.compile.enable:
+        allow_graphs()
     common = dict(
         parallel_dims=parallel_dims,
         training=titan.training,

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 import xxhash
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.protocols.model_spec import ModelSpec
@@ -21,7 +22,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import Row
-from titan_rl.models.attention import plan_attention
+from titan_rl.models.attention import attention_form, plan_attention
 from titan_rl.models.families import make_family
 from titan_rl.models.heads import has_value_head, load_value_model, save_value_model, value_spec
 from titan_rl.models.hf_weights import load_hf, save_hf
@@ -56,6 +57,7 @@ class ShardedModel:
         self.temperature, self.implementation = temperature, kernel
         if kernel == "auto":
             self.implementation = "triton" if device.type == "cuda" else "reference"
+        self.attention_form = attention_form(spec.model, device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param])
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
         self.adapters: Adapters | None = None
         self.load(path)
@@ -86,7 +88,7 @@ class ShardedModel:
         """What the model's forward takes besides the tokens."""
         return {
             "positions": columns["positions_T"][None],
-            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device),
+            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form),
             "logit_index_S": columns["source_S"],
             "target_S": columns["target_S"],
             "temperature": self.temperature,

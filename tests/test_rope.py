@@ -1,0 +1,49 @@
+"""Rotary embeddings hold no more positions than a run has, and are to the bit what they were."""
+
+import pytest
+import torch
+from family_models import CASES, YARN, make
+
+from titan_rl.config.load import load_config
+from titan_rl.models.rope import cut_positions
+from titan_rl.models.spec import apply_parallelism, model_spec
+from titan_rl.trainer.titan_config import build_titan
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 |= dict(original_max_position_embeddings=64)
+SCALED = {
+    "default": ("qwen2", {}),
+    "linear": ("qwen2", dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))),
+    "llama3": ("qwen2", dict(rope_parameters=LLAMA3)),
+    "yarn": ("qwen2", dict(rope_parameters=YARN | dict(truncate=True))),
+    **{case: (case, {}) for case in CASES},
+}
+
+
+def caches(spec) -> list[torch.Tensor]:
+    return [layer.attention.rope.build().cache for layer in spec.model.layers]
+
+
+@pytest.mark.parametrize("scaling", SCALED)
+@pytest.mark.parametrize("num_positions", [1, 17, 100, 255])
+def test_a_cut_cache_is_the_beginning_of_the_whole_one(tmp_path, scaling, num_positions):
+    case, changes = SCALED[scaling]
+    make(tmp_path, case, **changes)
+    whole, spec = caches(model_spec(tmp_path)), model_spec(tmp_path)
+    cut_positions(spec.model, num_positions)
+    for cut, full in zip(caches(spec), whole, strict=True):
+        assert len(cut) == min(num_positions, len(full)) and torch.equal(cut, full[: len(cut)])
+
+
+def test_a_run_cuts_them_to_its_rows(tmp_path):
+    make(tmp_path, "qwen2", max_position_embeddings=2**17)
+    titan, spec = build_titan(load_config(None, {"training": {"seq_len": 512}})), model_spec(tmp_path)
+    apply_parallelism(spec, titan.parallelism, titan.training)
+    assert {len(cache) for cache in caches(spec)} == {512}
+
+
+def test_a_model_of_fewer_positions_keeps_them(tmp_path):
+    make(tmp_path, "qwen2")
+    spec = model_spec(tmp_path)
+    cut_positions(spec.model, 10**6)
+    assert {len(cache) for cache in caches(spec)} == {256}

@@ -1,0 +1,32 @@
+"""torch.compile of a model's layers: for which models it can be had here, and what it needs.
+
+TorchTitan compiles each layer as one graph. Rows differ in length, so lengths must be symbols of the graph. They are
+where attention is one call for the whole row. With blocks and masks, whose number and shapes differ from row to row,
+almost every row would be compiled anew.
+"""
+
+import torch
+
+from titan_rl.models.attention import why_blocks
+
+_GRAPHS = 64
+"""Of one layer's code, at most. For each kind of layer there are graphs with gradients and without, for rows that share
+prefixes and for those that do not, for rows of one token; and the first of each is for one length alone."""
+
+
+def why_not_compiled(model_config, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps a model from being compiled, and what to do about it; None: nothing does.
+
+    ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
+    """
+    if (why := why_blocks(model_config, device, dtype)) is None:
+        return None
+    mend = "leave [compile] out"
+    if dtype == torch.float32 and not why_blocks(model_config, device, torch.bfloat16):
+        mend = f"set training.mixed_precision_param = 'bfloat16', or {mend}"
+    return f"needs flash attention, as a dense mask has another shape for every row: {why}; {mend}"
+
+
+def allow_graphs() -> None:
+    """torch gives up after 8 by default, and a layer that must be one graph then fails."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
