@@ -2,6 +2,7 @@
 mesh. What a Monarch process would call is called here, so that a row measures what a run does."""
 
 import gc
+import inspect
 import itertools
 from contextlib import suppress
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from gpu_check.bench import Bench
 from gpu_check.sizes import SIZES, TINY, Shape, Size
@@ -20,7 +20,8 @@ from titan_rl.config.schema import Config
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Provenance, Row, Sample, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
-from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
+from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, SlotLayout, split_name
+from titan_rl.mesh.channel.region import RegionHandle
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.trainer.process_group import leave_group
 
@@ -104,6 +105,12 @@ class House:
         )
         return Plan([trainer.holdings()], [interner.units(needs)])
 
+    def open_region(self, trainer: Trainer, layout: SlotLayout) -> RegionHandle:
+        """On the device, for a reader on the same one: as much of that as the actor asks for."""
+        asked = inspect.signature(trainer.open_region).parameters
+        settings = {"over_rdma": False, "on_host": False}
+        return trainer.open_region(layout, **{name: settings[name] for name in settings if name in asked})
+
     def clear(self) -> None:
         """After a row: nothing of it is left."""
         for trainer in self._trainers:
@@ -114,7 +121,3 @@ class House:
         leave_group()
         gc.collect()
         self.bench.empty_cache()
-
-    @property
-    def is_joined(self) -> bool:
-        return dist.is_initialized()

@@ -4,7 +4,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpu_check.checks import attention, cuda_ipc, deterministic, kernels, publish, rejoin, right, snapshots, train
+from gpu_check.checks import (
+    attention,
+    compiled,
+    cuda_ipc,
+    deterministic,
+    kernels,
+    publish,
+    rejoin,
+    right,
+    snapshots,
+    train,
+)
 from gpu_check.house import House
 
 CHECKS: dict[str, Callable[[House], dict[str, Any]]] = {
@@ -17,6 +28,7 @@ CHECKS: dict[str, Callable[[House], dict[str, Any]]] = {
     },
     **{f"kernel {name}": check for name, check in kernels.CHECKS.items()},
     "attention": attention.check,
+    "compiled": compiled.check,
     "snapshots": snapshots.check,
     "publish": publish.check,
     "rejoin": rejoin.check,

@@ -14,7 +14,7 @@ from titan_rl.mesh.channel.weights import ReaderSetup
 def check(house: House) -> dict[str, Any]:
     trainer = house.trainer("1b", house.config())
     plan = house.plan(trainer)
-    region = trainer.open_region(plan.slot(0), False)
+    region = house.open_region(trainer, plan.slot(0))
     for version in (0, 1, 2):
         trainer.publish(version)
         trainer.writer.wait()

@@ -14,7 +14,7 @@ from gpu_check.sizes import LONG_STEP
 def check(house: House) -> dict[str, Any]:
     bench, trainer = house.bench, house.trainer("1b", house.config(activation_checkpoint={"mode": "full"}))
     layout = house.plan(trainer).slot(0)
-    trainer.open_region(layout, False)
+    house.open_region(trainer, layout)
     versions = iter(range(0, 1000, 2))  # all go to one slot
 
     def publish() -> None:
