@@ -1,12 +1,16 @@
 """The role actor: one rank of a model that never learns, in processes of its own (trainer/lone_role.py)."""
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
 from titan_rl.mesh.channel.transports import RDMA
+
+if TYPE_CHECKING:  # it needs torch
+    from titan_rl.trainer.lone_role import LoneRole
 
 
 class Role(Actor):
@@ -17,6 +21,7 @@ class Role(Actor):
     def __init__(self, role: str, model_path: str, kept: str):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.role, self.model_path, self.kept = role, model_path, kept
+        self.model: LoneRole | None = None
         self._staged = ExitStack()
         """What was found last, for as long as the trainer may read it."""
 
@@ -24,11 +29,15 @@ class Role(Actor):
     def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str) -> None:
         """Meet the other ranks in a new process group, and build this rank's part of the model. Also when a setting has
         changed."""
+        from titan_rl.trainer.heap import release
         from titan_rl.trainer.lone_role import LoneRole
         from titan_rl.trainer.process_group import join_group
         from titan_rl.trainer.titan_config import role_titan
 
         self.config, titan = config, role_titan(config, self.role)
+        if self.model is not None:
+            self.model = None  # the next one needs its memory
+            release()
         join_group(rank, world_size, rendezvous_file, titan.comm.init_timeout_seconds)
         self.model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
 

@@ -15,8 +15,9 @@ from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
+from titan_rl.mesh.supervision.collectives import check_peers
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
-from titan_rl.trainer.heap import Heap
+from titan_rl.trainer.heap import Heap, release
 from titan_rl.trainer.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
@@ -30,10 +31,15 @@ class Trainer(Actor):
     def __init__(self, model_path: str, kept: str = ""):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.model_path, self.kept = model_path, kept
+        self.config: Config | None = None
+        """None until it has tried to join."""
+        self.opening: Snapshots | None = None
         self.snapshots: Snapshots | None = None
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
         self.heap = Heap()
+        self.moved: list = []
+        """What lies on the host while generators have the device."""
 
     @endpoint
     def prepare(self) -> None:
@@ -49,13 +55,49 @@ class Trainer(Actor):
         """
         from titan_rl.trainer.joining import join_side
 
+        if self.config is not None:
+            self._let_go()
         self.config, self.rank = config, rank
-        self._withdraw()
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
         # before anybody has a view of what is trained, which may move
-        self.opening = make_snapshots(rank, self.learner) if config.recovery.snapshot_every else None
+        keeps = bool(config.recovery.snapshot_every)
+        self.opening = make_snapshots(rank, self.learner, before=self.snapshots) if keeps else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
+
+    @endpoint
+    def offload(self) -> None:
+        """Generators have this rank's device until ``onload``. What is copied beside training is copied first."""
+        from titan_rl.trainer.offloading import offload
+
+        fail_if_told("offload")
+        if self.writer is not None:
+            self.writer.wait()
+        if self.snapshots is not None:
+            self.snapshots.before_move()
+        if not self.moved:
+            self.moved = offload(self.learner)
+
+    @endpoint
+    def onload(self) -> None:
+        from titan_rl.trainer.offloading import onload
+
+        fail_if_told("onload")
+        onload(self.learner, self.moved)
+        self.moved = []
+
+    def _let_go(self) -> None:
+        """Of the learner before and all views of it: the next one needs the memory. Its snapshots stay."""
+        from titan_rl.trainer.process_group import leave_group
+
+        self._withdraw()
+        leave_group()
+        for snapshots in (self.snapshots, self.opening):
+            if snapshots is not None:
+                snapshots.let_go()
+        self.learner = self.opening = self.saver = self.gradients = None
+        self.moved = []
+        release()
 
     def _withdraw(self) -> None:
         if self.writer is not None:
@@ -66,6 +108,7 @@ class Trainer(Actor):
     def open_snapshots(self) -> RegionHandle:
         """From now on snapshots are taken here; where another process can read them."""
         self.snapshots = self.opening
+        self.snapshots.open()
         self.learner.before_update = self._before_update
         return self.snapshots.region.handle(over_rdma=False)
 
@@ -77,6 +120,7 @@ class Trainer(Actor):
             self.snapshots.before_update()
 
     def _end_step(self, snapshot: int | None) -> None:
+        check_peers()
         if snapshot is not None:
             self.snapshots.take(snapshot)
         if self.learner.device.type == "cpu":
@@ -117,10 +161,10 @@ class Trainer(Actor):
         return holdings(self.learner.shards(), Interner())
 
     @endpoint
-    def open_region(self, layout: SlotLayout, over_rdma: bool) -> RegionHandle:
-        """This rank's side of the weight channel."""
+    def open_region(self, layout: SlotLayout, over_rdma: bool, on_host: bool) -> RegionHandle:
+        """This rank's side of the weight channel. ``on_host``: as to ``WeightWriter``."""
         self._withdraw()
-        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device)
+        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device, on_host)
         self.learner.before_update = self._before_update
         return self.writer.region.handle(over_rdma)
 

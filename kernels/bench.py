@@ -13,6 +13,7 @@ Peak memory is what the allocator gave out at most beyond what was there before,
 import argparse
 import functools
 import json
+import math
 import statistics
 import sys
 import time
@@ -25,6 +26,7 @@ import triton
 
 # siblings, whose folder Python has put first on the path
 from batch_invariant import batch_invariant_log_softmax, batch_invariant_matmul
+from block_sums import block_sums
 from discounted_scan import advantages_and_returns
 from linear_logprob import linear_logprob
 from pack_cast import Staging
@@ -272,6 +274,18 @@ def bench_pack_cast(bench: Bench) -> None:
                 _hold(row, "of_floor", 0.85)
 
 
+def bench_block_sums(bench: Bench) -> None:
+    num_bytes = 4 * sum(math.prod(shape) for shape in bench.sizes.shards) // 64 * 64
+    data = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=bench.device)
+    blocks = [(start, min(start + (8 << 20), num_bytes)) for start in range(0, num_bytes, 8 << 20)]
+    ours, theirs = (functools.partial(block_sums, data, blocks, implementation=by) for by in ("triton", "reference"))
+    row = functools.partial(
+        bench.add, "block_sums", f"{num_bytes} bytes in {len(blocks)} blocks", floor=num_bytes / bench.bytes_per_s
+    )
+    _hold(row(by=_OURS, run=ours, same_sums_as_reference=bool(torch.equal(ours(), theirs()))), "of_floor", 0.4)
+    row(by="eager", run=theirs)
+
+
 def bench_batch_invariant(bench: Bench) -> None:
     depth, largest = bench.sizes.hidden, bench.sizes.largest_batch
     torch.manual_seed(0)
@@ -313,6 +327,7 @@ BENCHES = {
     "policy_loss": bench_policy_loss,
     "discounted_scan": bench_discounted_scan,
     "pack_cast": bench_pack_cast,
+    "block_sums": bench_block_sums,
     "batch_invariant": bench_batch_invariant,
 }
 

@@ -34,7 +34,7 @@ def checksum(buffer: torch.Tensor) -> torch.Tensor:
     """Of uint8 bytes, a multiple of 4 of them: an int64 on their device.
 
     The sum of the little-endian int32 words, the i-th (from 0) times ``(i + 1) * _WEYL | 1``, modulo 2**64: integers,
-    so the order of addition does not matter. It is the weight channel's sum on a GPU (titan_rl/mesh/region.py).
+    so the order of addition does not matter. It is that of block_sums.py, of one block.
     """
     words = buffer.view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=buffer.device)

@@ -1,16 +1,23 @@
 """A weight version is read completely or not at all. One process plays both sides, over a shared mapping."""
 
 import asyncio
+import dataclasses
 import mmap
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from titan_rl.mesh.channel import pinned, slots
+from titan_rl.mesh.channel import region as region_module
+from titan_rl.mesh.channel.checksums import checksums, sums_for
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
-from titan_rl.mesh.channel.region import WRITING, checksum, header_pages
+from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
+from titan_rl.mesh.channel.slots import SlotWriter
 from titan_rl.mesh.channel.sources import TornRead, share_out
-from titan_rl.mesh.channel.transports import Place, choose_transport, describe
+from titan_rl.mesh.channel.streams import NoStream, stream_for
+from titan_rl.mesh.channel.transports import Place, choose_transport, describe, from_host, staged_on_host
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader, WeightWriter, holdings
 from titan_rl.models.shards import Shard
 
@@ -155,21 +162,179 @@ def test_bytes_are_counted():
     assert channel.reader.bytes_read == needed
 
 
-def test_checksums_see_any_byte_and_any_swap():
-    """The GPU's as well: it is plain torch."""
-    from titan_rl.mesh.channel.region import _weighted_sum
-
+@pytest.mark.parametrize("kind", ["xxh3", "weighted"])
+def test_checksums_see_any_byte_and_any_swap(kind):
+    """The GPU's as well, whose reference is plain torch."""
     data = torch.arange(1003, dtype=torch.int32).view(torch.uint8)[:-1].clone()
-    for digest in (checksum, _weighted_sum):
-        first = digest(data)
-        assert 0 <= first < 1 << 64
-        for place in (0, 1, 500, len(data) - 1):
-            data[place] += 1
-            assert digest(data) != first
-            data[place] -= 1
-        swapped = data.clone()
-        swapped[:4], swapped[4:8] = data[4:8], data[:4]
-        assert digest(swapped) != first and digest(data) == first
+
+    def digest(of: torch.Tensor) -> int:
+        [whole, part] = checksums(kind, of, [(0, len(of)), (0, 16)]).tolist()
+        assert part == checksums(kind, of[:16].clone(), [(0, 16)])
+        return whole
+
+    first = digest(data)
+    assert 0 <= first < 1 << 64
+    for place in (0, 1, 500, len(data) - 1):
+        data[place] += 1
+        assert digest(data) != first
+        data[place] -= 1
+    swapped = data.clone()
+    swapped[:4], swapped[4:8] = data[4:8], data[:4]
+    assert digest(swapped) != first and digest(data) == first
+
+
+def test_what_was_staged_on_a_gpu_is_checked_alike_in_host_memory(monkeypatch):
+    """The kind of a checksum is the region's, and not that of the buffer that is read into."""
+    assert sums_for(CPU) == "xxh3" and sums_for(torch.device("cuda:1")) == "weighted"
+    monkeypatch.setattr(region_module, "sums_for", lambda device: "weighted")
+    channel = Channel()
+    [writer], [handle] = channel.writers, channel.handles
+    on_gpu = dataclasses.replace(handle, cuda=[(lambda slot=slot: slot, ()) for slot in writer.region.slots])
+    channel.reader = WeightReader(ReaderSetup(channel.plan.reads(0, 0), [on_gpu], ["cuda_ipc"]), CPU)
+    channel.publish(1)
+    got = channel.fetch(1)
+    assert all(torch.equal(got[name], tensor) for name, tensor in values_of(1).items())
+    channel.scribble(0, 1, 0)
+    with pytest.raises(TornRead, match="block 0 of trainer rank 0 fails its checksum"):
+        channel.fetch(1, timeout=0.1)
+
+
+def test_a_way_that_does_not_reach_the_slots_is_an_error_in_words():
+    channel = Channel()
+    with pytest.raises(ValueError, match="rank 0 stages its weights in its host's memory, which cuda_ipc does not"):
+        WeightReader(ReaderSetup(channel.plan.reads(0, 0), channel.handles, ["cuda_ipc"]), CPU)
+    on_gpu = [dataclasses.replace(channel.handles[0], cuda=["a slot"])]
+    with pytest.raises(ValueError, match="on its GPU, which shared_memory does not reach"):
+        WeightReader(ReaderSetup(channel.plan.reads(0, 0), on_gpu, ["shared_memory"]), CPU)
+
+
+def test_a_gpu_s_weights_are_staged_on_the_host_where_some_reader_reaches_nothing_else():
+    """Also if all readers were to take shared memory, and by those of them that could take CUDA IPC."""
+    used = [(0, "cuda_ipc"), (1, "cuda_ipc"), (1, "shared_memory"), (2, "rdma_ibverbs"), (3, "rdma_tcp")]
+    assert staged_on_host(used) == {1, 3}
+    assert from_host("cuda_ipc") == "shared_memory" and from_host("rdma_ibverbs") == "rdma_ibverbs"
+    meta = torch.device("meta")
+    shards = [Shard("norm", (3,), (0,), torch.zeros(3, device=meta))]
+    interner = Interner()
+    plan = Plan([holdings(shards, interner)], [interner.units([("", Need("norm", whole((3,)), "float32"))])])
+    slots_of = {on_host: WeightWriter(0, shards, plan.slot(0), meta, on_host).region.slots for on_host in (False, True)}
+    assert [slots_of[on_host][0].device for on_host in (False, True)] == [meta, CPU]
+
+
+class RecordedStream(NoStream):
+    """Says what it was asked for, by which thread, and within what."""
+
+    is_asynchronous = True
+
+    def __init__(self, log: list):
+        self.log, self.beside = log, threading.current_thread()
+
+    def note(self, what: str) -> None:
+        self.log.append(what if threading.current_thread() is not self.beside else f"{what} beside")
+
+    def follow(self):
+        self.note("follow")
+
+    @contextmanager
+    def running(self):
+        self.note("[")
+        yield
+        self.note("]")
+
+    def mark(self):
+        self.note("mark")
+
+    def precede(self):
+        self.note("precede")
+
+    def synchronize(self):
+        self.note("synchronize")
+
+
+def test_copies_run_in_a_stream_of_their_own_and_events_hold_the_order(monkeypatch):
+    """After what training has asked for, before what it asks for next, and bytes are summed when they are there."""
+    log, region = [], Region(0, 64, [(0, 32), (32, 64)], CPU)
+    monkeypatch.setattr(slots, "_copy", lambda copies, non_blocking: log.append(f"copy, non_blocking={non_blocking}"))
+
+    def summed(kind, data, blocks):
+        log.append(f"{len(blocks)} sums")
+        return checksums(kind, data, blocks)
+
+    monkeypatch.setattr(slots, "checksums", summed)
+    writer = SlotWriter(region, [[]] * NUM_SLOTS, RecordedStream(log))
+    writer.begin(1, 1, before_stamp=lambda: log.append("small"))
+    writer.wait()
+    writer.wait_until_copied()
+    copied = ["[", "copy, non_blocking=True", "mark", "]"]
+    assert log == ["follow beside", *copied, "small", "synchronize", "[", "2 sums", "]", "precede beside"]
+    assert region.header.stamps[1] == 1
+
+
+def test_a_gpu_s_stream_waits_and_is_waited_for_by_events(monkeypatch):
+    """No thread waits, unless it reads the bytes; and training waits for the copies alone, not for their sums."""
+    log, gpu = [], torch.device("cuda:1")
+
+    class FakeStream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            log.append(f"{self.name} waits for all of {other.name}")
+
+        def wait_event(self, event):
+            log.append(f"{self.name} waits for {event}")
+
+        def record_event(self):
+            log.append(f"{self.name}: an event")
+            return "it"
+
+        def synchronize(self):
+            log.append(f"a thread waits for {self.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(f"own on {device}"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(f"training's on {device}"))
+    stream = stream_for(CPU, gpu)
+    stream.precede()
+    assert log == [] and stream.is_asynchronous, "nothing was copied yet"
+    stream.follow()
+    stream.mark()
+    stream.precede()
+    stream.synchronize()
+    assert log == [
+        "own on cuda:1 waits for all of training's on cuda:1",
+        "own on cuda:1: an event",
+        "training's on cuda:1 waits for it",
+        "a thread waits for own on cuda:1",
+    ]
+
+
+def test_host_memory_that_a_gpu_fills_is_pinned_once_and_as_long_as_it_is_there(monkeypatch):
+    log = []
+    monkeypatch.setattr(pinned, "pin_memory", lambda at, size: log.append(("pin", at, size)))
+    monkeypatch.setattr(pinned, "unpin_memory", lambda at: log.append(("unpin", at)))
+    Region(0, 64, [(0, 64)], CPU)
+    Region(0, 64, [(0, 64)], CPU, filled_from=CPU)
+    assert not log
+    region = Region(0, 64, [(0, 64)], CPU, filled_from=torch.device("cuda:1"))
+    [(what, at, size)] = log
+    assert what == "pin" and at % mmap.PAGESIZE == 0
+    assert at < region.slots[0].data_ptr() and region.slots[1].data_ptr() + 64 == at + size
+    del region
+    assert log[1:] == [("unpin", at)]
+
+
+def test_host_memory_that_cannot_be_pinned_will_do(monkeypatch, capsys):
+    def refuses(at: int, size: int) -> None:
+        raise RuntimeError("Registering memory failed with cudaError: 2.")
+
+    monkeypatch.setattr(pinned, "pin_memory", refuses)
+    region = Region(0, 64, [(0, 64)], CPU, filled_from=torch.device("cuda:1"))
+    assert len(region.slots) == NUM_SLOTS
+    assert "could not be pinned, copies will be slower" in capsys.readouterr().out
+
+
+def test_a_cpu_has_no_streams():
+    assert type(stream_for(CPU, CPU)) is NoStream and not NoStream.is_asynchronous
 
 
 def test_work_is_shared_out_by_bytes():

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from titan_rl.kernels import batch_invariant, discounted_scan, linear_logprob, pack_cast, policy_loss
+from titan_rl.kernels import batch_invariant, block_sums, discounted_scan, linear_logprob, pack_cast, policy_loss
 
 FOLDER = Path(__file__).parents[1] / "kernels"
 H200 = GPUTarget("cuda", 90, 32)
@@ -35,12 +35,13 @@ def test_references_work_without_triton():
     code = """
 import sys; sys.modules["triton"] = None
 import torch
-from titan_rl.kernels import batch_invariant, discounted_scan, linear_logprob, pack_cast, policy_loss
+from titan_rl.kernels import batch_invariant, block_sums, discounted_scan, linear_logprob, pack_cast, policy_loss
 ones = torch.ones(3)
 linear_logprob.linear_logprob(torch.ones(3, 2), torch.ones(5, 2), torch.tensor([0, 1, 4]))
 policy_loss.policy_loss(ones, ones, ones, ones, policy_loss.Objective())
 discounted_scan.discounted_returns(ones, ones > 0, 0.9)
 pack_cast.Staging([(3,)]).pack([ones])
+block_sums.block_sums(ones.view(torch.uint8), [(0, 12)])
 batch_invariant.batch_invariant_matmul(ones[None], ones[None])
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -55,7 +56,7 @@ def test_the_gpu_script_rehearses(tmp_path):
     rows = [row for row in json.loads(done.stdout)["rows"] if row["by"] == "triton"]
     assert {row["kernel"] for row in rows} == {
         *("linear_logprob", "linear_logprob forward", "policy_loss", "discounted_scan", "pack", "unpack"),
-        *("batch_invariant_matmul", "batch_invariant_log_softmax"),
+        *("batch_invariant_matmul", "batch_invariant_log_softmax", "block_sums"),
     }
     assert all(row["same_bytes_as_reference"] for row in rows if row["kernel"] in ("pack", "unpack"))
     assert all(row["batches_with_equal_bits"] == 24 for row in rows if row["kernel"] == "batch_invariant_matmul")
@@ -106,6 +107,7 @@ PRODUCT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "EVEN_K": True}
         (pack_cast._bfloat16_kernel, {"BLOCK": 4096, "PACKING": False, "ALIGNED": False}, 3),
         (pack_cast._fp8_kernel, {"BLOCK": 128, "PACKING": True, "ALIGNED": True}, 3),
         (pack_cast._fp8_kernel, {"BLOCK": 128, "PACKING": False, "ALIGNED": True}, 3),
+        (block_sums._sum_kernel, {"BLOCK": 4096, "ROUNDS": 8, "sums": "*i64"}, 3),
         (batch_invariant._matmul_kernel, PRODUCT, 4),
         (batch_invariant._log_softmax_kernel, {"BLOCK": 4096}, 3),
     ],
@@ -117,7 +119,7 @@ def test_compiles_for_an_h200(kernel, constants, num_stages):
         function = function.fn
     names = function.arg_names
     constants = dict(constants)
-    types = TYPES | {name: constants.pop(name) for name in ("grad",) if name in constants}
+    types = TYPES | {name: constants.pop(name) for name in ("grad", "sums") if name in constants}
     signature = {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in names}
     aligned = [name for name in names if signature[name][0] in "*i"]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned if name != "num_blocks"}

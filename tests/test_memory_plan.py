@@ -4,7 +4,7 @@ import pytest
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller import memory_plan
-from titan_rl.controller.memory_plan import check_memory, memory_needs
+from titan_rl.controller.memory_plan import check_memory, fit_into_memory, host_needs, memory_needs
 from titan_rl.controller.preflight import check, read_config
 from titan_rl.controller.session import Session
 from titan_rl.models.shards import expected_shapes
@@ -69,6 +69,52 @@ def test_what_fits_is_said_by_process(monkeypatch):
     monkeypatch.setattr(memory_plan, "memory_limit", lambda: 24 * GIB)
     said = check_memory(check(load_config(None, {})))
     assert said.startswith("memory: about ") and "of 24.0 GiB: trainer " in said and "KV cache 0.5" in said
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(memory_plan, "DEVICE_TYPE", "cuda")
+
+
+def with_limit(monkeypatch, limit: float, **sections):
+    monkeypatch.setattr(memory_plan, "memory_limit", lambda: limit)
+    return fit_into_memory(check(load_config(None, sections)))
+
+
+def test_on_gpus_the_host_holds_what_is_put_aside(on_gpu, monkeypatch, num_parameters):
+    checked = check(load_config(None, {"recovery": {"standby": False}}))
+    needs = {need.process: need.bytes_by_reason for need in host_needs(checked)}
+    assert needs["trainer"]["snapshots"] == 24 * num_parameters
+    assert needs["trainer"]["checkpoint being written"] == 12 * num_parameters
+    assert "weights to send" not in needs["trainer"] and "weights" not in needs["generators"]
+    checked.config.mesh.transport = "shared_memory"
+    needs = {need.process: need.bytes_by_reason for need in host_needs(checked)}
+    assert needs["trainer"]["weights to send"] == 2 * 4 * num_parameters
+    assert needs["generators"]["weights"] == 4 * num_parameters
+    fitting, [said] = with_limit(monkeypatch, 24 * GIB)
+    assert said.startswith("host memory: about ") and fitting.config.recovery.snapshot_every == 1
+
+
+def test_on_gpus_snapshots_without_room_are_not_taken_and_that_is_said(on_gpu, monkeypatch, num_parameters):
+    """The run's record says what was asked for: on another machine they may fit."""
+    checked = check(load_config(None, {}))
+    whole = sum(need.total for need in host_needs(checked))
+    for limit, every in ((whole, 1), (whole - 1, 0)):
+        fitting, told = with_limit(monkeypatch, limit)
+        assert fitting.config.recovery.snapshot_every == every
+        assert [line.startswith("warning: snapshots of the trainer would take") for line in told[1:]] == [True] * (
+            1 - every
+        )
+        assert not any("\n" in line for line in told)
+    assert "snapshots" not in host_needs(fitting)[0].bytes_by_reason
+    assert with_limit(monkeypatch, whole - 1, recovery={"snapshot_every": 0})[1] == told[:1], "it was asked for"
+
+
+def test_on_a_cpu_snapshots_are_never_left_out_unasked(monkeypatch):
+    with pytest.raises(ConfigError, match="snapshot_every"):
+        with_limit(monkeypatch, GIB // 4)
+    fitting, told = with_limit(monkeypatch, 24 * GIB)
+    assert fitting.config.recovery.snapshot_every == 1 and len(told) == 1
 
 
 def test_a_launcher_s_hosts_have_memory_of_their_own(monkeypatch):

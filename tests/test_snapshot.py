@@ -154,10 +154,11 @@ def test_in_place_the_state_lies_in_the_memory_that_is_kept(make_learner, tmp_pa
 A_RANK = """
 import pickle, sys, time
 import torch
-from titan_rl.mesh.channel.region import Region, checksum
+from titan_rl.mesh.channel.checksums import checksums
+from titan_rl.mesh.channel.region import Region
 region = Region(3, 1 << 20, [(0, 1 << 20)], torch.device("cpu"))
 region.slots[1].fill_(7)
-region.header.checksums[1] = checksum(region.slots[1])
+region.header.checksums[1] = checksums("xxh3", region.slots[1], region.blocks)
 region.header.stamps[1] = 5
 pickle.dump(region.handle(over_rdma=False), sys.stdout.buffer)
 sys.stdout.flush()

@@ -286,7 +286,7 @@ def test_a_trainer_can_be_followed_by_another(model, tmp_path):
             await takeover.connect(replicas)
             assert takeover.transports == "rdma_tcp (2 pairs)"
             await takeover.publish(1)
-            assert len(await takeover.deliver(1, replicas, lambda number, reason: None)) == 1
+            assert len(await takeover.deliver(1, lambda: replicas, lambda number, reason: None)) == 1
             assert await worst_difference(second, await ask(meshes, [1, 2], 16)) < 1e-4
 
     asyncio.run(run())

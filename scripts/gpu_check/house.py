@@ -2,7 +2,6 @@
 mesh. What a Monarch process would call is called here, so that a row measures what a run does."""
 
 import gc
-import inspect
 import itertools
 from contextlib import suppress
 from functools import partial
@@ -106,10 +105,8 @@ class House:
         return Plan([trainer.holdings()], [interner.units(needs)])
 
     def open_region(self, trainer: Trainer, layout: SlotLayout) -> RegionHandle:
-        """On the device, for a reader on the same one: as much of that as the actor asks for."""
-        asked = inspect.signature(trainer.open_region).parameters
-        settings = {"over_rdma": False, "on_host": False}
-        return trainer.open_region(layout, **{name: settings[name] for name in settings if name in asked})
+        """On the device, for a reader on the same one."""
+        return trainer.open_region(layout, over_rdma=False, on_host=False)
 
     def clear(self) -> None:
         """After a row: nothing of it is left."""

@@ -1,9 +1,10 @@
 """What a run will hold in this machine's memory, by process and by reason, told before any process starts.
 
-On GPUs models have memory of their own, and with a launcher or torchrun hosts do: nothing is told of these.
+On GPUs models have memory of their own, of which nothing is told here; this machine's holds what is put aside of them.
+With a launcher or torchrun hosts have memory of their own: nothing is told of these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,13 +14,14 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.controller.preflight import Checked, read_config
 from titan_rl.mesh.channel.region import NUM_SLOTS
+from titan_rl.mesh.channel.transports import ON_GPU
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
 
 _GIB = 2**30
-_LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
+LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
 """GiB of a process of each kind before it holds anything, pages that several share counted once (measured)."""
 _STANDBY = 0.3
 _ESTIMATED = ("activations", "libraries")
@@ -63,11 +65,17 @@ class _Size:
         return cls(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
 
 
+def fit_into_memory(checked: Checked) -> tuple[Checked, list[str]]:
+    """As the run can be had in this machine's memory, and lines for people. Errors: as ``check_memory``."""
+    fitting, chosen = with_snapshots_that_fit(checked)
+    return fitting, [line for line in (check_memory(fitting), chosen) if line]
+
+
 def check_memory(checked: Checked) -> str:
     """One line for people; nothing where nothing is told. Errors: ConfigError for a run that cannot fit."""
-    if DEVICE_TYPE != "cpu" or checked.config.mesh.launcher != "local":
+    if checked.config.mesh.launcher != "local":
         return ""
-    needs, limit = memory_needs(checked), memory_limit()
+    needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
     whole, certain = (sum(getattr(need, kind) for need in needs) / _GIB for kind in ("total", "certain"))
     by_process = "; ".join(map(str, needs))
     if certain > limit / _GIB:
@@ -75,7 +83,26 @@ def check_memory(checked: Checked) -> str:
             f"the run needs at least {certain:.1f} GiB of memory, and there are {limit / _GIB:.1f}: {by_process}. "
             f"Take a smaller model or [lora], or recovery.snapshot_every = 0, which holds no snapshots"
         )
-    return f"memory: about {whole:.1f} of {limit / _GIB:.1f} GiB: {by_process}"
+    where = "memory" if DEVICE_TYPE == "cpu" else "host memory"
+    return f"{where}: about {whole:.1f} of {limit / _GIB:.1f} GiB: {by_process}"
+
+
+def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:
+    """On GPUs: without snapshots where this machine's memory does not hold them beside all else, and a line that says
+    so; else as it is, and nothing to say. On a CPU such a run is refused (``check_memory``)."""
+    recovery = checked.config.recovery
+    if DEVICE_TYPE == "cpu" or checked.config.mesh.launcher != "local" or not recovery.snapshot_every:
+        return checked, ""
+    needs, limit = host_needs(checked), memory_limit()
+    if sum(need.total for need in needs) <= limit:
+        return checked, ""
+    snapshots = needs[0].bytes_by_reason["snapshots"]
+    without = replace(checked.config, recovery=replace(recovery, snapshot_every=0))
+    return replace(checked, config=without), (
+        f"warning: snapshots of the trainer would take {snapshots / _GIB:.1f} GiB of this host's {limit / _GIB:.1f}, "
+        f"which has no room for them: none are taken, as with recovery.snapshot_every = 0, and a trainer rank's death "
+        f"ends the run. A checkpoint (checkpoint.every) is what it can be resumed from"
+    )
 
 
 def memory_limit() -> int:
@@ -93,9 +120,38 @@ def memory_needs(checked: Checked) -> list[Need]:
     needs = [_trainer(checked, hf, size)]
     if not config.data.file:
         needs.append(_generators(config, hf, size.parameters))
-        needs.append(Need("verifiers", {"libraries": config.verifier.procs * _LIBRARIES["verifier"] * _GIB}))
-    standbys = len(needs) * _STANDBY if config.recovery.has_standbys else 0.0
-    return [*needs, Need("controller and servers", {"libraries": (_LIBRARIES["controller"] + standbys) * _GIB})]
+        needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * _GIB}))
+    return [*needs, _controller(config, len(needs))]
+
+
+def host_needs(checked: Checked) -> list[Need]:
+    """Of the host's memory, where the models are on its GPUs. What CUDA's libraries take besides is not known here."""
+    config, titan, hf = checked.config, checked.titan, read_config(checked)
+    size, copies = _Size.of(hf, checked.family, config.lora), titan.parallelism.data_parallel_replicate_degree
+    state = sum(model.trained for model in (size, *_roles(checked))) * copies * (_WEIGHT + _MOMENTS)
+    needs = {"checkpoint being written": state, "libraries": titan.world_size * LIBRARIES["trainer"] * _GIB}
+    if config.recovery.snapshot_every:
+        needs["snapshots"] = NUM_SLOTS * state
+    others = _beside_the_trainer(config)
+    if not config.data.file and config.mesh.transport not in ("auto", *ON_GPU):
+        sent = size.parameters * _bytes_of(config.generator.dtype)
+        needs["weights to send"] = NUM_SLOTS * sent
+        others[0].bytes_by_reason["weights"] = config.generator.replicas * sent
+    return [Need("trainer", needs), *others, _controller(config, 1 + len(others))]
+
+
+def _beside_the_trainer(config: Config) -> list[Need]:
+    """What generators and verifiers take before they hold anything."""
+    if config.data.file:
+        return []
+    engines = config.generator.replicas * config.generator.tensor_parallel
+    counts = {"generator": engines, "verifier": config.verifier.procs}
+    return [Need(f"{kind}s", {"libraries": count * LIBRARIES[kind] * _GIB}) for kind, count in counts.items()]
+
+
+def _controller(config: Config, num_kinds: int) -> Need:
+    standbys = num_kinds * _STANDBY if config.recovery.has_standbys else 0.0
+    return Need("controller and servers", {"libraries": (LIBRARIES["controller"] + standbys) * _GIB})
 
 
 def _trainer(checked: Checked, hf: PreTrainedConfig, size: _Size) -> Need:
@@ -120,7 +176,7 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: _Size) -> Need:
         needs
         | {
             "activations": titan.batch_degree * _activations(hf, training, is_kept=titan.activation_checkpoint is None),
-            "libraries": titan.world_size * _LIBRARIES["trainer"] * _GIB,
+            "libraries": titan.world_size * LIBRARIES["trainer"] * _GIB,
         },
     )
 
@@ -157,7 +213,7 @@ def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
         "weights": 2 * parameters * element,
         "head in fp32": head,
         "KV cache": generator.kv_cache_gib * _GIB,
-        "libraries": generator.tensor_parallel * _LIBRARIES["generator"] * _GIB,
+        "libraries": generator.tensor_parallel * LIBRARIES["generator"] * _GIB,
     }
     return Need("generators", {reason: generator.replicas * size for reason, size in needs.items()})
 

@@ -31,7 +31,7 @@ from titan_rl.controller.elastic import grant_scale_requests
 from titan_rl.controller.farewell import farewell, stopping
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import kept_policy
-from titan_rl.controller.memory_plan import check_memory
+from titan_rl.controller.memory_plan import fit_into_memory
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -102,7 +102,7 @@ class Session:
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
-        memory = check_memory(checked) if ranks is None else ""
+        fitting, told = fit_into_memory(checked) if ranks is None else (checked, [])
         sources, earlier = find_sources(config), 0
         if resume:
             check_no_modules(run_dir.root)
@@ -111,9 +111,9 @@ class Session:
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
-        session = cls(checked, run_dir, resume, ranks, config_file)
-        if memory:
-            session.say(memory)
+        session = cls(fitting, run_dir, resume, ranks, config_file)
+        for line in told:
+            session.say(line)
         for change in held:
             session.say(f"{change}; without {run_dir.changes} it is as you ask")
         return session

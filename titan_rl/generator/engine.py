@@ -13,15 +13,11 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from vllm import SamplingParams
-from vllm.config import WeightTransferConfig
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -29,17 +25,14 @@ from titan_rl.config.model_directory.directory import stop_token_ids, stored_ten
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
+from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
+from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
-
-_CPU_BLOCK_TOKENS = 32
-"""The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
-_PREFILL_TOKENS = 4096
-"""Tokens of one engine step, unless a single prompt needs more."""
 
 
 @dataclass(frozen=True)
@@ -69,44 +62,6 @@ class _Sample:
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
 
-def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_len: int) -> EngineArgs:
-    """vLLM's settings. Log-probabilities are those of the distribution that is sampled from."""
-    on_cpu = current_platform.is_cpu()
-    memory: dict[str, Any] = (
-        dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
-        if on_cpu
-        else dict(gpu_memory_utilization=config.gpu_memory_utilization)
-    )
-    parallel: dict[str, Any] = (
-        dict(tensor_parallel_size=config.tensor_parallel, distributed_executor_backend="external_launcher")
-        if config.tensor_parallel > 1
-        else {}
-    )
-    return EngineArgs(
-        model=str(model_path),
-        config_format="hf",
-        load_format=vllm_loader.FORMAT,
-        dtype=config.dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        enforce_eager=on_cpu,
-        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
-        async_scheduling=False,  # an update must know the number of tokens of each request
-        disable_log_stats=True,
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        logprobs_mode="processed_logprobs",
-        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
-        hf_overrides={"head_dtype": "float32"},
-        generation_config="vllm",
-        weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **memory,
-        **parallel,
-    )
-
-
 class GenerationEngine:
     """One engine for many callers. All methods may be called from any thread.
 
@@ -121,8 +76,10 @@ class GenerationEngine:
         max_model_len: int,
         rank: int = 0,
         rendezvous_file: Path | None = None,
+        sleeps: bool = False,
     ):
-        """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
+        """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
+        ``sleeps``: whether ``sleep`` will be called."""
         vllm_backend.register()
         vllm_loader.register()
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
@@ -130,7 +87,8 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)
-        self._arguments = engine_arguments(config, model_path, max_model_len)
+        self._arguments = engine_arguments(config, model_path, max_model_len, sleeps)
+        self._is_asleep = False
         self._stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
@@ -168,6 +126,10 @@ class GenerationEngine:
         their old or a new KV cache. A future of the EngineStatistics under the version before.
         """
         return self._post(Command("apply", (version,)))
+
+    def sleep(self) -> Future:
+        """Give up weights and KV until the next update. What runs is put off, and goes on with KV made anew."""
+        return self._post(Command("sleep"))
 
     def take_statistics(self) -> Future:
         """A future of the EngineStatistics since the last call, or since the last weight update."""
@@ -238,8 +200,8 @@ class GenerationEngine:
             self._step()
 
     def _next_actions(self) -> list[_Action]:
-        """What to do before the next step. Waits if nothing runs, but at most for a heartbeat."""
-        busy = self._engine.has_unfinished_requests()
+        """What to do before the next step. Waits if nothing can run, but at most for a heartbeat."""
+        busy = self._can_step()
         try:
             if not busy and not self._held_back:
                 self._held_back.append(self._inbox.get(timeout=HEARTBEAT_SECONDS))
@@ -293,8 +255,11 @@ class GenerationEngine:
                 return
             self._samples[request_id] = _Sample(pending, place, engine_id, [(0, self.version)])
 
+    def _can_step(self) -> bool:
+        return not self._is_asleep and self._engine.has_unfinished_requests()
+
     def _step(self) -> None:
-        if not self._engine.has_unfinished_requests():
+        if not self._can_step():
             return
         fail_if_told()
         start = time.perf_counter()
@@ -329,6 +294,7 @@ class GenerationEngine:
 
     def _apply(self, version: int) -> EngineStatistics:
         start = time.perf_counter()
+        fail_if_told("wake")
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -341,9 +307,24 @@ class GenerationEngine:
         return taken
 
     def _load(self, version: int) -> None:
+        if self._is_asleep:
+            self._on_worker(wake_weights)
         self._on_worker("start_weight_update")
         self._on_worker("update_weights", update_info=dict(version=version))
         self._on_worker("finish_weight_update")
+        if self._is_asleep:
+            self._on_worker(wake_cache)
+            self._is_asleep = False
+
+    def _sleep(self) -> None:
+        fail_if_told("sleep")
+        if self._is_asleep:
+            return
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._lockstep.together(lambda: self._on_worker(fall_asleep))
+        if self.reader is not None:
+            self.reader.let_go()
+        self._is_asleep = True
 
     def _take_statistics(self) -> EngineStatistics:
         taken, self.statistics = self.statistics, EngineStatistics()

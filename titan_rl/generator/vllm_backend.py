@@ -130,6 +130,8 @@ class ChannelEngine(WeightTransferEngine):
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied(self.model)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()  # the next fetch writes into what was copied from
 
     def shutdown(self) -> None:
         pass

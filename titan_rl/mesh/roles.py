@@ -13,6 +13,7 @@ from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call_each
+from titan_rl.mesh.supervision.peers import PeersAreTold
 
 T = TypeVar("T")
 _MAX_REPAIRS = 5
@@ -41,13 +42,14 @@ class RoleProcesses:
         self._spawn_arguments = environment, actor, role, *paths
         self._num_rendezvous = 0
         self._lock = asyncio.Lock()
+        self._peers = PeersAreTold(lambda: self.ranks)
 
     async def start(self) -> None:
         self.ranks = list(await asyncio.gather(*(self._spawn(rank) for rank in range(self.world_size))))
         await self._join()
 
-    def _spawn(self, rank: int) -> Awaitable[ActorProcess]:
-        return self.processes.spawn(f"{self.role} rank {rank}", *self._spawn_arguments)
+    async def _spawn(self, rank: int) -> ActorProcess:
+        return self._peers.watch(await self.processes.spawn(f"{self.role} rank {rank}", *self._spawn_arguments))
 
     async def _join(self) -> None:
         self._num_rendezvous += 1

@@ -12,6 +12,7 @@ from titan_rl.mesh.channel.region import RegionHandle
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.calls import call_all, call_each
+from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.trainers import Trainers
 
 
@@ -30,11 +31,18 @@ class Found:
         return max((step for step in steps if step <= at_most), default=None)
 
 
+def by_preference(host: Host, peers: list[ActorProcess], others: list[ActorProcess]) -> list[ActorProcess]:
+    """Who is to keep what a rank on this host puts aside. What takes the host takes all that is on it; and what takes a
+    rank may take its peers, which wait for it in collectives, but no generator. The order is kept otherwise."""
+    candidates = [(process, is_peer) for is_peer in (False, True) for process in (peers if is_peer else others)]
+    return [process for process, _ in sorted(candidates, key=lambda one: (one[0].host is host, one[1]))]
+
+
 class TrainerSnapshots:
     """Owns who keeps the snapshots of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
 
     def __init__(self, trainers: Trainers, generators: Generators, seconds: float):
-        """``generators``: their leaders are keepers where no peer can be. ``seconds``: of any call."""
+        """``generators``: their leaders are keepers where they can be, and else peers. ``seconds``: of any call."""
         self.trainers, self.generators, self.seconds = trainers, generators, seconds
         self._handles: list[RegionHandle] = []
         """Where each rank's snapshots are."""
@@ -56,12 +64,10 @@ class TrainerSnapshots:
                         await keeper.ask_sidecar("keep", handle)
 
     def _choose_keeper(self, rank: int) -> ActorProcess | None:
-        """Of another host mesh if there is one; a peer before a generator."""
         ranks, count = self.trainers.ranks, self.trainers.world_size
         peers = [ranks[(rank + i) % count] for i in range(1, count)]
-        able = [process for process in peers + self.generators.leaders if not process.is_dead]
-        elsewhere = [process for process in able if process.host is not ranks[rank].host]
-        return next(iter(elsewhere + able), None)
+        able = by_preference(ranks[rank].host, peers, self.generators.leaders)
+        return next((process for process in able if not process.is_dead), None)
 
     # the way back
 

@@ -17,6 +17,7 @@ from titan_rl.mesh.roles import Roles
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call, call_each
+from titan_rl.mesh.supervision.peers import PeersAreTold
 from titan_rl.mesh.supervision.standby import Standby
 
 
@@ -44,12 +45,15 @@ class Trainers:
         self.world_size, self._policy_ranks = len(self._sides), next(iter(sides.values()))
         self.standby = Standby(processes, config, "trainer", environment, actor, *paths)
         self.ranks: list[ActorProcess] = []
+        self._peers = PeersAreTold(lambda: self.ranks)
         self._stragglers, self.roles = stragglers, roles
         self._num_rendezvous = 0
 
     async def start(self) -> None:
         names = map(self._name, range(self.world_size))
         self.ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
+        for process in self.ranks:
+            self._peers.watch(process)
         await self.join()
 
     def _name(self, rank: int) -> str:
@@ -91,7 +95,7 @@ class Trainers:
         name = self._name(rank)
         process = await self.standby.take(name)
         await call(process, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
-        return process
+        return self._peers.watch(process)
 
     # calls
 
@@ -148,4 +152,5 @@ class Trainers:
         return StagedRows(rows, over_rdma=self.config.mesh.transport in RDMA)
 
     def stop(self) -> None:
+        self._peers.stop()
         self.standby.stop()

@@ -12,7 +12,15 @@ from contextlib import suppress
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.channel.plan import Interner, Plan
 from titan_rl.mesh.channel.region import RegionHandle
-from titan_rl.mesh.channel.transports import RDMA, Place, Transport, choose_transport, describe
+from titan_rl.mesh.channel.transports import (
+    RDMA,
+    Place,
+    Transport,
+    choose_transport,
+    describe,
+    from_host,
+    staged_on_host,
+)
 from titan_rl.mesh.channel.weights import ReaderSetup
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
@@ -39,6 +47,8 @@ class WeightLink:
         """The one that is live."""
         self.published: int | None = None
         """The one that the trainer's regions hold last."""
+        self._on_host: set[int] = set()
+        """Ranks that stage their weights in their host's memory, since some reader reaches nothing else."""
         self._connected: list[Replica] = []
         self._lock = asyncio.Lock()
         """Held while replicas are connected or take a version."""
@@ -53,7 +63,9 @@ class WeightLink:
         self.plan = Plan([interner.again(units) for units in held], [interner.again(units) for units in needs])
         places = await asyncio.gather(*(self._call_all(replica.ranks, "place") for replica in replicas))
         pairs = [self._transports(r, there) for r, there in zip(replicas, places, strict=True)]
-        used = [pair for replica in pairs for reader in replica for pair in reader.items()]
+        self._on_host = staged_on_host(_used(pairs))
+        pairs = [[self._reachable(chosen) for chosen in replica] for replica in pairs]
+        used = _used(pairs)
         self.transports = describe([transport for _, transport in used])
         self._over_rdma = {holder for holder, transport in used if transport in RDMA}
         await self._open()
@@ -66,16 +78,24 @@ class WeightLink:
     def _transports(self, replica: Replica, places: list[Place]) -> list[dict[int, Transport]]:
         """For each rank of a replica: how it reads from each of the trainer ranks that it reads from."""
         return [
-            {
-                holder: choose_transport(self.setting, self._sources[holder], place)
-                for holder in self.plan.reads(reader, replica.number).holders
-            }
+            self._reachable(
+                {
+                    holder: choose_transport(self.setting, self._sources[holder], place)
+                    for holder in self.plan.reads(reader, replica.number).holders
+                }
+            )
             for reader, place in enumerate(places)
         ]
 
+    def _reachable(self, chosen: dict[int, Transport]) -> dict[int, Transport]:
+        """With what each trainer rank's place makes of it."""
+        return {rank: from_host(way) if rank in self._on_host else way for rank, way in chosen.items()}
+
     async def _open(self) -> None:
         ranks = enumerate(self.trainers.of_policy)
-        opens = [(process, (self.plan.slot(rank), rank in self._over_rdma)) for rank, process in ranks]
+        opens = [
+            (process, (self.plan.slot(rank), rank in self._over_rdma, rank in self._on_host)) for rank, process in ranks
+        ]
         self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
 
     async def _connect(self, replica: Replica, transports: list[dict[int, Transport]] | None = None) -> None:
@@ -89,6 +109,10 @@ class WeightLink:
             setups.append(ReaderSetup(plan, regions, [chosen[holder] for holder in plan.holders]))
         calls = [(process, (setup,)) for process, setup in zip(replica.ranks, setups, strict=True)]
         await call_each(calls, "connect", seconds=self.seconds, what=f"connecting generator {replica.number}")
+
+    def undisturbed(self) -> asyncio.Lock:
+        """A context in which no replica connects or takes a version."""
+        return self._lock
 
     async def bring_up(self, replica: Replica) -> None:
         """Connect a replica that came later, and have it use the version that is live. Nothing before ``connect``."""
@@ -131,13 +155,16 @@ class WeightLink:
         self.published = version
 
     async def deliver(
-        self, version: int, replicas: list[Replica], failed: Callable[[int, str], None]
+        self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """These replicas take the version; statistics of the version before, of those that did.
+        """The replicas that may get work take the version; statistics of the version before, of those that did.
 
-        ``failed`` is told of each one that lives and could not; the dead are known to their owner.
+        ``healthy`` names them, and is asked only when nobody else is brought up: who is meanwhile, is so to the version
+        before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and
+        could not; the dead are known to their owner.
         """
         async with self._lock:
+            replicas = healthy()
             done = await asyncio.gather(*(self._deliver_to(r, version) for r in replicas), return_exceptions=True)
             self.version = version
         for replica, result in zip(replicas, done, strict=True):
@@ -153,3 +180,8 @@ class WeightLink:
         await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
         statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
         return dataclasses.replace(statistics, generator=replica.number)
+
+
+def _used(pairs: list[list[dict[int, Transport]]]) -> list[tuple[int, Transport]]:
+    """(trainer rank, transport) of ``pairs[replica][reader]``."""
+    return [pair for replica in pairs for reader in replica for pair in reader.items()]

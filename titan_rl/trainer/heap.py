@@ -5,9 +5,13 @@ quarter of a step. But rows of ever new lengths scatter what is free, so that a 
 than the one before, without an end (measured on an Intel Xeon with AMX).
 """
 
-import ctypes
+import gc
 import mmap
 from pathlib import Path
+
+import torch
+
+from titan_rl.mesh.freed_memory import give_back
 
 _MOST_GROWTH = 2**30
 """Bytes, from one time that all is given back to the next: at 100 MiB a step, that is done in one step of ten."""
@@ -29,9 +33,12 @@ class Heap:
             self._before = None
 
 
-def give_back() -> None:
-    """All pages of this process that are free."""
-    ctypes.CDLL(None).malloc_trim(0)
+def release() -> None:
+    """What nobody refers to any more, models included: they are full of circles. On a GPU all that is free of it is
+    given back, since what comes next may be cut otherwise."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def _private_bytes() -> int:

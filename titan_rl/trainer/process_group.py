@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from titan_rl.mesh.supervision.collectives import begin_anew, check_peers, end_collectives
 from titan_rl.models.device import DEVICE_TYPE, local_device
 
 _leaving: list[Callable[[], None]] = []
@@ -17,6 +18,7 @@ def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float,
     """Meet the other ranks, in the place of those met before. ``rendezvous_file`` must not exist yet; ``seconds``: of
     any collective; ``ranks_before``: of another group, which take the first devices."""
     leave_group()
+    begin_anew()
     if DEVICE_TYPE != "cpu":
         torch.accelerator.set_device_index(local_device(ranks_before + rank).index)
     dist.init_process_group(
@@ -44,10 +46,13 @@ def leave_group() -> None:
 
 @contextmanager
 def peers_are_told() -> Iterator[None]:
-    """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on."""
+    """A rank that fails leaves the process group at once, or peers with no direct link to it would wait on. It has
+    failed, too, if a peer died and collectives were ended for that. Errors: PeerGone."""
     try:
         yield
+        check_peers()
     except BaseException:  # any error is raised again once the peers can know
         with suppress(Exception):
+            end_collectives()  # leaving a group of NCCL's may wait for what is under way in it
             leave_group()
         raise

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from titan_rl.mesh.channel.plan import BLOCK_BYTES
 from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region
 from titan_rl.mesh.channel.slots import SlotWriter
+from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.trainer.local_memory import Held, held_by
 from titan_rl.trainer.optimizer import load_schedule
 from titan_rl.trainer.state import random_state, set_random_state
@@ -35,6 +36,12 @@ class Layout:
             self._offsets.append(self.nbytes)
             self.nbytes += -(-one.memory.nbytes // 64) * 64
 
+    @property
+    def size(self) -> tuple[int, list[tuple[int, int]]]:
+        """Bytes of a slot, and [start, stop) of each block that has a checksum."""
+        starts = range(0, self.nbytes, BLOCK_BYTES)
+        return self.nbytes, [(start, min(start + BLOCK_BYTES, self.nbytes)) for start in starts]
+
     def places(self, slot: torch.Tensor) -> Iterator[tuple[Held, torch.Tensor]]:
         """Each that has any values on this rank, and its place, of its own shape and dtype."""
         for one, offset in zip(self.held, self._offsets, strict=True):
@@ -45,12 +52,15 @@ class Layout:
 class Snapshots(ABC):
     """A rank's own."""
 
-    def __init__(self, rank: int, learner):
+    def __init__(self, rank: int, learner, region: Region | None = None):
+        """``region``: one of this rank and layout that is there already, with what is in it."""
         self.learner, self.layout = learner, Layout(held_by(learner))
-        nbytes = self.layout.nbytes
-        blocks = [(start, min(start + BLOCK_BYTES, nbytes)) for start in range(0, nbytes, BLOCK_BYTES)]
-        self.region = Region(rank, nbytes, blocks, _CPU)
-        self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], nice=_NICE)
+        self.region = region or Region(rank, *self.layout.size, _CPU, filled_from=learner.device)
+        self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], stream_for(learner.device), nice=_NICE)
+
+    def open(self) -> None:
+        """Snapshots are taken from now on; of those that were there before, none counts any more."""
+        self.region.header.stamps[:] = FAILED
 
     @abstractmethod
     def take(self, step: int) -> None:
@@ -63,6 +73,16 @@ class Snapshots(ABC):
     @abstractmethod
     def before_update(self) -> None:
         """What is trained is about to change; its last snapshot was taken in an earlier call of all ranks."""
+
+    def before_move(self) -> None:
+        """What is trained is about to lie elsewhere: it is copied first, if it is being copied."""
+        self.writer.wait()
+
+    def let_go(self) -> None:
+        """Of the learner: no more are taken, and those that were can still be loaded."""
+        self.writer.wait()
+        self.writer.copies = [[] for _ in range(NUM_SLOTS)]
+        self.learner = self.layout = None
 
     def steps(self) -> list[int]:
         """Steps whose state is complete here."""
@@ -95,7 +115,7 @@ def _small(learner) -> dict:
         "rank": dist.get_rank(),
         "random": random_state(),
         "schedulers": {role: one.state_dict() for role, one in learner.schedulers().items()},
-        "counts": [float(count) for count in _counts(learner)],
+        "counts": torch.stack(_counts(learner)).tolist(),  # on a GPU as well they are looked at once
     }
 
 

@@ -1,11 +1,19 @@
 """Which kind of snapshots a rank takes."""
 
-from titan_rl.trainer.snapshot import Snapshots
+from titan_rl.trainer.local_memory import held_by
+from titan_rl.trainer.snapshot import Layout, Snapshots
 from titan_rl.trainer.snapshot_copies import CopiedSnapshots
 from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
 
 
-def make_snapshots(rank: int, learner) -> Snapshots:
-    """Of a ``trainer.side.Side``, before anybody else has a view of what it trains: that may move."""
-    in_place = learner.device.type == "cpu" and not learner.has_views
-    return (SnapshotsInPlace if in_place else CopiedSnapshots)(rank, learner)
+def make_snapshots(rank: int, learner, before: Snapshots | None = None) -> Snapshots:
+    """Of a ``trainer.side.Side``, before anybody else has a view of what it trains: that may move.
+
+    ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
+    these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.
+    """
+    if learner.device.type == "cpu" and not learner.has_views:
+        return SnapshotsInPlace(rank, learner)
+    size = Layout(held_by(learner)).size
+    fits = isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size
+    return CopiedSnapshots(rank, learner, before.region if fits else None)

@@ -13,27 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
+
+from titan_rl.mesh.channel.checksums import Sums, sums_for
+from titan_rl.mesh.channel.pinned import pin
 
 NUM_SLOTS = 2
 WRITING, FAILED = -1, -2
 """Stamps of a slot that holds no version."""
-
-
-def checksum(data: torch.Tensor) -> int:
-    """Of uint8 bytes, as an unsigned 64-bit number: xxh3; on a GPU, where the bytes should stay, a weighted sum."""
-    if data.device.type == "cpu":
-        return xxhash.xxh3_64_intdigest(data.numpy())
-    return _weighted_sum(data)
-
-
-def _weighted_sum(data: torch.Tensor) -> int:
-    """Sum of the bytes' 32-bit words, each times an odd number of its own, modulo 2**64."""
-    padded = torch.nn.functional.pad(data, (0, -data.numel() % 4))
-    words = padded.view(torch.int32).to(torch.int64)
-    # a Weyl sequence: the factors of neighbours differ in most bits, so swapped words change the sum
-    factors = torch.arange(1, words.numel() + 1, device=data.device) * -7046029254386353131 | 1
-    return int((words * factors).sum()) & (1 << 64) - 1
 
 
 class Header:
@@ -60,6 +46,8 @@ class RegionHandle:
     slot_bytes: int
     blocks: list[tuple[int, int]]
     """[start, stop) in a slot of each checksum."""
+    sums: Sums = "xxh3"
+    """The kind of the checksums."""
     cuda: list[Any] = field(default_factory=list)
     """Of each slot, if they are on a GPU: what torch.multiprocessing needs to map it."""
     rdma_header: Any = None
@@ -70,10 +58,18 @@ class RegionHandle:
 class Region:
     """The owner's side. ``slots`` are uint8 tensors."""
 
-    def __init__(self, rank: int, slot_bytes: int, blocks: list[tuple[int, int]], device: torch.device):
+    def __init__(
+        self,
+        rank: int,
+        slot_bytes: int,
+        blocks: list[tuple[int, int]],
+        device: torch.device,
+        filled_from: torch.device | None = None,
+    ):
+        """``device``: where the slots are. ``filled_from``: where what is copied into them is, if it is elsewhere."""
         self.rank, self.slot_bytes, self.blocks = rank, max(slot_bytes, 1), blocks
         header_bytes = header_pages(len(blocks))
-        on_gpu = device.type != "cpu"
+        self.sums, on_gpu = sums_for(device), device.type != "cpu"
         size = header_bytes + (0 if on_gpu else NUM_SLOTS * self.slot_bytes)
         self._fd = os.memfd_create(f"titan_rl_rank{rank}")
         os.ftruncate(self._fd, size)
@@ -85,6 +81,8 @@ class Region:
         else:
             memory = torch.frombuffer(self._memory, dtype=torch.uint8)
             self.slots = list(memory[header_bytes:].view(NUM_SLOTS, self.slot_bytes))
+            if filled_from is not None and filled_from.type == "cuda":
+                pin(memory, self)
 
     def handle(self, over_rdma: bool) -> RegionHandle:
         """Call it inside an actor if ``over_rdma`` (some reader is on another host)."""
@@ -98,9 +96,8 @@ class Region:
 
             rdma_header = RDMABuffer(torch.frombuffer(self.header.bytes, dtype=torch.uint8))
             rdma_blocks = [[RDMABuffer(slot[start:stop]) for start, stop in self.blocks] for slot in self.slots]
-        return RegionHandle(
-            self.rank, os.getpid(), self._fd, self.slot_bytes, self.blocks, cuda, rdma_header, rdma_blocks
-        )
+        place = self.rank, os.getpid(), self._fd, self.slot_bytes
+        return RegionHandle(*place, self.blocks, self.sums, cuda, rdma_header, rdma_blocks)
 
 
 def header_pages(num_blocks: int) -> int:

@@ -1,4 +1,7 @@
-"""Filling a slot of a region beside other work: first the copies, then the checksums, then the stamp."""
+"""Filling a slot of a region beside other work: first the copies, then the checksums, then the stamp.
+
+The copying is a thread's, and on a GPU a stream's, too (streams.py).
+"""
 
 import os
 import threading
@@ -6,7 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from titan_rl.mesh.channel.region import FAILED, WRITING, Region, checksum
+from titan_rl.mesh.channel.checksums import checksums
+from titan_rl.mesh.channel.region import FAILED, WRITING, Region
+from titan_rl.mesh.channel.streams import NoStream
 
 Copies = list[tuple[torch.Tensor, torch.Tensor | Callable[[], torch.Tensor]]]
 """(place in the slot, where its values come from, or what makes them)."""
@@ -21,9 +26,10 @@ def give_way(nice: int) -> None:
 class SlotWriter:
     """The only writer of its region; at most one slot is being filled."""
 
-    def __init__(self, region: Region, copies: list[Copies], nice: int = 0):
-        """``copies[slot]``, the same for every version. ``nice``: how far this gives way to other work."""
-        self.region, self.copies, self.nice = region, copies, nice
+    def __init__(self, region: Region, copies: list[Copies], stream: NoStream, nice: int = 0):
+        """``copies[slot]``, the same for every version. ``stream``: what they run in. ``nice``: how far this gives way
+        to other work."""
+        self.region, self.copies, self.nice, self._stream = region, copies, nice, stream
         self._work: threading.Thread | None = None
         self._copied = threading.Event()
         self._copied.set()
@@ -32,11 +38,15 @@ class SlotWriter:
         """Fill a slot with what the sources hold now; they must not change until ``wait_until_copied`` returns."""
 
         def fill() -> None:
-            _copy(self.copies[slot])
+            region, stream = self.region, self._stream
+            with stream.running():
+                _copy(self.copies[slot], non_blocking=stream.is_asynchronous)
+                stream.mark()
             self._copied.set()
             before_stamp()
-            for block, (start, stop) in enumerate(self.region.blocks):
-                self.region.header.checksums[slot, block] = checksum(self.region.slots[slot][start:stop])
+            stream.synchronize()
+            with stream.running():
+                region.header.checksums[slot] = checksums(region.sums, region.slots[slot], region.blocks)
 
         self._begin(version, slot, fill)
 
@@ -52,6 +62,7 @@ class SlotWriter:
 
     def _begin(self, version: int, slot: int, fill: Callable[[], None]) -> None:
         self.wait()
+        self._stream.follow()
         self._copied.clear()
         self.region.header.stamps[slot] = WRITING
         arguments = (version, slot, fill)
@@ -72,8 +83,9 @@ class SlotWriter:
             self._copied.set()
 
     def wait_until_copied(self) -> None:
-        """Until the sources may change again."""
+        """Until the sources may change again by what the calling thread does."""
         self._copied.wait()
+        self._stream.precede()
 
     def wait(self) -> None:
         """Until the last version is stamped."""
@@ -81,9 +93,9 @@ class SlotWriter:
             self._work.join()
 
 
-def _copy(copies: Copies) -> None:
+def _copy(copies: Copies, non_blocking: bool) -> None:
     if stored := [(place, values) for place, values in copies if isinstance(values, torch.Tensor)]:
-        torch._foreach_copy_(*map(list, zip(*stored, strict=True)))
+        torch._foreach_copy_(*map(list, zip(*stored, strict=True)), non_blocking=non_blocking)
     for place, values in copies:
         if not isinstance(values, torch.Tensor):
-            place.copy_(values())
+            place.copy_(values(), non_blocking=non_blocking)

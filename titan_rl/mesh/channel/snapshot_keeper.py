@@ -38,6 +38,7 @@ def fetch_step(handle: RegionHandle, step: int) -> torch.Tensor:
     if step not in stamps:
         raise TornRead(f"the snapshots of rank {handle.rank} are of steps {stamps}, not {step}")
     into = torch.empty(handle.slot_bytes, dtype=torch.uint8)
-    for block, (start, stop) in enumerate(handle.blocks):
-        source.copy(stamps.index(step), Read(handle.rank, block, start, stop - start, start), into)
+    blocks = enumerate(handle.blocks)
+    reads = [Read(handle.rank, block, start, stop - start, start) for block, (start, stop) in blocks]
+    source.take(stamps.index(step), reads, into)
     return into

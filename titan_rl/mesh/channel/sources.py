@@ -1,19 +1,22 @@
 """A reader's ways to one holder's region. Each copies blocks into the reader's own memory and checks them.
 
-Every source has ``header`` (as it was when last refreshed), ``refresh`` and ``fetch``.
+Every source has ``header`` (as it was when last refreshed), ``refresh``, and ``take``, which leaves checked blocks in
+the buffer; what comes by RDMA is fetched before that.
 """
 
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 import xxhash
 
+from titan_rl.mesh.channel.checksums import checksums
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.region import NUM_SLOTS, Header, RegionHandle, checksum, header_pages
+from titan_rl.mesh.channel.region import NUM_SLOTS, Header, RegionHandle, header_pages
+from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.mesh.channel.transports import RDMA, Transport
 
 _CHUNK_BYTES = 256 << 10
@@ -51,8 +54,12 @@ class SharedMemory:
             for (start, stop), wanted in zip(self.handle.blocks, checksums, strict=True)
         )
 
-    def copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
-        """One block. Errors: TornRead if its checksum is not the header's."""
+    def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
+        """Errors: TornRead if some block's checksum is not the header's."""
+        for read in reads:
+            self._copy(slot, read, buffer)
+
+    def _copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
         source = self._slots[slot, read.offset : read.offset + read.nbytes]
         into = buffer.numpy()[read.into : read.into + read.nbytes]
         digest = xxhash.xxh3_64()
@@ -60,27 +67,32 @@ class SharedMemory:
             chunk = into[start : start + _CHUNK_BYTES]
             np.copyto(chunk, source[start : start + _CHUNK_BYTES])
             digest.update(chunk)
-        _compare(digest.intdigest(), self, slot, read)
+        _compare([digest.intdigest()], self, slot, [read])
 
 
 class CudaIpc(SharedMemory):
     """The header is mapped; the slots are another process's GPU memory, mapped by CUDA IPC."""
 
-    def __init__(self, handle: RegionHandle):
+    def __init__(self, handle: RegionHandle, device: torch.device):
         super().__init__(handle)
         self._tensors = [rebuild(*arguments) for rebuild, arguments in handle.cuda]
+        self._stream = stream_for(device, self._tensors[0].device)
 
-    def copy(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
-        into = buffer[read.into : read.into + read.nbytes]
-        into.copy_(self._tensors[slot][read.offset : read.offset + read.nbytes])
-        _compare(checksum(into), self, slot, read)
+    def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
+        """All copies, then all checksums, then one look at them. Errors: TornRead."""
+        with self._stream.running():
+            for read in reads:
+                source = self._tensors[slot][read.offset : read.offset + read.nbytes]
+                buffer[read.into : read.into + read.nbytes].copy_(source, non_blocking=self._stream.is_asynchronous)
+            self._stream.synchronize()
+            _check(self, slot, reads, buffer)
 
 
 class Rdma:
     """RDMABuffers of the holder; ibverbs or TCP is Monarch's setting. Inside an actor only."""
 
-    def __init__(self, handle: RegionHandle):
-        self.handle = handle
+    def __init__(self, handle: RegionHandle, device: torch.device):
+        self.handle, self._stream = handle, stream_for(device)
         self._header_bytes = torch.zeros(Header.nbytes(len(handle.blocks)), dtype=torch.uint8)
         self.header = Header(self._header_bytes.numpy(), len(handle.blocks))
 
@@ -100,23 +112,34 @@ class Rdma:
             action.read_remote(buffer[read.into : read.into + read.nbytes], self.handle.rdma_blocks[slot][read.block])
         await action.submit(timeout=math.ceil(timeout))
 
-    def check(self, slot: int, read: Read, buffer: torch.Tensor) -> None:
-        """Errors: TornRead if the block's checksum is not the header's."""
-        _compare(checksum(buffer[read.into : read.into + read.nbytes]), self, slot, read)
+    def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
+        """They were fetched. Errors: TornRead if some block's checksum is not the header's."""
+        with self._stream.running():
+            _check(self, slot, reads, buffer)
 
 
 Source = SharedMemory | CudaIpc | Rdma
 
 
-def open_source(handle: RegionHandle, transport: Transport) -> Source:
+def open_source(handle: RegionHandle, transport: Transport, device: torch.device) -> Source:
+    """``device``: of the buffer that is read into. Errors: ValueError if this transport does not reach the region."""
     if transport in RDMA:
-        return Rdma(handle)
-    return CudaIpc(handle) if transport == "cuda_ipc" else SharedMemory(handle)
+        return Rdma(handle, device)
+    if bool(handle.cuda) != (transport == "cuda_ipc"):
+        where = "on its GPU" if handle.cuda else "in its host's memory"
+        raise ValueError(f"trainer rank {handle.rank} stages its weights {where}, which {transport} does not reach")
+    return CudaIpc(handle, device) if transport == "cuda_ipc" else SharedMemory(handle)
 
 
-def _compare(digest: int, source: Source, slot: int, read: Read) -> None:
-    if digest != int(source.header.checksums[slot, read.block]):
-        raise TornRead(f"block {read.block} of trainer rank {source.handle.rank} fails its checksum")
+def _check(source: Source, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
+    found = checksums(source.handle.sums, buffer, [(read.into, read.into + read.nbytes) for read in reads])
+    _compare(found, source, slot, reads)
+
+
+def _compare(digests: Sequence[int], source: Source, slot: int, reads: list[Read]) -> None:
+    for digest, read in zip(digests, reads, strict=True):
+        if int(digest) != int(source.header.checksums[slot, read.block]):
+            raise TornRead(f"block {read.block} of trainer rank {source.handle.rank} fails its checksum")
 
 
 def share_out(reads: list[tuple[Source, Read]], workers: int) -> Iterator[list[tuple[Source, Read]]]:

@@ -2,12 +2,15 @@
 
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 RDMA = frozenset({"rdma_ibverbs", "rdma_tcp"})
+ON_GPU = frozenset({"cuda_ipc", "rdma_ibverbs"})
+"""Those that reach a GPU's memory; what the others read has to lie in the host's."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,16 @@ def choose_transport(setting: str, source: Place, destination: Place) -> Transpo
     if source.host == destination.host:
         return "cuda_ipc" if source.device == destination.device == "cuda" else "shared_memory"
     return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "rdma_tcp"
+
+
+def staged_on_host(used: Iterable[tuple[int, Transport]]) -> set[int]:
+    """Of (trainer rank, transport) of all pairs: the ranks that stage their weights in their host's memory."""
+    return {rank for rank, transport in used if transport not in ON_GPU}
+
+
+def from_host(transport: Transport) -> Transport:
+    """To a rank that does."""
+    return "shared_memory" if transport == "cuda_ipc" else transport
 
 
 def describe(chosen: list[Transport]) -> str:

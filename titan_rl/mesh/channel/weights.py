@@ -19,11 +19,14 @@ from titan_rl.mesh.channel.plan import Box, Holding, Interner, Placed, Read, Rea
 from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region, RegionHandle
 from titan_rl.mesh.channel.slots import Copies, SlotWriter
 from titan_rl.mesh.channel.sources import Rdma, Source, TornRead, open_source, share_out
-from titan_rl.mesh.channel.transports import Transport
+from titan_rl.mesh.channel.streams import stream_for
+from titan_rl.mesh.channel.transports import ON_GPU, Transport
+from titan_rl.mesh.freed_memory import drop_contents
 
 if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
     from titan_rl.models.shards import Shard
 
+_HOST = torch.device("cpu")
 _FIRST_POLL, _LAST_POLL = 0.0005, 0.02
 """Seconds between two looks at a version that is not there yet."""
 
@@ -51,9 +54,12 @@ def piece_view(memory: torch.Tensor, base: int, placed: Placed) -> torch.Tensor:
 class WeightWriter(SlotWriter):
     """One trainer rank's side."""
 
-    def __init__(self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device):
-        region = Region(rank, layout.nbytes, layout.blocks, device)
-        super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots])
+    def __init__(
+        self, rank: int, shards: "list[Shard]", layout: SlotLayout, device: torch.device, on_host: bool = False
+    ):
+        """``device``: where the shards are. ``on_host``: readers reach nothing but this host's memory."""
+        region = Region(rank, layout.nbytes, layout.blocks, _HOST if on_host else device, filled_from=device)
+        super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots], stream_for(device))
 
     def publish(self, version: int) -> None:
         """Begin to stage a version: the next forward and backward may run meanwhile, the next update may not."""
@@ -96,12 +102,12 @@ class WeightReader:
 
     def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 1):
         self.plan, self._threads = setup.plan, threads
+        device = device if all(transport in ON_GPU for transport in setup.transports) else _HOST
         self._sources = {
-            handle.rank: open_source(handle, transport)
+            handle.rank: open_source(handle, transport, device)
             for handle, transport in zip(setup.regions, setup.transports, strict=True)
         }
-        on_gpu = all(transport in ("cuda_ipc", "rdma_ibverbs") for transport in setup.transports)
-        self.buffer = torch.zeros(self.plan.nbytes, dtype=torch.uint8, device=device if on_gpu else "cpu")
+        self.buffer = torch.zeros(self.plan.nbytes, dtype=torch.uint8, device=device)
         self.held: int | None = None
         """The version in ``buffer``; None while that holds no complete one."""
         self._is_closed = False
@@ -117,6 +123,8 @@ class WeightReader:
         while True:
             await self._await_stamps(version, deadline)
             self.held = None
+            if (storage := self.buffer.untyped_storage()).nbytes() < self.plan.nbytes:
+                storage.resize_(self.plan.nbytes)
             try:
                 await self._read_all(version % NUM_SLOTS, deadline - time.monotonic())
                 await self._await_stamps(version, time.monotonic())
@@ -148,6 +156,15 @@ class WeightReader:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_POLL)
 
+    def let_go(self) -> None:
+        """Hold no version, and no memory for one, until the next is fetched."""
+        self.held = None
+        storage = self.buffer.untyped_storage()
+        if self.buffer.device.type != "cpu":
+            storage.resize_(0)
+        elif not self.buffer.is_pinned():  # others have views of its address
+            drop_contents(storage)
+
     def close(self) -> None:
         """Those who still wait for a version here are told that it will not come."""
         self._is_closed = True
@@ -159,8 +176,8 @@ class WeightReader:
             await source.fetch(slot, [read for s, read in remote if s is source], self.buffer, max(timeout, 1.0))
 
         def work(share: list[tuple[Source, Read]]) -> None:
-            for source, read in share:
-                (source.check if isinstance(source, Rdma) else source.copy)(slot, read, self.buffer)
+            for source in dict.fromkeys(source for source, _ in share):
+                source.take(slot, [read for s, read in share if s is source], self.buffer)
 
         await asyncio.gather(*(asyncio.to_thread(work, share) for share in share_out(reads, self._threads)))
 

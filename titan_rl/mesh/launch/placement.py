@@ -53,8 +53,13 @@ _KEEP_MEMORY = {
 _FEW_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 
+# a peer's death ends NCCL's collectives from outside (mesh/supervision/peers.py): torch's watchdog must not end the
+# process for that; that a collective takes too long is a deadline's business
+_NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+
 def trainer_environment(threads: Threads) -> dict[str, str]:
-    return _COMMON | _KEEP_MEMORY | _FEW_PRODUCTS | {"OMP_NUM_THREADS": str(threads.trainer)}
+    return _COMMON | _KEEP_MEMORY | _FEW_PRODUCTS | _NO_WATCHDOG | {"OMP_NUM_THREADS": str(threads.trainer)}
 
 
 # an engine works off the main thread, whose arena alone can keep blocks of more than 64 MiB; that a trainer's backward

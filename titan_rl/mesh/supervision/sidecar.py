@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
+from titan_rl.mesh.supervision.collectives import end_collectives
 from titan_rl.mesh.supervision.fault_injection import obey_orders
 from titan_rl.mesh.supervision.logs import send_output_to
 
@@ -27,6 +28,11 @@ class Sidecar(Actor):
         obey_orders()
         self._keepers: dict[int, SnapshotKeeper] = {}
         return os.getpid()
+
+    @endpoint
+    def end_collectives(self) -> bool:
+        """A peer is dead: those of NCCL would wait for it."""
+        return end_collectives()
 
     @endpoint
     def keep(self, handle) -> None:

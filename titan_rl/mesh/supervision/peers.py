@@ -1,0 +1,40 @@
+"""A rank's peers, when it dies: in a collective with it, those of gloo raise by themselves, but NCCL's kernels spin.
+
+    a rank dies ─▶ the controller tells its peers' sidecars ─▶ they abort NCCL ─▶ the kernels end ─▶ the peers raise
+
+Without that a peer would be killed as hung, and what it keeps for others would go with it. Here is the controller's
+part; that of the peers' processes is in collectives.py.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
+from titan_rl.mesh.supervision.background import BackgroundTasks
+
+
+class PeersAreTold:
+    """Owns the telling. Its callbacks are for ``ActorProcess.on_death``."""
+
+    def __init__(self, peers: Callable[[], Iterable[ActorProcess]]):
+        """``peers``: all ranks that have collectives with each other now."""
+        self._peers, self._background = peers, BackgroundTasks()
+
+    def watch(self, process: ActorProcess) -> ActorProcess:
+        """From now on its peers hear of its death."""
+        process.on_death.append(self._on_death)
+        return process
+
+    def _on_death(self, dead: ActorProcess) -> None:
+        peers = list(self._peers())
+        if dead in peers and not dead.is_stopping:
+            for peer in peers:
+                if not peer.is_dead:
+                    self._background.start(self._tell(peer))
+
+    async def _tell(self, peer: ActorProcess) -> None:
+        with suppress(ActorDied):  # its owner knows, or will: it is killed as hung then
+            await peer.ask_sidecar("end_collectives")
+
+    def stop(self) -> None:
+        self._background.cancel()
