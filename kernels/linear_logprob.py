@@ -449,6 +449,26 @@ def _triton_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, memor
     return grad_SV
 
 
+_is_tuned = True
+
+
+def tune_by_the_clock(yes: bool) -> None:
+    """Whether a kernel takes what was fastest when it first met a shape: in another process that may be another tile,
+    which is another order of additions. If not, it takes one that never changes, and fits into every GPU's memory."""
+    global _is_tuned
+    if yes != _is_tuned and triton is not None:
+        for kernel in (_statistics_kernel, _gradient_kernel):
+            kernel.cache.clear()
+    _is_tuned = yes
+
+
+def _fixed_config(configs: list, element_size: int):
+    """``element_size``: of the inputs, in bytes."""
+    tile = (128, 128, 64) if element_size == 2 else (64, 64, 32)
+    fitting = (c for c in configs if tuple(c.kwargs[f"BLOCK_{name}"] for name in "SVD") == tile)
+    return next(fitting, configs[-1])
+
+
 def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -468,6 +488,9 @@ if triton is not None:
                 *((64, 128, 64, 4, 4), (32, 128, 64, 4, 4), (64, 64, 32, 4, 3)),
             ]
         ]
+
+    def _configs_to_try(configs, arguments, **_):
+        return configs if _is_tuned else [_fixed_config(configs, arguments["hidden"].element_size())]
 
     @triton.jit
     def _logits_tile(
@@ -513,7 +536,7 @@ if triton is not None:
 
     _even_D = {"EVEN_D": lambda arguments: arguments["D"] % arguments["BLOCK_D"] == 0}
 
-    @triton.autotune(_CONFIGS, key=["V", "D"])
+    @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
     def _statistics_kernel(
@@ -598,7 +621,7 @@ if triton is not None:
         tl.store(out + 2 * part, expected_S, mask=is_row_S)
         tl.store(out + 3 * part, target_logit_S, mask=is_row_S)
 
-    @triton.autotune(_CONFIGS, key=["V", "D"])
+    @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
     def _gradient_kernel(

@@ -32,7 +32,8 @@ def test_replay_from_the_base_model_arrives_at_the_same_bits(run):
     said = command("replay", run, "--from", 1, "--to", STEPS, "--json")
     assert said.returncode == 0, said.stdout + said.stderr
     result = json.loads(said.stdout)
-    assert result["from"] == "the base model" and result["equal"]
+    assert result["from"] == "the base model" and result["equal"] and result["bit_equal"]
+    assert [one["device"] for one in result["recorded_on"]] == ["cpu"]
     assert [step["step"] for step in result["steps"]] == list(range(1, STEPS + 1))
     assert sum(step["grad_norm"] > 0 for step in result["steps"]) >= 3, "a run that learned nothing proves nothing"
     assert result["state"]["num_tensors"] > 50 and result["state"]["num_different"] == 0

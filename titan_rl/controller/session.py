@@ -40,6 +40,7 @@ from titan_rl.controller.resuming import check_resumable, limits_of
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Lost, Stopped, StopRequest
 from titan_rl.controller.supervised import DataComponents, SupervisedController
+from titan_rl.controller.trainer_device import note_trainer_device
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.files import unless_full
 from titan_rl.environments.curriculum import Curriculum
@@ -60,7 +61,7 @@ from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress, write_summary
 from titan_rl.records.trackers import Trackers
 
-_CHANGES = {"started", "died", "stopped", "trainer_repaired", "generator_serves", "verifier_serves"}
+_CHANGES = {"started", "died", "stopped", "trainer_device", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 
 
@@ -165,7 +166,7 @@ class Session:
         recovery = self._data_recovery() if on_data else self._recovery()
         self.meshes = self._meshes(path, recovery)
         await self.stop_request.interrupts(self.meshes.start())
-        self._write_pids()
+        await note_trainer_device(self.meshes.trainer, self.note)
         seconds = time.perf_counter() - self.progress.started
         if on_data:
             self.say(f"trainer up after {seconds:.1f} s")

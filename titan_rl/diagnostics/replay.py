@@ -7,15 +7,12 @@ and its warm-up, which the seed makes) and take the recorded steps. Nothing of t
 
 import asyncio
 import json
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.base_model import base_model
@@ -24,8 +21,10 @@ from titan_rl.controller.kept_policy import check_kept, kept_policy
 from titan_rl.controller.preflight import Checked, resolve, with_dataset
 from titan_rl.controller.recorded_config import load_recorded, one_configuration
 from titan_rl.controller.resuming import check_own_models, check_readable, limits_of, read_settings
+from titan_rl.controller.trainer_device import trainer_device
 from titan_rl.controller.wiring import Actors
 from titan_rl.data.types import StepMetrics
+from titan_rl.diagnostics.compared import ComparedState, ComparedStep, compared, equal_in_words, recorded_places
 from titan_rl.diagnostics.replayed_steps import Recorded, as_metrics, recorded_steps, steps_of_replay
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.places import check_no_modules
@@ -33,9 +32,7 @@ from titan_rl.records.rollouts import RolloutsError, read_rollouts
 from titan_rl.records.rundir import RunDir, existing_run_dir
 from titan_rl.records.sources import check_sources, find_sources
 from titan_rl.train import drive
-from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
-from titan_rl.trainer.role_names import LEARNED
-from titan_rl.trainer.state import role_folder
+from titan_rl.trainer.determinism import TrainedOn, tolerance
 
 
 @dataclass(frozen=True)
@@ -53,40 +50,12 @@ class Plan:
     """Where a checkpoint of the last step goes."""
 
 
-@dataclass(frozen=True)
-class ComparedStep:
-    """What the run recorded of a step, and what came of it again."""
-
-    step: int
-    recorded_loss: float
-    loss: float
-    recorded_grad_norm: float
-    grad_norm: float
-
-    @property
-    def equal(self) -> bool:
-        """Also where no update was applied, then and now."""
-        if math.isnan(self.loss) or math.isnan(self.recorded_loss):
-            return math.isnan(self.loss) and math.isnan(self.recorded_loss)
-        return (self.loss, self.grad_norm) == (self.recorded_loss, self.recorded_grad_norm)
-
-
-@dataclass(frozen=True)
-class ComparedState:
-    """Weights and moments at the last step, against the run's own checkpoint of it."""
-
-    checkpoint: str
-    num_tensors: int
-    num_different: int
-    first_different: str = ""
-    largest_difference: float = 0.0
-    """Within the first that differs."""
-
-
 async def replay_steps(
-    plan: Plan, tell: Callable[[int, StepMetrics], None] = lambda step, metrics: None
+    plan: Plan,
+    tell: Callable[[int, StepMetrics], None] = lambda step, metrics: None,
+    hear_of: Callable[[TrainedOn], None] = lambda here: None,
 ) -> list[StepMetrics]:
-    """Train on fresh trainer actors; ``tell`` hears of each step."""
+    """Train on fresh trainer actors; ``tell`` hears of each step, ``hear_of`` before of what they compute on."""
     checked, config = plan.checked, plan.checked.config
     path = base_model(config, plan.run_dir)
     # a death ends it: it can be asked again
@@ -95,6 +64,7 @@ async def replay_steps(
     kept = kept_policy(config, checked.algorithm, plan.run_dir)
     async with Actors(lone, path, frozenset({"trainer"}), kept) as actors:
         trainer = actors.meshes.trainer
+        hear_of(await trainer_device(trainer))
         if plan.checkpoint is not None:
             await trainer.call("load_checkpoint", str(plan.checkpoint))
         elif plan.sft and config.sft.steps:
@@ -107,50 +77,6 @@ async def replay_steps(
             await trainer.call("begin_checkpoint", str(plan.keep_in))
             await written(trainer, plan.keep_in, config.mesh.step_timeout)
         return all_metrics
-
-
-def compare_states(checkpoint: Path, other: Path) -> ComparedState:
-    """Weights first, then the optimizer's state, a tensor at a time, whatever ranks wrote them."""
-    ours, theirs = _tensors(checkpoint), _tensors(other)
-    different = [(name, math.nan) for name in theirs if name not in ours]
-    for name, entry in ours.items():
-        if name not in theirs or _kind(entry) != _kind(theirs[name]):
-            different.append((name, math.nan))
-            continue
-        a, b = (_read_tensor(path, name, entry) for path in (checkpoint, other))
-        if not torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)):
-            different.append((name, float((a.double() - b.double()).abs().max())))
-    first, largest = different[0] if different else ("", 0.0)
-    return ComparedState(str(checkpoint), len(ours), len(different), first, largest)
-
-
-def _compared(kept: Path, replayed: Path) -> ComparedState:
-    """Errors: ConfigError if the run's own cannot be read."""
-    try:
-        return compare_states(kept, replayed)
-    except StateError as error:
-        raise ConfigError(f"weights cannot be compared: {error}") from None
-
-
-def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
-    """Also those of a role that had processes of its own, which are in a folder of its own."""
-    kinds = [(role, f"{role}.{kind}") for role in LEARNED for kind in ("model.", "optimizer.")]
-    return {
-        name: entry
-        for role, kind in (("", "model."), ("", "optimizer."), *kinds)
-        for name, entry in read_metadata(role_folder(checkpoint, role)).state_dict_metadata.items()
-        if name.startswith(kind) and isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def _kind(entry: TensorStorageMetadata) -> tuple:
-    return entry.size, entry.properties.dtype
-
-
-def _read_tensor(checkpoint: Path, name: str, entry: TensorStorageMetadata) -> torch.Tensor:
-    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-    load_state(state, role_folder(checkpoint, name.partition(".")[0]), no_dist=True)
-    return state[name].reshape(-1)
 
 
 def recorded(run_dir: RunDir) -> Recorded:
@@ -231,28 +157,48 @@ def _kept(plan: Plan) -> tuple[Path | None, str]:
     return folder.path(plan.last), ""
 
 
-def _line(compared: ComparedStep) -> str:
-    verdict = "equal" if compared.equal else "DIFFERENT"
-    return (
-        f"step {compared.step:>5}  loss {compared.recorded_loss: .9e} -> {compared.loss: .9e}  "
-        f"grad norm {compared.recorded_grad_norm:.9e} -> {compared.grad_norm:.9e}  {verdict}"
-    )
+class _Report:
+    """What is said while a replay goes on, and what came of it."""
 
+    def __init__(self, plan: Plan, say: Callable[[str], None]):
+        self.say, self.wanted, self.places = say, recorded(plan.run_dir), recorded_places(plan.run_dir.root)
+        self.dtype = plan.checked.titan.training.mixed_precision_param
+        self.steps: list[ComparedStep] = []
+        self.state: ComparedState | None = None
+        self.tolerance = 0.0
 
-def _told(compared: ComparedStep) -> dict:
-    """JSON has no NaN."""
-    values = {name: value if math.isfinite(value) else None for name, value in asdict(compared).items()}
-    return values | {"equal": compared.equal}
+    def hear_of(self, here: TrainedOn) -> None:
+        self.tolerance = tolerance([*self.places, here], self.dtype)
+        if self.tolerance:
+            recorded_on = ", ".join(dict.fromkeys(place.device for place in self.places)) or "cpu"
+            self.say(
+                f"recorded on {recorded_on}, replayed on {here.device}: no order of additions that both kept, so steps "
+                f"are {equal_in_words(self.tolerance)} at best ([debug] deterministic gives GPUs of one kind an order)"
+            )
 
+    def tell(self, step: int, metrics: StepMetrics) -> None:
+        loss, grad_norm = self.wanted[step]
+        self.steps.append(ComparedStep(step, loss, metrics.loss, grad_norm, metrics.grad_norm, self.tolerance))
+        self.say(self.steps[-1].line())
 
-def _state_line(state: ComparedState) -> str:
-    what = f"{state.num_tensors} tensors of weights and moments against {state.checkpoint}"
-    if not state.num_different:
-        return f"{what}: equal, bit for bit"
-    return (
-        f"{what}: {state.num_different} differ, the first {state.first_different} "
-        f"(by at most {state.largest_difference:.3e})"
-    )
+    def compare(self, kept: Path, replayed: Path) -> None:
+        self.state = compared(kept, replayed)
+        self.say(self.state.line(self.tolerance))
+
+    @property
+    def equal(self) -> bool:
+        return all(step.equal for step in self.steps) and (self.state is None or self.state.is_equal(self.tolerance))
+
+    def told(self) -> dict:
+        """``bit_equal`` is claimed only where equal bits are more than luck."""
+        return {
+            "steps": [step.told() for step in self.steps],
+            "state": asdict(self.state) if self.state else None,
+            "recorded_on": [asdict(place) for place in self.places],
+            "tolerance": self.tolerance,
+            "equal": self.equal,
+            "bit_equal": self.equal and not self.tolerance,
+        }
 
 
 def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequence[str] = ()) -> int:
@@ -264,28 +210,18 @@ def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequenc
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     plan = plan_replay(root, first, last, folders, say)
-    steps, wanted = [], recorded(plan.run_dir)
-
-    def tell(step: int, metrics: StepMetrics) -> None:
-        loss, grad_norm = wanted[step]
-        steps.append(ComparedStep(step, loss, metrics.loss, grad_norm, metrics.grad_norm))
-        say(_line(steps[-1]))
-
-    (kept, why_not), state = _kept(plan), None
+    report = _Report(plan, say)
+    kept, why_not = _kept(plan)
     began = str(plan.checkpoint) if plan.checkpoint else "the base model"
     say(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:
         if kept is not None:
             plan = replace(plan, keep_in=Path(scratch) / "checkpoint")
-        drive(replay_steps(plan, tell))
+        drive(replay_steps(plan, report.tell, report.hear_of))
         if kept is not None:
-            state = _compared(kept, plan.keep_in)
-            say(_state_line(state))
+            report.compare(kept, plan.keep_in)
         else:
             say(f"no whole checkpoint of step {last} to compare weights with: {why_not}")
-    equal = all(step.equal for step in steps) and (state is None or not state.num_different)
     if as_json:
-        told = [_told(step) for step in steps]
-        result = {"run": str(root), "from": began, "steps": told, "state": asdict(state) if state else None}
-        print(json.dumps(result | {"equal": equal}))
-    return 0 if equal else 1
+        print(json.dumps({"run": str(root), "from": began} | report.told()))
+    return 0 if report.equal else 1

@@ -56,9 +56,10 @@ class GptOssExperts(GroupedExperts):
         )
         w13_EDG, b13_EG, w2_EFD, b2_ED = own
         multiply = partial(grouped_product, num_tokens_E=num_tokens_per_expert_E)
-        each = num_tokens_per_expert_E.long()
-        hidden_RF = swiglu(multiply(x_RD, w13_EDG) + b13_EG.repeat_interleave(each, dim=0))
-        bias_RD = ScaleBiasForward.apply(b2_ED.repeat_interleave(each, dim=0), self._num_parts(), x_RD.dtype)
+        # with the number of rows told, nobody waits for a GPU to add it up
+        spread = dict(repeats=num_tokens_per_expert_E.long(), dim=0, output_size=len(x_RD))
+        hidden_RF = swiglu(multiply(x_RD, w13_EDG) + b13_EG.repeat_interleave(**spread))
+        bias_RD = ScaleBiasForward.apply(b2_ED.repeat_interleave(**spread), self._num_parts(), x_RD.dtype)
         return multiply(hidden_RF, w2_EFD) + bias_RD
 
     def _num_parts(self) -> int:

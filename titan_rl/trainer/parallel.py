@@ -12,6 +12,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.models.compiling import allow_graphs
 from titan_rl.models.lora import draw_nothing
 from titan_rl.models.spec import apply_parallelism
+from titan_rl.trainer.determinism import set_determinism
 from titan_rl.trainer.layout import stage_modules
 from titan_rl.trainer.pipeline import Pipeline
 from titan_rl.trainer.titan_config import TitanConfig
@@ -24,6 +25,7 @@ def parallel_model(
 
     They are built on the meta device, sharded, and then get memory, but no weights yet.
     """
+    set_determinism(titan.debug.deterministic, device)
     apply_parallelism(spec, titan.parallelism, titan.training)
     with torch.device("meta"):
         model = spec.model.build()

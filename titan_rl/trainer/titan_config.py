@@ -37,7 +37,7 @@ _HONOURED = {
         "fsdp_reshard_after_forward",
     },
     "comm": {"init_timeout_seconds"},
-    "debug": set(),
+    "debug": {"deterministic"},
 }
 _REFUSED = {
     "parallelism.context_parallel_degree": "no attention kernel for packed rows with shared prompts can split a row",
@@ -94,10 +94,13 @@ class TitanConfig:
 
 def titan_keys() -> dict[str, tuple[type, dict[str, Any]]]:
     """TorchTitan's class of each of its sections, and the keys that have an effect here, to their defaults."""
-    classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig}
-    ours = {"training": _TRAINING, "parallelism": _PARALLELISM, "comm": {}}
+    classes = {"training": TrainingConfig, "parallelism": ParallelismConfig, "comm": CommConfig, "debug": DebugConfig}
+    ours = {"training": _TRAINING, "parallelism": _PARALLELISM}
     honoured = {
-        name: (cls, {key: (_defaults(cls) | ours[name])[key] for key in _defaults(cls) if key in _HONOURED[name]})
+        name: (
+            cls,
+            {key: (_defaults(cls) | ours.get(name, {}))[key] for key in _defaults(cls) if key in _HONOURED[name]},
+        )
         for name, cls in classes.items()
     }
     schedule, modes = LRSchedulersContainer.Config, {"mode": "none"}

@@ -1,0 +1,36 @@
+"""What each row does: a function that takes the house and gives figures, by the row's name in bars.py."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gpu_check.checks import (
+    attention,
+    compiled,
+    cuda_ipc,
+    deterministic,
+    kernels,
+    publish,
+    rejoin,
+    right,
+    snapshots,
+    train,
+)
+from gpu_check.house import House
+
+CHECKS: dict[str, Callable[[House], dict[str, Any]]] = {
+    "deterministic": deterministic.check,
+    "right": right.check,
+    **{
+        f"train {size} {dtype}": partial(train.check, size=size, dtype=dtype)
+        for size in ("135m", "1b")
+        for dtype in ("float32", "bfloat16")
+    },
+    **{f"kernel {name}": check for name, check in kernels.CHECKS.items()},
+    "attention": attention.check,
+    "compiled": compiled.check,
+    "snapshots": snapshots.check,
+    "publish": publish.check,
+    "rejoin": rejoin.check,
+    "cuda ipc": cuda_ipc.check,
+}

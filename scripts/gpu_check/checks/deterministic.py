@@ -1,0 +1,32 @@
+"""``[debug] deterministic``: the same rows twice come to the same bits; and what that costs."""
+
+from typing import Any
+
+import torch
+
+from gpu_check.house import House
+from gpu_check.sizes import STEP
+from titan_rl.actors.trainer import Trainer
+from titan_rl.data.types import Row
+
+
+def gradient(trainer: Trainer, rows: list[Row]) -> torch.Tensor:
+    """Of all parameters, flat, in fp32, on the host."""
+    learner = trainer.learner
+    learner.optimizer.zero_grad()
+    learner.forward_backward(rows)
+    flat = [parameter.grad.full_tensor().flatten().float().cpu() for parameter in learner.model_parts[0].parameters()]
+    learner.optimizer.zero_grad()
+    return torch.cat(flat)
+
+
+def check(house: House) -> dict[str, Any]:
+    rows, found = house.rows("135m", STEP), {}
+    for deterministic in (True, False):  # cuBLAS hears of it before its first product, or not at all
+        trainer = house.trainer("135m", house.config(debug={"deterministic": deterministic}))
+        first, second = gradient(trainer, rows), gradient(trainer, rows)
+        name = "deterministic" if deterministic else "plain"
+        found[f"seconds_{name}"] = house.bench.seconds(lambda trainer=trainer: trainer.learner.forward_backward(rows))
+        found["same_bits" if deterministic else "same_bits_plain"] = bool(torch.equal(first, second))
+        house.clear()
+    return found | {"costs": found["seconds_deterministic"] / found["seconds_plain"]}

@@ -1,0 +1,35 @@
+"""What the trainer of a run computes on: a run's records say it, since it says what a step done again can promise."""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict
+
+from titan_rl.config.schema import Config
+from titan_rl.mesh.trainer_mesh import TrainerMesh
+from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.trainer.determinism import TrainedOn, tolerance, trained_on
+from titan_rl.trainer.titan_config import build_titan
+
+TRAINER_DEVICE = "trainer_device"
+"""The kind of event."""
+
+
+async def trainer_device(trainer: TrainerMesh) -> TrainedOn:
+    """Its first rank's; a CPU has one kind, about which nobody need be asked."""
+    if DEVICE_TYPE == "cpu":
+        return TrainedOn("cpu")
+    answers = await trainer.call("examine", pickle.dumps(trained_on))
+    answer, failure = answers[0]
+    if failure:
+        raise RuntimeError(f"the trainer's first rank cannot say what it computes on: {failure}")
+    return pickle.loads(answer)
+
+
+async def note_trainer_device(trainer: TrainerMesh, note: Callable[..., None]) -> None:
+    note(TRAINER_DEVICE, **asdict(await trainer_device(trainer)))
+
+
+def tolerance_here(config: Config) -> float:
+    """How far a step that this run does again may be off: 0 on a CPU."""
+    titan = build_titan(config)
+    return tolerance([TrainedOn(DEVICE_TYPE, titan.debug.deterministic)], titan.training.mixed_precision_param)
