@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
+from titan_rl.config.device_defaults import for_device
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
@@ -64,8 +65,9 @@ class Checked:
         return tables
 
 
-def resolve(config: Config, num_held_out: int = 0) -> Checked:
-    """Names become objects. Errors: ConfigError."""
+def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool = DEVICE_TYPE == "cpu") -> Checked:
+    """Names become objects. ``on_cpu``: whether the run is, which settles what was left open. Errors: ConfigError."""
+    config = for_device(config, on_cpu=on_cpu)
     folders, on_data = config.run.plugin_path, bool(config.data.file)
     task = make_task(config.task, folders)
     return Checked(
@@ -82,6 +84,7 @@ def resolve(config: Config, num_held_out: int = 0) -> Checked:
 def check(config: Config) -> Checked:
     """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
     checked = resolve(config, config.eval.prompts)
+    config = checked.config
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
     if config.lora.rank and checked.algorithm.head == "value":

@@ -10,18 +10,15 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from vllm import SamplingParams
-from vllm.config import WeightTransferConfig
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -29,17 +26,13 @@ from titan_rl.config.model_directory.directory import stop_token_ids, stored_ten
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
+from titan_rl.generator.arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
-
-_CPU_BLOCK_TOKENS = 32
-"""The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
-_PREFILL_TOKENS = 4096
-"""Tokens of one engine step, unless a single prompt needs more."""
 
 
 @dataclass(frozen=True)
@@ -69,44 +62,6 @@ class _Sample:
     """(number of tokens generated before, policy version that generates the next ones), in order."""
 
 
-def engine_arguments(config: GeneratorConfig, model_path: str | Path, max_model_len: int) -> EngineArgs:
-    """vLLM's settings. Log-probabilities are those of the distribution that is sampled from."""
-    on_cpu = current_platform.is_cpu()
-    memory: dict[str, Any] = (
-        dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
-        if on_cpu
-        else dict(gpu_memory_utilization=config.gpu_memory_utilization)
-    )
-    parallel: dict[str, Any] = (
-        dict(tensor_parallel_size=config.tensor_parallel, distributed_executor_backend="external_launcher")
-        if config.tensor_parallel > 1
-        else {}
-    )
-    return EngineArgs(
-        model=str(model_path),
-        config_format="hf",
-        load_format=vllm_loader.FORMAT,
-        dtype=config.dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        enforce_eager=on_cpu,
-        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
-        async_scheduling=False,  # an update must know the number of tokens of each request
-        disable_log_stats=True,
-        skip_tokenizer_init=True,
-        trust_remote_code=False,
-        logprobs_mode="processed_logprobs",
-        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
-        hf_overrides={"head_dtype": "float32"},
-        generation_config="vllm",
-        weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **memory,
-        **parallel,
-    )
-
-
 class GenerationEngine:
     """One engine for many callers. All methods may be called from any thread.
 
@@ -121,8 +76,10 @@ class GenerationEngine:
         max_model_len: int,
         rank: int = 0,
         rendezvous_file: Path | None = None,
+        devices: Sequence[int] = (),
     ):
-        """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet."""
+        """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
+        ``devices``: as in ``engine_arguments``."""
         vllm_backend.register()
         vllm_loader.register()
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
@@ -130,7 +87,8 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)
-        self._arguments = engine_arguments(config, model_path, max_model_len)
+        self._arguments = engine_arguments(config, model_path, max_model_len, devices)
+        self._devices = devices
         self._stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
@@ -206,7 +164,7 @@ class GenerationEngine:
         size = self._config.tensor_parallel
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
-        join_ranks(self._rank, size, self._rendezvous_file)
+        join_ranks(self._rank, size, self._rendezvous_file, self._devices)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
         dist.barrier()
         forget_shared_memory()
@@ -334,7 +292,7 @@ class GenerationEngine:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         running = self._engine.engine_core.engine_core.scheduler.requests
         for sample in self._samples.values():
-            sample.versions.append((running[sample.engine_id].num_output_tokens, version))
+            sample.versions.append((num_generated(running[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
         taken = self._take_statistics()
         taken.seconds_update = time.perf_counter() - start
@@ -348,3 +306,9 @@ class GenerationEngine:
     def _take_statistics(self) -> EngineStatistics:
         taken, self.statistics = self.statistics, EngineStatistics()
         return taken
+
+
+def num_generated(request) -> int:
+    """Tokens of one of vLLM's requests, with the one that a step under way makes, which is the old weights' too."""
+    is_preempted_under_way = request.num_stale_output_tokens > 0 and not request.drop_stale_output
+    return request.num_output_tokens + (request.num_output_placeholders or int(is_preempted_under_way))

@@ -6,10 +6,11 @@ the one that the table gives it: what is mapped between processes (CUDA IPC) car
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.placement import PlacementConfig
+from titan_rl.config.schema import GeneratorConfig
 
 TRAINER, GENERATOR = "trainer", "generator"
 
@@ -125,6 +126,26 @@ def _check_named(crews: Sequence[Crew], settings: PlacementConfig, devices_per_h
 def _words(count: int, hosts: int) -> str:
     each = f" ({hosts} hosts x {count // hosts})" if hosts > 1 else ""
     return f"{count} GPU{'s' if count != 1 else ''}{each}"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What the mesh is told of a run on GPUs."""
+
+    table: DeviceTable
+    kv_cache_gib: float
+    """Of each rank of an engine."""
+    engine_share: float
+    """Of a GPU's memory, that a rank of an engine takes in all."""
+
+    def of_engine(self, generator: GeneratorConfig) -> GeneratorConfig:
+        """An engine's settings, with what the placement has settled."""
+        return replace(generator, kv_cache_gib=self.kv_cache_gib, gpu_memory_utilization=self.engine_share)
+
+
+def devices_of(devices: Devices | None, *roles: str) -> list[int]:
+    """Of the ranks of these roles, one after the other, their GPUs; none on a CPU."""
+    return [] if devices is None else [device for role in roles for device in devices.table.devices(role)]
 
 
 class EngineSeats:

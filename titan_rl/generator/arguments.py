@@ -1,0 +1,75 @@
+"""vLLM's settings for an engine, on a CPU and on GPUs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.config import WeightTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from titan_rl.config.device_defaults import GPU_STEP_TOKENS, generator_on
+from titan_rl.config.schema import GeneratorConfig
+from titan_rl.generator import vllm_backend, vllm_loader
+
+_CPU_BLOCK_TOKENS = 32
+"""The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
+_PREFILL_TOKENS = 4096
+"""Tokens of one engine step on a CPU, unless a single prompt needs more."""
+
+
+def engine_arguments(
+    config: GeneratorConfig, model_path: str | Path, max_model_len: int, devices: Sequence[int] = ()
+) -> EngineArgs:
+    """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
+
+    ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU.
+    """
+    on_cpu = current_platform.is_cpu()
+    config = generator_on(config, on_cpu=on_cpu)
+    parallel: dict[str, Any] = (
+        dict(tensor_parallel_size=config.tensor_parallel, distributed_executor_backend="external_launcher")
+        if config.tensor_parallel > 1
+        else {}
+    )
+    return EngineArgs(
+        model=str(model_path),
+        config_format="hf",
+        load_format=vllm_loader.FORMAT,
+        dtype=config.dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        enforce_eager=on_cpu,
+        disable_log_stats=True,
+        skip_tokenizer_init=True,
+        trust_remote_code=False,
+        logprobs_mode="processed_logprobs",
+        # bf16 logits are off by up to 1/16, which caused a third of the disagreement of trainer and sampler
+        hf_overrides={"head_dtype": "float32"},
+        generation_config="vllm",
+        weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
+        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, devices)),
+        **parallel,
+    )
+
+
+def _on_cpu(config: GeneratorConfig, max_model_len: int) -> dict[str, Any]:
+    return dict(
+        kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30),
+        block_size=_CPU_BLOCK_TOKENS,
+        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
+        async_scheduling=False,  # which vLLM has for GPUs alone
+    )
+
+
+def _on_gpu(config: GeneratorConfig, devices: Sequence[int]) -> dict[str, Any]:
+    """Chunked prefill and async scheduling are vLLM's defaults there, and stay."""
+    return dict(
+        device_ids=list(devices) or None,
+        kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) or None,
+        # beside that many bytes only what vLLM wants to see free before it starts
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_batched_tokens=GPU_STEP_TOKENS,
+    )
