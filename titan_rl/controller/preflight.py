@@ -209,7 +209,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
     if config.lora.rank:
         check_lora(hf, config, titan, family)
     if not config.data.file:
-        _check_generator_layout(hf, config.generator.tensor_parallel)
+        check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=DEVICE_TYPE == "cpu")
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
@@ -225,8 +225,8 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _check_generator_layout(hf, ranks: int) -> None:
-    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks."""
+def check_generator_layout(hf, ranks: int, *, on_cpu: bool) -> None:
+    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks. Errors: ConfigError."""
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if heads % ranks:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _check_generator_layout(hf, ranks: int) -> None:
             f"the other; lower it, or use more replicas"
         )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
-    if DEVICE_TYPE == "cpu" and head_dim not in _CPU_HEAD_SIZES:
+    if on_cpu and head_dim not in _CPU_HEAD_SIZES:
         raise ConfigError(
             f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
             f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
