@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from titan_rl.config.device_defaults import for_device, generator_on
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import GeneratorConfig
+from titan_rl.controller import device_report
 from titan_rl.controller.device_plan import DevicePlan, Machine, plan_devices
 from titan_rl.controller.device_report import as_json, told
 from titan_rl.controller.memory_plan import GIB
 from titan_rl.controller.preflight import resolve
+from titan_rl.controller.session import Session
 from titan_rl.mesh.launch.devices import Seat, devices_of
 
 
@@ -119,6 +122,30 @@ def test_programs_are_told_in_bytes():
     assert {each["name"] for each in device["processes"]} == {"trainer rank 0", "generator 0"}
 
 
+# a run
+
+
+def test_a_run_on_gpus_says_the_table_at_its_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(device_report, "this_machine", lambda: EIGHT)
+    session = Session.open(load_config(None, {"run": {"dir": str(tmp_path / "run")}}))
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert "placement on 1 x 8 GPUs" in said and "host 0 GPU 1: " in said
+    assert session.plan.devices.table.engines() == [(1,)]
+
+
+def test_a_run_that_does_not_fit_is_refused_and_nothing_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(device_report, "this_machine", lambda: ONE)
+    sections = {"run": {"dir": str(tmp_path / "run")}, "parallelism": {"data_parallel_shard_degree": 2}}
+    with pytest.raises(ConfigError, match="the trainer needs 2 GPUs, and of 1 GPU 1 are left"):
+        Session.open(load_config(None, sections))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_a_cpu_says_no_table(tmp_path):
+    session = Session.open(load_config(None, {"run": {"dir": str(tmp_path / "run")}}))
+    assert session.plan is None and "placement" not in (tmp_path / "run" / "log.txt").read_text()
+
+
 # what is open in a TOML is settled by what the run is on
 
 
@@ -151,3 +178,16 @@ def test_vllm_s_settings(on_cpu, monkeypatch, tmp_path):
     else:  # vLLM's own choice, which is to have both
         assert (made.enable_chunked_prefill, made.async_scheduling, made.device_ids) == (None, None, [2, 3])
         assert (made.dtype, made.gpu_memory_utilization, made.enforce_eager) == ("bfloat16", 0.25, False)
+
+
+def test_a_token_under_way_at_an_update_is_the_old_weights():
+    from titan_rl.generator.engine import num_generated
+
+    def request(placeholders: int, stale: int, drops: bool) -> SimpleNamespace:
+        fields = dict(num_output_placeholders=placeholders, num_stale_output_tokens=stale, drop_stale_output=drops)
+        return SimpleNamespace(num_output_tokens=7, **fields)
+
+    assert num_generated(request(0, 0, False)) == 7  # on a CPU nothing is under way between two steps
+    assert num_generated(request(1, 0, False)) == 8
+    assert num_generated(request(0, 1, False)) == 8  # preempted, and its token still comes
+    assert num_generated(request(0, 1, True)) == 7  # preempted by the update itself, which has it sampled again

@@ -1,10 +1,18 @@
 """Which process works on which GPU is told by one table before anything starts, and what does not fit is refused."""
 
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.placement import PlacementConfig
-from titan_rl.mesh.launch.devices import Crew, EngineSeats, Seat, place
+from titan_rl.config.schema import GeneratorConfig
+from titan_rl.mesh import generators, trainers
+from titan_rl.mesh.launch.devices import Crew, Devices, EngineSeats, Seat, devices_of, place
+from titan_rl.models import device
 
 
 def crews(trainer: int, replicas: int, tensor_parallel: int = 1, **own: int) -> list[Crew]:
@@ -88,6 +96,75 @@ def test_an_engine_takes_the_devices_of_one_that_has_gone():
         seats.take()
     seats.give_back(first)
     assert seats.take() == first and second == (2, 3)
+
+
+def test_a_process_works_on_the_gpu_that_it_was_given(monkeypatch):
+    monkeypatch.setattr(device, "DEVICE_TYPE", "cuda")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
+    try:
+        device.take_device(5)
+        assert device.local_device(0) == device.local_device(9) == torch.device("cuda", 5)
+        device.take_device(None)
+        assert device.local_device(9) == torch.device("cuda", 1)
+    finally:
+        device.take_device(None)
+
+
+@pytest.fixture
+def joined(monkeypatch) -> list[tuple]:
+    """What each process is told as it joins, or starts."""
+    told = []
+
+    async def call_each(calls, endpoint, **_):
+        told.extend((process, *arguments) for process, arguments in calls)
+
+    class FakeStandby:
+        async def take(self, name):
+            return SimpleNamespace(name=name, kill=lambda: None)
+
+    for module in (trainers, generators):
+        monkeypatch.setattr(module, "call_each", call_each)
+        monkeypatch.setattr(module, "Standby", lambda *_: FakeStandby())
+    return told
+
+
+def devices_for(*asked) -> Devices:
+    return Devices(place(crews(*asked), PlacementConfig(), 8), 3.0, 0.5)
+
+
+@pytest.mark.parametrize("on_gpus", [True, False])
+def test_ranks_are_told_their_gpus(on_gpus, joined):
+    devices = devices_for(2, 1) if on_gpus else None
+    sides, rest = {"trainer": 1, "critic": 1}, (None, None)
+    ranks = trainers.Trainers(
+        *(None, None, load_config(None, {}), ("", ""), sides, {}, Path(), *rest), devices=devices_of(devices, "trainer")
+    )
+    asyncio.run(ranks.start())
+    assert [arguments[5:] for arguments in joined] == ([(0,), (1,)] if on_gpus else [(), ()])
+
+
+def test_an_engine_s_ranks_are_told_all_its_gpus_and_a_dead_one_s_are_free_again(joined):
+    config = load_config(None, {"generator": {"replicas": 2, "tensor_parallel": 2}})
+    processes = SimpleNamespace(forget=lambda process: None)
+    link, said = None, []
+    engines = generators.Generators(None, processes, config, "", 0, {}, Path(), link, said.append, devices_for(2, 2, 2))
+
+    async def one_dies() -> None:
+        first, second = await asyncio.gather(engines._start_one(0), engines._start_one(1))
+        assert (first.devices, second.devices) == ((2, 3), (4, 5))
+        engines._end(first)
+        engines._end(first)
+        assert (await engines._start_one(0)).devices == (2, 3)
+
+    asyncio.run(one_dies())
+    assert {arguments[3] for arguments in joined} == {(2, 3), (4, 5)}
+    engines.scale(3)
+    assert said == ["3 generators are wanted, and the placement has GPUs for 2: there will be 2"]
+
+
+def test_engines_get_the_memory_that_the_placement_left():
+    settled = devices_for(1, 1).of_engine(GeneratorConfig(max_num_seqs=7))
+    assert (settled.kv_cache_gib, settled.gpu_memory_utilization, settled.max_num_seqs) == (3.0, 0.5, 7)
 
 
 def test_on_a_cpu_there_are_none():
