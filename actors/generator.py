@@ -21,8 +21,9 @@ class Generator(Actor):
 
     IMPORTS = "generator"
 
-    def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int):
-        self.config, self.model_path, self.max_model_len = config, model_path, max_model_len
+    def __init__(self, config: GeneratorConfig, model_path: str, max_model_len: int, sleeps: bool = False):
+        """``sleeps``: whether it gives up its memory at times."""
+        self.config, self.model_path, self.max_model_len, self.sleeps = config, model_path, max_model_len, sleeps
 
     @concurrent_endpoint
     async def prepare(self) -> None:
@@ -38,7 +39,7 @@ class Generator(Actor):
             from titan_rl.generator.engine import GenerationEngine
 
             model = self.config, self.model_path, self.max_model_len
-            return GenerationEngine(*model, rank, Path(rendezvous_file), devices)
+            return GenerationEngine(*model, rank, Path(rendezvous_file), devices, self.sleeps)
 
         self.engine = await asyncio.to_thread(load)
 
@@ -67,6 +68,11 @@ class Generator(Actor):
     async def apply(self, version: int) -> EngineStatistics:
         """Rank 0, when all ranks have fetched: use the version from the next step on. Statistics of the one before."""
         return await asyncio.wrap_future(self.engine.update(version))
+
+    @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Rank 0: all ranks give up weights and KV, until the next ``apply``."""
+        await asyncio.wrap_future(self.engine.sleep())
 
     @concurrent_endpoint
     async def account(self) -> tuple[int, int, int]:

@@ -34,6 +34,8 @@ class Trainer(Actor):
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
         self.heap = Heap()
+        self.moved: list = []
+        """What lies on the host while generators have the device."""
 
     @endpoint
     def prepare(self) -> None:
@@ -53,11 +55,33 @@ class Trainer(Actor):
         take_device(device)
         self.config, self.rank = config, rank
         self._withdraw()
+        self.moved = []
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
         # before anybody has a view of what is trained, which may move
         self.opening = make_snapshots(rank, self.learner) if config.recovery.snapshot_every else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
+
+    @endpoint
+    def offload(self) -> None:
+        """Generators have this rank's device until ``onload``. What is copied beside training is copied first."""
+        from titan_rl.trainer.offloading import offload
+
+        fail_if_told("offload")
+        if self.writer is not None:
+            self.writer.wait()
+        if self.snapshots is not None:
+            self.snapshots.let_go()
+        if not self.moved:
+            self.moved = offload(self.learner)
+
+    @endpoint
+    def onload(self) -> None:
+        from titan_rl.trainer.offloading import onload
+
+        fail_if_told("onload")
+        onload(self.learner, self.moved)
+        self.moved = []
 
     def _withdraw(self) -> None:
         if self.writer is not None:

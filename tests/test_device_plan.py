@@ -106,6 +106,27 @@ def test_snapshots_are_in_the_host_s_memory():
     assert planned(EIGHT, recovery={"snapshot_every": 0}).on_host == {0: []}
 
 
+def test_in_turns_a_gpu_holds_what_the_larger_of_the_two_needs():
+    turns = {"placement": {"mode": "colocated"}}
+    plan = planned(Machine(1, 6 * GIB), **turns)
+    trainer, engine = plan.needs[Seat(0, 0)]
+    asleep = sum(trainer.bytes_by_reason[each] for each in ("weights", "weights to send", "libraries"))
+    engines_turn = asleep + engine.total
+    trainers_turn = trainer.total + engine.bytes_by_reason["libraries"]
+    assert plan.held(Seat(0, 0)) == max(engines_turn, trainers_turn) < trainer.total + engine.total
+    side_by_side = planned(Machine(1, 4.7 * GIB)).kv_cache
+    assert planned(Machine(1, 4.7 * GIB), **turns).kv_cache > side_by_side
+    [host] = plan.on_host[0]
+    assert host.bytes_by_reason["moments"] == trainer.bytes_by_reason["moments"]
+    assert "take turns" in told(plan)[0] and "moments" in told(plan)[-1]
+
+
+def test_engines_that_read_a_trainer_s_slots_take_some_of_its_gpu():
+    apart, together = planned(EIGHT), planned(EIGHT, placement={"mode": "colocated"})
+    assert apart.needs[Seat(0, 0)][0].bytes_by_reason["mapped by engines"] > 0
+    assert "mapped by engines" not in together.needs[Seat(0, 0)][0].bytes_by_reason
+
+
 def test_the_table_is_told_by_gpu_and_alike_ones_share_a_line():
     lines = told(planned(EIGHT, parallelism={"data_parallel_shard_degree": 4}, generator={"replicas": 2}))
     assert lines[0] == "placement on 1 x 8 GPUs of 16.0 GiB, 0.9 of which may be used:"
@@ -166,7 +187,7 @@ def test_a_cpu_computes_as_it_did():
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_vllm_s_settings(on_cpu, monkeypatch, tmp_path):
-    from titan_rl.generator import arguments
+    from titan_rl.generator import engine_arguments as arguments
 
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: on_cpu, raising=False)
     config = GeneratorConfig(tensor_parallel=2, kv_cache_gib=3.0, gpu_memory_utilization=0.25)

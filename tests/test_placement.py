@@ -62,6 +62,14 @@ def test_roles_share_what_both_name():
     assert len(table.at(Seat(0, 0))) == 2 and table.used() == [Seat(0, 0), Seat(0, 1)]
 
 
+def test_engines_that_take_turns_with_the_trainer_have_its_gpus():
+    settings = PlacementConfig(mode="colocated")
+    assert place(crews(4, 2, 2), settings, 4).engines() == [(0, 1), (2, 3)]
+    beside = place(crews(4, 2, 2, critic=1), settings, 5)  # whose GPU is nobody else's
+    assert beside.devices("critic") == [4] and beside.engines() == [(0, 1), (2, 3)]
+    assert place(crews(2, 1), PlacementConfig(mode="colocated", generator=[3]), 4).engines() == [(3,)]
+
+
 @pytest.mark.parametrize(
     ("asked", "settings", "there", "says"),
     [

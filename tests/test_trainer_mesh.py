@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.snapshots import Found
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.trainer_mesh import ActorFault, TrainerMesh
+from titan_rl.mesh.turns import Apart
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.mesh.weight_sync import WeightSync
 
@@ -108,6 +110,7 @@ def make(dies_at: set[int], steps: list[int], is_protected: bool = True) -> tupl
         snapshots if is_protected else None,
         [snapshots, FakeLink(log)],
         [FakeStandby(log)],
+        turns=Apart(),
         catch_up=catch_up,
         say=lambda text: None,
         tell=lambda kind, **fields: events.append((kind, fields)),
@@ -217,7 +220,7 @@ class StuckLink(WeightLink):
     async def publish(self, version: int) -> None:
         self.published = version
 
-    async def deliver(self, version: int, replicas: list, failed) -> list:
+    async def deliver(self, version: int, healthy, failed) -> list:
         self.delivered.append(version)
         if len(self.delivered) == 1:
             await asyncio.Event().wait()
@@ -231,7 +234,7 @@ def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
         mesh, _, _ = make(set(), steps=[5, 6])
         link = StuckLink(mesh.trainers)
         mesh.followers = [mesh.snapshots, link]
-        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeDispatcher(), Stragglers())
+        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeDispatcher(), Stragglers(), Apart())
         await mesh.begin_at(5)
         await weights.publish(5)
         delivery = asyncio.ensure_future(weights.deliver(5))
@@ -239,5 +242,40 @@ def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
         mesh.trainers.ranks[1].died.set_result(time.monotonic())
         await delivery
         assert link.published == 6 and link.delivered == [5, 6]
+
+    asyncio.run(run())
+
+
+class SlowLink(WeightLink):
+    """Replicas connect when they are let; notes who took what."""
+
+    def __init__(self):
+        super().__init__(None, "auto", seconds=1.0)
+        self.plan, self.version, self.taken, self.may_connect = "a plan", 4, [], asyncio.Event()
+
+    async def _connect(self, replica: Replica) -> None:
+        await self.may_connect.wait()
+
+    async def _deliver_to(self, replica: Replica, version: int) -> None:
+        self.taken.append((replica.number, version))
+
+
+def test_a_replica_that_is_brought_up_as_a_version_goes_out_takes_that_version_too():
+    """Or else it would be given work under the one before, as if that were live."""
+
+    async def run():
+        link, healthy = SlowLink(), [Replica(0)]
+
+        async def comes(replica: Replica) -> None:
+            await link.bring_up(replica)
+            healthy.append(replica)
+
+        coming = asyncio.ensure_future(comes(Replica(1)))
+        await asyncio.sleep(0)
+        delivery = asyncio.ensure_future(link.deliver(5, lambda: list(healthy), failed=None))
+        await asyncio.sleep(0)
+        link.may_connect.set()
+        await asyncio.gather(coming, delivery)
+        assert link.taken == [(1, 4), (0, 5), (1, 5)]
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""``[placement]``: which GPUs do what. On a CPU nothing of it holds."""
+"""``[placement]``: which GPUs do what, and who shares them."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,8 +8,10 @@ from titan_rl.config.kinds import Whole
 
 @dataclass(kw_only=True)
 class PlacementConfig:
-    mode: Literal["disaggregated"] = "disaggregated"
-    """Trainer and generators work side by side, on GPUs of their own; all on the same one where there is one."""
+    mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    """Who holds a device's memory. ``disaggregated``: trainer and generators side by side. ``colocated``: in turns;
+    generators hold neither weights nor KV while the trainer works, and it no moments while they do; for
+    ``rollout.max_staleness = 0``."""
     trainer: list[Whole] = field(default_factory=list)
     """GPUs, by their number on each host; empty: the first that nobody else names. Lists may name the same one."""
     generator: list[Whole] = field(default_factory=list)

@@ -2,7 +2,7 @@
 anything starts, and said. What does not fit is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,11 @@ from titan_rl.controller.device_memory import (
     Bytes,
     engine_rank,
     frozen_rank,
+    held_in_turn,
     kv_bytes,
+    mapped,
     passing_rank,
+    peak,
     slots_of_rank,
     snapshots_of_rank,
     trained_rank,
@@ -27,6 +30,9 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.rope import num_positions
 from titan_rl.trainer.role_names import learned_role, needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
+
+Who = tuple[str, int, int]
+"""A process: its role, group and rank."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ def this_machine() -> Machine | None:
     """None where there is no GPU."""
     if DEVICE_TYPE == "cpu":
         return None
-    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
+    module = torch.get_device_module(DEVICE_TYPE)
+    sizes = [module.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
     return Machine(len(sizes), min(sizes))
 
 
@@ -59,6 +66,12 @@ class DevicePlan:
     """Of a GPU's memory that may be used."""
     kv_cache: float
     """Bytes of each rank of an engine."""
+    in_turns: frozenset[str] = frozenset()
+    """Roles of the trainer that take turns with engines."""
+
+    def held(self, seat: Seat) -> float:
+        """Bytes on a GPU, at most at any time."""
+        return peak([(need.process.split()[0], need.bytes_by_reason) for need in self.needs[seat]], self.in_turns)
 
     @cached_property
     def devices(self) -> Devices:
@@ -120,6 +133,12 @@ class _Models:
         beside = snapshots_of_rank(self.size(self.learned), self.titan) if self.learned and not self.own else 0.0
         return snapshots_of_rank(self.policy, self.titan) + beside
 
+    @property
+    def in_turns(self) -> frozenset[str]:
+        """Ranks of the trainer, if they take turns with engines."""
+        is_colocated = self.config.placement.mode == "colocated"
+        return frozenset({TRAINER, self.own} - {None}) if is_colocated else frozenset()
+
     def crews(self, parts: frozenset[str]) -> list[Crew]:
         crews = []
         if "trainer" in parts:
@@ -144,12 +163,13 @@ def plan_devices(checked: Checked, machine: Machine, parts: frozenset[str] | Non
         parts = frozenset({"trainer"} if checked.config.data.file else {"trainer", "generators"})
     models, config = _Models(checked), checked.config
     table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts)
+    in_turns = models.in_turns if {TRAINER, GENERATOR} <= set(table.seats) else frozenset()
     holds = {role: _holds(models, role) for role in table.seats}
-    fixed = {seat: [(who, holds[who[0]]) for who in table.at(seat)] for seat in table.used()}
+    by_seat = {seat: [(who, _at(seat, table, who, holds)) for who in table.at(seat)] for seat in table.used()}
     share = config.generator.gpu_memory_utilization
-    kv_cache = _kv_cache(models, fixed, share * machine.memory)
-    needs = {seat: [_need(models, who, its, kv_cache) for who, its in each] for seat, each in fixed.items()}
-    plan = DevicePlan(machine, table, needs, _on_hosts(models, table), share, kv_cache)
+    kv_cache = _kv_cache(models, share * machine.memory, by_seat.values(), in_turns)
+    needs = {seat: [_need(models, who, its, kv_cache) for who, its in each] for seat, each in by_seat.items()}
+    plan = DevicePlan(machine, table, needs, _on_hosts(models, table, in_turns, holds), share, kv_cache, in_turns)
     _check_fits(plan)
     return plan
 
@@ -162,7 +182,14 @@ def _holds(models: _Models, role: str) -> Bytes:
     return models.of_role(role)
 
 
-def _need(models: _Models, who: tuple[str, int, int], holds: Bytes, kv_cache: float) -> Need:
+def _at(seat: Seat, table: DeviceTable, who: Who, holds: Mapping[str, Bytes]) -> Bytes:
+    """What one process holds there. Engines of the same host read the policy's slots where they are."""
+    engines = {each for group in table.seats.get(GENERATOR, ()) for each in group}
+    readers = [each for each in engines if each.host == seat.host and each != seat]
+    return holds[who[0]] | ({"mapped by engines": mapped(len(readers))} if who[0] == TRAINER and readers else {})
+
+
+def _need(models: _Models, who: Who, holds: Bytes, kv_cache: float) -> Need:
     cache = {"KV cache": kv_cache} if who[0] == GENERATOR else {}
     return Need(_name(models, *who), holds | cache)
 
@@ -175,47 +202,46 @@ def _name(models: _Models, role: str, group: int, rank: int) -> str:
     return f"generator {number}" + (f" rank {rank}" if generator.tensor_parallel > 1 else "")
 
 
-def _kv_cache(models: _Models, fixed: Mapping[Seat, list], usable: float) -> float:
-    """Bytes of each rank: as the user says, or as much as all requests at once can need, if there is so much left.
-
-    Errors: ConfigError if one answer at its longest has no room.
-    """
+def _kv_cache(
+    models: _Models, usable: float, by_seat: Iterable[list[tuple[Who, Bytes]]], in_turns: frozenset[str]
+) -> float:
+    """Bytes of each rank: as the user says, or as much as all requests at once can need, if there is so much left; but
+    for one at its longest, or nothing could be sampled."""
     generator = models.config.generator
-    rooms = [
-        usable - sum(sum(its.values()) for _, its in each)
-        for each in fixed.values()
-        if any(role == GENERATOR for (role, _, _), _ in each)
-    ]
-    if not rooms:
-        return 0.0
-    if generator.kv_cache_gib:
-        return generator.kv_cache_gib * GIB
-    least = kv_bytes(models.hf, generator, models.max_tokens)
-    return max(least, min(min(rooms), kv_bytes(models.hf, generator, models.max_tokens, generator.max_num_seqs)))
+    together = [[(role, its) for (role, _, _), its in each] for each in by_seat]
+    rooms = [usable - held_in_turn(each, in_turns, engines=True) for each in together if GENERATOR in dict(each)]
+    if not rooms or generator.kv_cache_gib:
+        return generator.kv_cache_gib * GIB if rooms else 0.0
+    least, most = (kv_bytes(models.hf, generator, models.max_tokens, n) for n in (1, generator.max_num_seqs))
+    return max(least, min(*rooms, most))
 
 
-def _on_hosts(models: _Models, table: DeviceTable) -> dict[int, list[Need]]:
-    """Snapshots, by role."""
+def _on_hosts(
+    models: _Models, table: DeviceTable, in_turns: frozenset[str], holds: Mapping[str, Bytes]
+) -> dict[int, list[Need]]:
+    """By role: snapshots, and what lies there while engines have their turn."""
     found: dict[int, list[Need]] = {host: [] for host in range(table.hosts)}
-    for role, groups in table.seats.items():
-        each = models.snapshots(role) if role != GENERATOR else 0.0
+    for role in [role for role in table.seats if role != GENERATOR]:
+        each = {"snapshots": models.snapshots(role), "moments": holds[role]["moments"] if role in in_turns else 0.0}
         for host in found:
-            ranks = sum(seat.host == host for group in groups for seat in group)
-            if ranks and each:
-                found[host].append(Need(f"{role} ranks", {"snapshots": ranks * each}))
+            ranks = sum(seat.host == host for group in table.seats[role] for seat in group)
+            if needs := {reason: ranks * size for reason, size in each.items() if ranks * size}:
+                found[host].append(Need(f"{role} ranks", needs))
     return found
 
 
 def _check_fits(plan: DevicePlan) -> None:
     usable = plan.share * plan.machine.memory
-    seat, needs = max(plan.needs.items(), key=lambda item: sum(need.total for need in item[1]))
-    whole = sum(need.total for need in needs)
-    if whole <= usable:
+    seat = max(plan.needs, key=plan.held)
+    needs, whole = plan.needs[seat], plan.held(seat)
+    if whole <= usable * (1 + 1e-9):  # a KV cache takes what is left to the last byte
         return
     kv = any("KV cache" in need.bytes_by_reason for need in needs)
     mends = "more ranks in [parallelism], [lora], a shorter training.seq_len, or activation_checkpoint.mode = 'full'"
+    sides = "" if plan.in_turns or not kv else ", or placement.mode = 'colocated' (turns)"
     raise ConfigError(
         f"GPU {seat.device} of host {seat.host} would have to hold {whole / GIB:.1f} GiB, and {usable / GIB:.1f} "
         f"({plan.share:g} of {plan.machine.memory / GIB:.1f}) may be used: {'; '.join(map(str, needs))}. Take {mends}"
-        + (", or a smaller generator.kv_cache_gib or generator.max_num_seqs" if kv else "")
+        + (f", a smaller generator.kv_cache_gib or generator.max_num_seqs{sides}" if kv else "")
+        + "; or raise generator.gpu_memory_utilization"
     )

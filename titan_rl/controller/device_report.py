@@ -24,7 +24,8 @@ def told(plan: DevicePlan) -> list[str]:
     """For people: who is where, and what each holds. GPUs that are alike share a line."""
     machine = plan.machine
     first = f"placement on {machine.hosts} x {machine.devices_per_host} GPUs of {machine.memory / GIB:.1f} GiB"
-    return [f"{first}, {plan.share:g} of which may be used:", *_lines(plan), *_host_lines(plan)]
+    turns = "; trainer and generators take turns" if plan.in_turns else ""
+    return [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
 
 
 def _lines(plan: DevicePlan) -> list[str]:
@@ -35,7 +36,7 @@ def _lines(plan: DevicePlan) -> list[str]:
             rows[-1][1].append(needs)
         else:
             rows.append(([seat], [needs]))
-    return [_line(seats, needs) for seats, needs in rows]
+    return [_line(plan, seats, needs) for seats, needs in rows]
 
 
 def _alike(row: tuple[list[Seat], list[list[Need]]], seat: Seat, needs: list[Need]) -> bool:
@@ -45,11 +46,11 @@ def _alike(row: tuple[list[Seat], list[list[Need]]], seat: Seat, needs: list[Nee
     return same and roles and seats[-1].host == seat.host
 
 
-def _line(seats: list[Seat], needs: list[list[Need]]) -> str:
+def _line(plan: DevicePlan, seats: list[Seat], needs: list[list[Need]]) -> str:
     first, last = seats[0], seats[-1]
     devices = f"GPU {first.device}" + (f" to {last.device}" if last != first else "")
     words = "; ".join(_range(*pair) for pair in zip(needs[0], needs[-1], strict=True))
-    whole = sum(need.total for need in needs[0]) / GIB
+    whole = plan.held(first) / GIB
     return f"  host {first.host} {devices}: {whole:.1f} GiB{' each' if last != first else ''}: {words}"
 
 
@@ -60,10 +61,12 @@ def _range(first: Need, last: Need) -> str:
 
 def _host_lines(plan: DevicePlan) -> list[str]:
     return [
-        f"  host {host} memory: {'; '.join(f'{need.process} snapshots {need.total / GIB:.1f} GiB' for need in needs)}"
-        for host, needs in plan.on_host.items()
-        if needs
+        f"  host {host} memory: {'; '.join(map(_host_words, needs))}" for host, needs in plan.on_host.items() if needs
     ]
+
+
+def _host_words(need: Need) -> str:
+    return f"{need.process} {', '.join(f'{why} {size / GIB:.1f} GiB' for why, size in need.bytes_by_reason.items())}"
 
 
 def as_json(plan: DevicePlan) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def as_json(plan: DevicePlan) -> dict[str, Any]:
         "usable_share": plan.share,
         "kv_cache_bytes": plan.kv_cache,
         "devices": [
-            {"host": s.host, "device": s.device, "bytes": sum(n.total for n in needs), "processes": listed(needs)}
+            {"host": s.host, "device": s.device, "bytes": plan.held(s), "processes": listed(needs)}
             for s, needs in plan.needs.items()
         ],
         "host_memory": [{"host": host, "processes": listed(needs)} for host, needs in plan.on_host.items()],

@@ -9,7 +9,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.device_plan import Machine, plan_devices, this_machine
 from titan_rl.controller.device_report import as_json, told
 from titan_rl.controller.memory_plan import GIB, check_memory, memory_needs
-from titan_rl.controller.preflight import Checked, check_generator_layout, read_config, resolve
+from titan_rl.controller.preflight import Checked, check_generator_layout, check_placement, read_config, resolve
 from titan_rl.trainer.layout import check_layout
 
 _GPU_GIB = 79.0
@@ -47,6 +47,7 @@ def plan(
 
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
     path = checked.config.model.path
+    check_placement(checked.config)
     try:
         hf = read_config(checked)
     except (OSError, ValueError) as error:

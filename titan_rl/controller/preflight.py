@@ -96,6 +96,7 @@ def check(config: Config) -> Checked:
     check_reward_model(config, checked.algorithm, checked.family)
     check_judges(config.task, config.verifier.score_timeout)
     check_transport(config)
+    check_placement(config)
     check_trackers(config.metrics)
     if config.data.file:
         return with_dataset(checked)
@@ -243,6 +244,24 @@ def check_generator_layout(hf, ranks: int, *, on_cpu: bool) -> None:
         raise ConfigError(
             f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
             f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
+        )
+
+
+def check_placement(config: Config) -> None:
+    """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
+    if config.placement.mode != "colocated":
+        return
+    asked = "placement.mode = 'colocated'"
+    if config.data.file:
+        raise ConfigError(f"{asked}: a run on data.file has no generators to take turns with: leave it out")
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            f"{asked}: nothing is sampled while the trainer works, so rollout.max_staleness = "
+            f"{config.rollout.max_staleness} would be waited for in vain: take 0"
+        )
+    if config.recovery.warm_spares:
+        raise ConfigError(
+            f"{asked}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
         )
 
 

@@ -26,9 +26,10 @@ from titan_rl.config.model_directory.directory import stop_token_ids, stored_ten
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
-from titan_rl.generator.arguments import engine_arguments
+from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
 from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
+from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
@@ -77,9 +78,10 @@ class GenerationEngine:
         rank: int = 0,
         rendezvous_file: Path | None = None,
         devices: Sequence[int] = (),
+        sleeps: bool = False,
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
-        ``devices``: as in ``engine_arguments``."""
+        ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called."""
         vllm_backend.register()
         vllm_loader.register()
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
@@ -87,8 +89,8 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)
-        self._arguments = engine_arguments(config, model_path, max_model_len, devices)
-        self._devices = devices
+        self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
+        self._devices, self._is_asleep = devices, False
         self._stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
@@ -126,6 +128,10 @@ class GenerationEngine:
         their old or a new KV cache. A future of the EngineStatistics under the version before.
         """
         return self._post(Command("apply", (version,)))
+
+    def sleep(self) -> Future:
+        """Give up weights and KV until the next update. What runs is put off, and goes on with KV made anew."""
+        return self._post(Command("sleep"))
 
     def take_statistics(self) -> Future:
         """A future of the EngineStatistics since the last call, or since the last weight update."""
@@ -196,8 +202,8 @@ class GenerationEngine:
             self._step()
 
     def _next_actions(self) -> list[_Action]:
-        """What to do before the next step. Waits if nothing runs, but at most for a heartbeat."""
-        busy = self._engine.has_unfinished_requests()
+        """What to do before the next step. Waits if nothing can run, but at most for a heartbeat."""
+        busy = self._can_step()
         try:
             if not busy and not self._held_back:
                 self._held_back.append(self._inbox.get(timeout=HEARTBEAT_SECONDS))
@@ -251,8 +257,11 @@ class GenerationEngine:
                 return
             self._samples[request_id] = _Sample(pending, place, engine_id, [(0, self.version)])
 
+    def _can_step(self) -> bool:
+        return not self._is_asleep and self._engine.has_unfinished_requests()
+
     def _step(self) -> None:
-        if not self._engine.has_unfinished_requests():
+        if not self._can_step():
             return
         fail_if_told()
         start = time.perf_counter()
@@ -287,6 +296,7 @@ class GenerationEngine:
 
     def _apply(self, version: int) -> EngineStatistics:
         start = time.perf_counter()
+        fail_if_told("wake")
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -299,9 +309,24 @@ class GenerationEngine:
         return taken
 
     def _load(self, version: int) -> None:
+        if self._is_asleep:
+            self._on_worker(wake_weights)
         self._on_worker("start_weight_update")
         self._on_worker("update_weights", update_info=dict(version=version))
         self._on_worker("finish_weight_update")
+        if self._is_asleep:
+            self._on_worker(wake_cache)
+            self._is_asleep = False
+
+    def _sleep(self) -> None:
+        fail_if_told("sleep")
+        if self._is_asleep:
+            return
+        self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._lockstep.together(lambda: self._on_worker(fall_asleep))
+        if self.reader is not None:
+            self.reader.let_go()
+        self._is_asleep = True
 
     def _take_statistics(self) -> EngineStatistics:
         taken, self.statistics = self.statistics, EngineStatistics()

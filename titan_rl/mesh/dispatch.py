@@ -1,7 +1,7 @@
 """Prompts go to a verifier and a replica, and again to others if one of them dies or fails."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from titan_rl.config.schema import Config
@@ -21,14 +21,26 @@ _END_SECONDS = 5.0
 """How long the death of a process that was killed is waited for."""
 
 
+async def _always() -> None:
+    """Of engines that never sleep."""
+
+
 class Dispatcher:
     """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError."""
 
     def __init__(
-        self, config: Config, generators: Generators, verifiers: Verifiers, *, reissued: Callable[[str], None]
+        self,
+        config: Config,
+        generators: Generators,
+        verifiers: Verifiers,
+        *,
+        reissued: Callable[[str], None],
+        awake: Callable[[], Awaitable[None]] = _always,
     ):
-        """``reissued(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed."""
+        """``reissued(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed.
+        ``awake``: has generators wake up if they sleep."""
         self.config, self.generators, self.verifiers, self._reissued = config, generators, verifiers, reissued
+        self._awake = awake
         limit = config.rollout.max_retries
         self._at_engines, self._at_verifiers, self._at_refusals = (Suspects(limit) for _ in range(3))
         self._suspects = self._at_engines, self._at_verifiers, self._at_refusals
@@ -51,6 +63,7 @@ class Dispatcher:
     async def _try(self, prompt: Prompt, sampling: Sampling) -> Group | None:
         """None if somebody died or failed meanwhile. One that was there at a death is sampled alone."""
         patience, name = self.config.mesh.start_timeout, prompt.id
+        await self._awake()
         async with (
             self.generators.router.choose(patience, alone=self._at_engines.is_suspect(name)) as number,
             self.verifiers.router.choose(patience, alone=self._at_verifiers.is_suspect(name)) as verifier,
@@ -101,6 +114,7 @@ class Dispatcher:
     async def complete(self, request: Request) -> list[Completion]:
         """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
         for _ in range(1 + self.config.rollout.max_retries):
+            await self._awake()
             async with self.generators.router.choose(self.config.mesh.start_timeout) as number:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from titan_rl.config.schema import Config
+from titan_rl.mesh.door import Door
 from titan_rl.mesh.launch.devices import Devices, EngineSeats
 from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.replica import Replica
@@ -50,7 +51,7 @@ class Generators:
         self.replicas: dict[int, Replica] = {}
         self._seats = EngineSeats(None if devices is None else devices.table.engines())
         settings = config.generator if devices is None else devices.of_engine(config.generator)
-        arguments = environment, actor, settings, model_path, max_tokens
+        arguments = environment, actor, settings, model_path, max_tokens, config.placement.mode == "colocated"
         self.standby = Standby(processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = 0
@@ -58,6 +59,8 @@ class Generators:
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], None]] = []
         self._num_engines = 0
+        self.door = Door()
+        """Open while engines may be started (turns.py)."""
 
     @property
     def healthy(self) -> list[Replica]:
@@ -77,9 +80,10 @@ class Generators:
             callback()
 
     async def start(self) -> None:
-        replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
-        for replica in replicas:
-            self._take_in(replica)
+        async with self.door.inside():
+            replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
+            for replica in replicas:
+                self._take_in(replica)
 
     async def _start_one(self, number: int | str) -> Replica:
         self._num_engines += 1
@@ -144,12 +148,17 @@ class Generators:
 
     async def _bring(self, number: int) -> None:
         """A replica of that number, at the live version before it gets any work."""
-        replica = await self._next_engine(number)
-        try:
-            await self._bring_up(replica)
-        except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
-            self._end(replica)
-            raise
+        async with self.door.inside():
+            replica = await self._next_engine(number)
+            try:
+                await self._bring_up(replica)
+            except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
+                self._end(replica)
+                raise
+            self._welcome(number, replica)
+        self.prepare()
+
+    def _welcome(self, number: int, replica: Replica) -> None:
         if number not in self.router.members:  # it was taken away again
             self._end(replica)
             return
@@ -158,7 +167,6 @@ class Generators:
             self.router.put_in(number)
             self.say(f"generator {number} serves")
             self.processes.tell("generator_serves", number=number)
-        self.prepare()
 
     async def _next_engine(self, number: int) -> Replica:
         """A spare that waits, or an engine that is started now."""

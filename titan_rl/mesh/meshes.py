@@ -49,6 +49,7 @@ from titan_rl.mesh.supervision.processes import ending
 from titan_rl.mesh.supervision.reaper import start_reaper
 from titan_rl.mesh.trainer_mesh import CatchUp, TrainerMesh
 from titan_rl.mesh.trainers import Trainers
+from titan_rl.mesh.turns import Apart, Turns
 from titan_rl.mesh.verifiers import Verifiers
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.mesh.weight_sync import WeightSync
@@ -146,9 +147,14 @@ class Meshes:
         )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout)
         environment = generator_environment(threads, on_cpu)
+        is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)
+        seconds = config.mesh.step_timeout
+        self._turns = Turns(self.trainers, self.generators, link, seconds) if is_colocated else Apart()
         self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)
-        self.dispatcher = Dispatcher(config, self.generators, self.verifiers, reissued=reissued)
+        self.dispatcher = Dispatcher(
+            config, self.generators, self.verifiers, reissued=reissued, awake=lambda: self.weights.wake()
+        )
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         self._owners = [owner for part, owner in owners.items() if part in parts]
         standbys = [owner.standby for owner in self._owners]
@@ -156,9 +162,16 @@ class Meshes:
         links = [link] if "generators" in parts else []
         followers = links if self._snapshots is None else [self._snapshots, *links]
         self.trainer = TrainerMesh(
-            self.trainers, self._snapshots, followers, standbys, catch_up=catch_up, say=say, tell=tell
+            *(self.trainers, self._snapshots, followers, standbys),
+            turns=self._turns,
+            turn_taken=lambda: self._background.start(self.weights.wake()),
+            catch_up=catch_up,
+            say=say,
+            tell=tell,
         )
-        self.weights = WeightSync(self.trainer, link, self.generators, self.dispatcher, self.stragglers)
+        self.weights = WeightSync(
+            *(self.trainer, link, self.generators, self.dispatcher, self.stragglers), turns=self._turns
+        )
 
     def _make_snapshots(self) -> TrainerSnapshots | None:
         """None if the config wants none."""
@@ -177,7 +190,8 @@ class Meshes:
             self.processes.forks.start()
         self._background.start(self.processes.patrol())
         owners = [*self._owners, self.roles] if "trainer" in self.parts else self._owners
-        starts = asyncio.gather(*(owner.start() for owner in owners))
+        await self._turns.begin()
+        starts = asyncio.gather(*map(self._start, owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
             await self.weights.connect()
@@ -187,6 +201,11 @@ class Meshes:
             self._background.start(self.trainer.watch())
         if "generators" in self.parts and self.config.recovery.warm_spares:
             self.generators.prepare()
+
+    async def _start(self, owner) -> None:
+        await owner.start()
+        if owner is self.trainers:
+            await self._turns.give()
 
     @property
     def _can_fork(self) -> bool:

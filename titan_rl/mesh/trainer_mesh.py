@@ -19,6 +19,7 @@ from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.trainers import Trainers
+from titan_rl.mesh.turns import Apart
 
 T = TypeVar("T")
 CatchUp = Callable[[Trainers, int | None], Awaitable[int]]
@@ -29,6 +30,8 @@ _NEWS_SECONDS = 0.5
 """How long a death is waited for that would explain an error."""
 _MAX_RAISED = 2
 """How often a trainer rank may raise the same, without a step in between, and be replaced."""
+_COMPUTE = ("load_checkpoint",)
+"""Endpoints that want all of the state where it is computed with."""
 _MAX_REPAIRS = 5
 """How often the trainer may be repaired without a step in between."""
 
@@ -55,15 +58,19 @@ class TrainerMesh:
         followers: Sequence[Follower],
         standbys: Sequence[Standby],
         *,
+        turns: Apart,
+        turn_taken: Callable[[], None] = lambda: None,
         catch_up: CatchUp | None,
         say: Callable[[str], None],
         tell: Callable[..., None],
     ):
         """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
         ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
-        the imports of earlier ones would slow the start."""
+        the imports of earlier ones would slow the start. ``turns``: taken for whatever computes. ``turn_taken`` hears
+        of it where only a repair did, so that generators wait for it."""
         self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
         self._catch_up, self.say, self.tell = catch_up, say, tell
+        self.turns, self._turn_taken = turns, turn_taken
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
@@ -120,7 +127,8 @@ class TrainerMesh:
 
     async def call(self, endpoint: str, *arguments) -> list:
         """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
-        return await self.ask(lambda: self.trainers.call(endpoint, *arguments, what=f"trainer {endpoint}"))
+        what, computes = f"trainer {endpoint}", endpoint in _COMPUTE
+        return await self.ask(lambda: self.trainers.call(endpoint, *arguments, what=what), computes=computes)
 
     async def begin_at(self, step: int) -> None:
         """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
@@ -140,7 +148,7 @@ class TrainerMesh:
 
     async def wait_until_complete(self) -> None:
         """Until no rank is dead."""
-        await self.ask(_nothing)
+        await self.ask(_nothing, computes=False)
 
     async def watch(self) -> None:
         """For as long as the run lasts: a death that no call meets is repaired at once, too."""
@@ -148,16 +156,19 @@ class TrainerMesh:
             await asyncio.wait({rank.died for rank in self.trainers.ranks}, return_when=asyncio.FIRST_COMPLETED)
             await self.wait_until_complete()
 
-    async def ask(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, work: Callable[[], Awaitable[T]], *, computes: bool = True) -> T:
         """What ``work`` gives with all ranks alive: they are repaired, and it is begun again, as often as need be.
 
-        One asks at a time. Errors: ActorFault if that happens too often.
+        One asks at a time. ``computes``: it needs what a rank holds on its device. Errors: ActorFault if that happens
+        too often.
         """
         async with self._lock:
             while True:
                 try:
                     if not self.trainers.is_complete:
-                        await self._repair()
+                        await self._repair_in_turn(computes)
+                    if computes:
+                        await self.turns.take()
                     return await work()
                 except ActorDied as error:
                     self.say(str(error))
@@ -178,6 +189,13 @@ class TrainerMesh:
             raise ActorFault(str(error)) from error.__cause__
 
     # repair
+
+    async def _repair_in_turn(self, computes: bool) -> None:
+        is_interrupted = not self.turns.is_trainers
+        await self.turns.take(dead=True)
+        await self._repair()
+        if is_interrupted and not computes:
+            self._turn_taken()
 
     async def _repair(self) -> None:
         dead = self.trainers.dead

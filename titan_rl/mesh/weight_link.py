@@ -90,6 +90,10 @@ class WeightLink:
         calls = [(process, (setup,)) for process, setup in zip(replica.ranks, setups, strict=True)]
         await call_each(calls, "connect", seconds=self.seconds, what=f"connecting generator {replica.number}")
 
+    def undisturbed(self) -> asyncio.Lock:
+        """A context in which no replica connects or takes a version."""
+        return self._lock
+
     async def bring_up(self, replica: Replica) -> None:
         """Connect a replica that came later, and have it use the version that is live. Nothing before ``connect``."""
         if self.plan is None:
@@ -131,13 +135,16 @@ class WeightLink:
         self.published = version
 
     async def deliver(
-        self, version: int, replicas: list[Replica], failed: Callable[[int, str], None]
+        self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """These replicas take the version; statistics of the version before, of those that did.
+        """The replicas that may get work take the version; statistics of the version before, of those that did.
 
-        ``failed`` is told of each one that lives and could not; the dead are known to their owner.
+        ``healthy`` names them, and is asked only when nobody else is brought up: who is meanwhile, is so to the version
+        before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and
+        could not; the dead are known to their owner.
         """
         async with self._lock:
+            replicas = healthy()
             done = await asyncio.gather(*(self._deliver_to(r, version) for r in replicas), return_exceptions=True)
             self.version = version
         for replica, result in zip(replicas, done, strict=True):

@@ -13,6 +13,7 @@ from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.trainer_mesh import TrainerMesh
+from titan_rl.mesh.turns import Apart
 from titan_rl.mesh.weight_link import WeightLink
 
 
@@ -26,11 +27,14 @@ class WeightSync:
         generators: Generators,
         dispatcher: Dispatcher,
         stragglers: Stragglers,
+        turns: Apart,
     ):
         """``link`` is among what follows a repair of ``trainer``. With every version the step times of generators and
         of verifiers (from ``dispatcher``) are noted in ``stragglers``."""
         self.trainer, self.link, self.generators = trainer, link, generators
-        self._dispatcher, self._stragglers = dispatcher, stragglers
+        self._dispatcher, self._stragglers, self.turns = dispatcher, stragglers, turns
+        self._num_deliveries = 0
+        """Under way."""
 
     @property
     def transports(self) -> str:
@@ -50,11 +54,23 @@ class WeightSync:
 
         After a repair it may be a later one, which the trainer is at by then (``WeightLink.resume``).
         """
+        self._num_deliveries += 1
+        try:
+            return await self._deliver(version)
+        finally:
+            self._num_deliveries -= 1
+
+    async def wake(self) -> None:
+        """Have generators take the last version again if they sleep and none is on its way: somebody wants to sample,
+        or a repair of the trainer came between. Errors: as those of ``deliver``."""
+        if self.turns.is_trainers and not self._num_deliveries and self.link.published is not None:
+            await self.deliver(self.link.published)
+
+    async def _deliver(self, version: int) -> list[EngineStatistics]:
         trainers = self.trainer.trainers
         while True:
             deaths = {rank.died for rank in trainers.ranks}
-            replicas = self.generators.healthy
-            work = asyncio.ensure_future(self.link.deliver(version, replicas, self._update_failed))
+            work = asyncio.ensure_future(self._hand_over(version))
             work.add_done_callback(retrieve_exception)  # it explains nothing if a trainer rank died
             await asyncio.wait({work, *deaths}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() and trainers.is_complete:
@@ -64,6 +80,10 @@ class WeightSync:
             await asyncio.wait({work})
             await self.trainer.wait_until_complete()
             version = self.link.published
+
+    async def _hand_over(self, version: int) -> list[EngineStatistics]:
+        await self.turns.give()
+        return await self.link.deliver(version, lambda: self.generators.healthy, self._update_failed)
 
     def _update_failed(self, number: int, reason: str) -> None:
         if not self.trainer.trainers.is_complete:

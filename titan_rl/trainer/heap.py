@@ -5,9 +5,10 @@ quarter of a step. But rows of ever new lengths scatter what is free, so that a 
 than the one before, without an end (measured on an Intel Xeon with AMX).
 """
 
-import ctypes
 import mmap
 from pathlib import Path
+
+from titan_rl.mesh.freed_memory import give_back
 
 _MOST_GROWTH = 2**30
 """Bytes, from one time that all is given back to the next: at 100 MiB a step, that is done in one step of ten."""
@@ -27,11 +28,6 @@ class Heap:
         elif held > self._before + _MOST_GROWTH:
             give_back()
             self._before = None
-
-
-def give_back() -> None:
-    """All pages of this process that are free."""
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _private_bytes() -> int:

@@ -72,6 +72,10 @@ class _Moment(Held):
             state[self.name] = memory
 
 
+def is_moment(held: Held) -> bool:
+    return isinstance(held, _Moment)
+
+
 def held_by(learner) -> list[Held]:
     """All that an update changes, in an order that all processes of a rank agree on."""
     sharded = {id(one.sharded_param): one for one in _sharded_parameters(learner)}

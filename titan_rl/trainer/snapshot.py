@@ -64,6 +64,10 @@ class Snapshots(ABC):
     def before_update(self) -> None:
         """What is trained is about to change; its last snapshot was taken in an earlier call of all ranks."""
 
+    def let_go(self) -> None:
+        """Of the state, which is about to move: it is copied first, if it is being copied."""
+        self.writer.wait()
+
     def steps(self) -> list[int]:
         """Steps whose state is complete here."""
         self.writer.wait()

@@ -17,6 +17,10 @@ class CopiedSnapshots(Snapshots):
         self.writer.copies[slot] = [(place, held.memory) for held, place in places]
         self._begin(step, slot)
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.writer.copies = [[] for _ in range(NUM_SLOTS)]
+
     def settle(self) -> None:
         """The step before it is still there."""
 

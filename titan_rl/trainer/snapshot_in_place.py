@@ -9,7 +9,7 @@ and until all ranks have the next step. That is one copy less than where the sta
 import torch
 
 from titan_rl.mesh.channel.region import FAILED, WRITING
-from titan_rl.trainer.heap import give_back
+from titan_rl.mesh.freed_memory import give_back
 from titan_rl.trainer.snapshot import Snapshots
 
 _STATE, _COPY = 0, 1

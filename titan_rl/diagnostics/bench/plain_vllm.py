@@ -7,7 +7,7 @@ from vllm import LLM, SamplingParams
 
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.diagnostics.bench.generate import _NEW_TOKENS, _prompts, _seeds
-from titan_rl.generator.arguments import engine_arguments
+from titan_rl.generator.engine_arguments import engine_arguments
 
 _SETTINGS = (
     *("model", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),

@@ -85,7 +85,7 @@ async def _one_pair(trainer, generator, trainers, generators, config, titan, ver
     random = np.random.default_rng(version)
     await trainers.trainer.train([batch_of([guess(random) for _ in range(_PROMPTS)], titan, random)], 1)
     await link.publish(version)
-    await link.deliver(version, replicas, _raise)
+    await link.deliver(version, lambda: replicas, _raise)
     worst = 0.0
     for replica in replicas:
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))

@@ -20,6 +20,7 @@ from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region, RegionHandle
 from titan_rl.mesh.channel.slots import Copies, SlotWriter
 from titan_rl.mesh.channel.sources import Rdma, Source, TornRead, open_source, share_out
 from titan_rl.mesh.channel.transports import Transport
+from titan_rl.mesh.freed_memory import drop_contents
 
 if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
     from titan_rl.models.shards import Shard
@@ -117,6 +118,8 @@ class WeightReader:
         while True:
             await self._await_stamps(version, deadline)
             self.held = None
+            if (storage := self.buffer.untyped_storage()).nbytes() < self.plan.nbytes:
+                storage.resize_(self.plan.nbytes)
             try:
                 await self._read_all(version % NUM_SLOTS, deadline - time.monotonic())
                 await self._await_stamps(version, time.monotonic())
@@ -147,6 +150,15 @@ class WeightReader:
                     raise TornRead(f"trainer rank {rank} has not finished version {version}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_POLL)
+
+    def let_go(self) -> None:
+        """Hold no version, and no memory for one, until the next is fetched."""
+        self.held = None
+        storage = self.buffer.untyped_storage()
+        if self.buffer.device.type == "cpu":  # others have views of its address
+            drop_contents(storage)
+        else:
+            storage.resize_(0)
 
     def close(self) -> None:
         """Those who still wait for a version here are told that it will not come."""

@@ -1,7 +1,8 @@
 """Which process works on which GPU: one table for all roles, made before anything starts. Pure arithmetic.
 
 Ranks of a role have a GPU each, since NCCL refuses two on one; those of an engine are on one host. Roles share GPUs
-where the run has one alone, or where ``[placement]`` names the same ones. A process sees all GPUs of its host and takes
+where the run has one alone, where ``[placement]`` names the same ones, or where trainer and engines take turns
+(``mode = "colocated"``). A process sees all GPUs of its host and takes
 the one that the table gives it: what is mapped between processes (CUDA IPC) carries numbers of devices.
 """
 
@@ -75,13 +76,18 @@ def place(crews: Sequence[Crew], settings: PlacementConfig, devices_per_host: in
     seats: dict[str, list[list[Seat]]] = {}
     for crew in crews:
         named = getattr(settings, crew.role)
+        others = taken if settings.mode == "disaggregated" or crew.role != GENERATOR else taken - _of(TRAINER, seats)
         if named:
             free = [Seat(host, device) for host in range(hosts) for device in named]
         else:
-            free = [seat for seat in all_seats if is_shared or seat not in taken]
+            free = [seat for seat in all_seats if is_shared or seat not in others]
         seats[crew.role] = list(_seated(crew, free, _words(len(all_seats), hosts)))
         taken |= {seat for group in seats[crew.role] for seat in group}
     return DeviceTable(hosts, devices_per_host, seats)
+
+
+def _of(role: str, seats: Mapping[str, Sequence[Sequence[Seat]]]) -> set[Seat]:
+    return {seat for group in seats.get(role, ()) for seat in group}
 
 
 def _seated(crew: Crew, free: list[Seat], there: str) -> Iterator[list[Seat]]:

@@ -5,6 +5,7 @@ anything.
 """
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 CHAOS_FOLDER = "TITAN_RL_CHAOS"
 """Environment variable: the folder of orders."""
 _POLL_SECONDS = 0.05
-_told = threading.Event()
+_told: list[tuple[str, str]] = []
+"""At most one: what is to be done, and where."""
+_WORK = "work"
 
 
 class ChaosError(RuntimeError):
@@ -24,25 +27,31 @@ def _order() -> Path:
 
 
 def obey_orders() -> None:
-    """Watch for orders from now on: ``exit`` ends the process with code 0, ``raise`` fails the next work begun."""
+    """Watch for orders from now on: ``exit`` ends the process with code 0, ``raise`` fails the next work begun;
+    ``raise at sleep`` fails there, and ``kill at sleep`` is a SIGKILL there."""
     if CHAOS_FOLDER not in os.environ:
         return
 
     def watch() -> None:
         while True:
             time.sleep(_POLL_SECONDS)
-            if not _order().exists() or _told.is_set():
+            if not _order().exists() or _told:
                 continue
-            if _order().read_text() == "exit":
+            what, _, where = _order().read_text().partition(" at ")
+            if what == "exit":
                 os._exit(0)
-            _told.set()
+            _told.append((what, where or _WORK))
 
     threading.Thread(target=watch, name="orders", daemon=True).start()
 
 
-def fail_if_told() -> None:
-    """Called where work begins. Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""
-    if _told.is_set():
+def fail_if_told(where: str = _WORK) -> None:
+    """Called where work begins, or where memory changes hands (mesh/turns.py). Errors: ChaosError if that was ordered;
+    the order is then renamed to ``.obeyed``."""
+    if _told and _told[0][1] == where:
         _order().rename(_order().with_suffix(".obeyed"))
+        [(what, _)] = _told
         _told.clear()
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         raise ChaosError("an exception that was ordered")

@@ -1,4 +1,4 @@
-"""vLLM's settings for an engine, on a CPU and on GPUs."""
+"""What vLLM is told of an engine, on a CPU and on GPUs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +19,16 @@ _PREFILL_TOKENS = 4096
 
 
 def engine_arguments(
-    config: GeneratorConfig, model_path: str | Path, max_model_len: int, devices: Sequence[int] = ()
+    config: GeneratorConfig,
+    model_path: str | Path,
+    max_model_len: int,
+    devices: Sequence[int] = (),
+    sleeps: bool = False,
 ) -> EngineArgs:
     """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
 
-    ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU.
+    ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU. ``sleeps``: whether it
+    gives up its memory at times (sleeping.py).
     """
     on_cpu = current_platform.is_cpu()
     config = generator_on(config, on_cpu=on_cpu)
@@ -48,7 +53,7 @@ def engine_arguments(
         hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, devices)),
+        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, devices, sleeps)),
         **parallel,
     )
 
@@ -64,7 +69,7 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int) -> dict[str, Any]:
     )
 
 
-def _on_gpu(config: GeneratorConfig, devices: Sequence[int]) -> dict[str, Any]:
+def _on_gpu(config: GeneratorConfig, devices: Sequence[int], sleeps: bool) -> dict[str, Any]:
     """Chunked prefill and async scheduling are vLLM's defaults there, and stay."""
     return dict(
         device_ids=list(devices) or None,
@@ -72,4 +77,5 @@ def _on_gpu(config: GeneratorConfig, devices: Sequence[int]) -> dict[str, Any]:
         # beside that many bytes only what vLLM wants to see free before it starts
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=GPU_STEP_TOKENS,
+        enable_sleep_mode=sleeps,
     )

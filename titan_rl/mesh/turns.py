@@ -1,0 +1,91 @@
+"""Whose turn it is on devices that trainer and generators share: ``[placement] mode = "colocated"``.
+
+    the trainer's turn                                     the generators' turn
+    generators hold neither weights nor KV    ──offload──▶  the trainer's moments lie on the host, and it holds
+    nor their copy of a version               ◀──sleep───   neither gradients nor activations
+
+The turn changes when somebody asks for it: a call to the trainer that computes takes it, a version that goes out gives
+it back, since a version is what engines wake up with. An engine is started and brought up in one turn of the
+generators, which lasts until that is done. Who dies in whichever turn is replaced in it, or in the next one:
+
+    a trainer rank, in its own turn             in it; the others of the trainer are there
+    a trainer rank, in the generators' turn     it takes the turn; what was being sampled is put off, and goes on
+    a generator, in its own turn                in it
+    a generator, asleep or falling asleep       in its next turn, with the version that the others wake up with
+"""
+
+import asyncio
+from enum import Enum
+
+from titan_rl.mesh.generators import Generators
+from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.trainers import Trainers
+from titan_rl.mesh.weight_link import WeightLink
+
+
+class Turn(Enum):
+    TRAINER = "trainer"
+    GENERATORS = "generators"
+
+
+class Apart:
+    """Everybody has devices of his own: it is always everybody's turn."""
+
+    @property
+    def is_trainers(self) -> bool:
+        return False
+
+    async def begin(self) -> None:
+        """Before anything starts."""
+
+    async def take(self, *, dead: bool = False) -> None:
+        """The trainer computes. ``dead``: a rank is, and all are about to begin anew. Errors: ActorDied."""
+
+    async def give(self) -> None:
+        """A version goes out. Errors: ActorDied."""
+
+
+class Turns(Apart):
+    """Owns the turn. It is the trainer's first: engines start when its ranks are up, and it was given."""
+
+    def __init__(self, trainers: Trainers, generators: Generators, link: WeightLink, seconds: float):
+        """``seconds``: of any call."""
+        self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
+        self.turn = Turn.TRAINER
+        self._lock = asyncio.Lock()
+        """Held while the turn changes."""
+
+    @property
+    def is_trainers(self) -> bool:
+        return self.turn is Turn.TRAINER
+
+    async def begin(self) -> None:
+        """Before anything starts."""
+        await self.generators.door.shut()
+
+    async def take(self, *, dead: bool = False) -> None:
+        async with self._lock:
+            if self.turn is Turn.GENERATORS:
+                await self.generators.door.shut()
+                async with self.link.undisturbed():
+                    await asyncio.gather(*map(self._sleep, self.generators.replicas.values()))
+                self.turn = Turn.TRAINER
+        if not dead:
+            await self.trainers.call("onload", what="taking the device back")
+
+    async def _sleep(self, replica: Replica) -> None:
+        try:
+            await call(replica.ranks[0], "sleep", seconds=self.seconds, what=f"generator {replica.number} fell asleep")
+        except ActorDied:
+            pass  # its owner replaces it
+        except Exception as error:  # it may hold what the trainer needs
+            self.generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
+
+    async def give(self) -> None:
+        async with self._lock:
+            if self.turn is Turn.TRAINER:
+                await self.trainers.call("offload", what="leaving the device")
+                self.turn = Turn.GENERATORS
+                self.generators.door.open()
