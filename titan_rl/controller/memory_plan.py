@@ -21,7 +21,7 @@ from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
 
 GIB = 2**30
-_LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
+LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
 """GiB of a process of each kind before it holds anything, pages that several share counted once (measured)."""
 _STANDBY = 0.3
 ESTIMATED = ("activations", "libraries")
@@ -110,9 +110,9 @@ def memory_needs(checked: Checked) -> list[Need]:
     needs = [_trainer(checked, hf, size)]
     if not config.data.file:
         needs.append(_generators(config, hf, size.parameters))
-        needs.append(Need("verifiers", {"libraries": config.verifier.procs * _LIBRARIES["verifier"] * GIB}))
+        needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * GIB}))
     standbys = len(needs) * _STANDBY if config.recovery.has_standbys else 0.0
-    return [*needs, Need("controller and servers", {"libraries": (_LIBRARIES["controller"] + standbys) * GIB})]
+    return [*needs, Need("controller and servers", {"libraries": (LIBRARIES["controller"] + standbys) * GIB})]
 
 
 def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
@@ -137,7 +137,7 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
         needs
         | {
             "activations": titan.batch_degree * activations(hf, training, is_kept=titan.activation_checkpoint is None),
-            "libraries": titan.world_size * _LIBRARIES["trainer"] * GIB,
+            "libraries": titan.world_size * LIBRARIES["trainer"] * GIB,
         },
     )
 
@@ -174,7 +174,7 @@ def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
         "weights": 2 * parameters * element,
         "head in fp32": head,
         "KV cache": generator.kv_cache_gib * GIB,
-        "libraries": generator.tensor_parallel * _LIBRARIES["generator"] * GIB,
+        "libraries": generator.tensor_parallel * LIBRARIES["generator"] * GIB,
     }
     return Need("generators", {reason: generator.replicas * size for reason, size in needs.items()})
 

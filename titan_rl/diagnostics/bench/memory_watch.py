@@ -48,13 +48,14 @@ def _by_process(mark: str) -> dict[str, float]:
         try:
             if f"{_MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 name = (folder / "comm").read_text().strip()
-                found[name] = found.get(name, 0.0) + _proportional_mib(folder)
+                found[name] = found.get(name, 0.0) + proportional_mib(folder)
         except OSError:
             continue  # it ended, or is another user's
     return found
 
 
-def _proportional_mib(folder: Path) -> float:
+def proportional_mib(folder: Path) -> float:
+    """Of a process's folder in /proc: what it holds, with its share of what others hold, too. Errors: OSError."""
     for line in (folder / "smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024

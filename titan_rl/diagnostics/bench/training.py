@@ -5,8 +5,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,10 @@ def trained(
     fixed: dict[str, Any],
     overrides: dict[str, Any],
     command: tuple[str, ...] = ("titan_rl.cli", "train"),
+    watch: Callable[[Path], AbstractContextManager] = nullcontext,
 ) -> Iterator[Path]:
-    """The directory of a finished run. ``command``: the module that runs it, and its first arguments.
+    """The directory of a finished run. ``command``: the module that runs it, and its first arguments. ``watch`` is
+    given the directory, and held while the run lasts.
 
     Errors: ConfigError if the run could not start; RuntimeError if it failed.
     """
@@ -53,7 +55,8 @@ def trained(
         root = Path(folder) / "run"
         tables = [*_arguments(fixed), *_arguments(overrides), "--run.dir", str(root)]
         arguments = [sys.executable, "-m", *command, str(FOLDER / config_file), *tables]
-        done = subprocess.run(arguments, capture_output=True, text=True)
+        with watch(root):
+            done = subprocess.run(arguments, capture_output=True, text=True)
         if done.returncode == 2:
             raise ConfigError(done.stderr.strip().removeprefix("titan-rl: "))
         if done.returncode:
