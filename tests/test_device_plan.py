@@ -53,7 +53,7 @@ def test_a_kv_cache_that_the_user_gives_is_taken_and_checked():
 def test_what_cannot_fit_is_refused_in_one_line_with_the_mend():
     with pytest.raises(ConfigError) as error:
         planned(Machine(1, 2 * GIB))
-    assert "\n" not in str(error.value) and "Take more ranks" in str(error.value)
+    assert "\n" not in str(error.value) and "Take one of: more ranks" in str(error.value)
 
 
 def test_shards_share_a_model_and_replicas_have_one_each():

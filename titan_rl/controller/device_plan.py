@@ -236,12 +236,17 @@ def _check_fits(plan: DevicePlan) -> None:
     needs, whole = plan.needs[seat], plan.held(seat)
     if whole <= usable * (1 + 1e-9):  # a KV cache takes what is left to the last byte
         return
-    kv = any("KV cache" in need.bytes_by_reason for need in needs)
-    mends = "more ranks in [parallelism], [lora], a shorter training.seq_len, or activation_checkpoint.mode = 'full'"
-    sides = "" if plan.in_turns or not kv else ", or placement.mode = 'colocated' (turns)"
+    mends = [
+        "more ranks in [parallelism]",
+        "[lora]",
+        "a shorter training.seq_len",
+        "activation_checkpoint.mode = 'full'",
+    ]
+    if any("KV cache" in need.bytes_by_reason for need in needs):
+        mends += ["a smaller generator.kv_cache_gib or generator.max_num_seqs"]
+        mends += [] if plan.in_turns else ["turns (placement.mode = 'colocated')"]
     raise ConfigError(
         f"GPU {seat.device} of host {seat.host} would have to hold {whole / GIB:.1f} GiB, and {usable / GIB:.1f} "
-        f"({plan.share:g} of {plan.machine.memory / GIB:.1f}) may be used: {'; '.join(map(str, needs))}. Take {mends}"
-        + (f", a smaller generator.kv_cache_gib or generator.max_num_seqs{sides}" if kv else "")
-        + "; or raise generator.gpu_memory_utilization"
+        f"({plan.share:g} of {plan.machine.memory / GIB:.1f}) may be used: {'; '.join(map(str, needs))}. Take one of: "
+        f"{', '.join(mends)}; or raise generator.gpu_memory_utilization"
     )

@@ -81,8 +81,7 @@ class Session:
         self.config, self.titan, self._ranks = checked.config, checked.titan, ranks
         self.progress = Progress(steps_asked=self.titan.training.steps)
         self.stop_request = StopRequest()
-        self.why_ended = ""
-        """In words, once it has."""
+        self.why_ended = ""  # in words, once it has
         self.plan: DevicePlan | None = None
         self.meshes: Meshes | None = None
         self.controller: Controller | SupervisedController | None = None
