@@ -31,14 +31,15 @@ class Generator(Actor):
         await asyncio.to_thread(import_all, self.IMPORTS)
 
     @concurrent_endpoint
-    async def start(self, rank: int, rendezvous_file: str) -> None:
-        """Load vLLM and the model, together with the replica's other ranks, which meet at ``rendezvous_file``."""
+    async def start(self, rank: int, rendezvous_file: str, devices: tuple[int, ...] = ()) -> None:
+        """Load vLLM and the model, together with the replica's other ranks, which meet at ``rendezvous_file``.
+        ``devices``: the GPUs of all of them, on this host."""
 
         def load():
             from titan_rl.generator.engine import GenerationEngine
 
-            arguments = self.config, self.model_path, self.max_model_len, rank, Path(rendezvous_file), self.sleeps
-            return GenerationEngine(*arguments)
+            model = self.config, self.model_path, self.max_model_len
+            return GenerationEngine(*model, rank, Path(rendezvous_file), devices, self.sleeps)
 
         self.engine = await asyncio.to_thread(load)
 

@@ -26,14 +26,16 @@ class Role(Actor):
         """What was found last, for as long as the trainer may read it."""
 
     @endpoint
-    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str) -> None:
+    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str, device: int | None = None) -> None:
         """Meet the other ranks in a new process group, and build this rank's part of the model. Also when a setting has
-        changed."""
+        changed. ``device``: this rank's GPU."""
+        from titan_rl.models.device import take_device
         from titan_rl.trainer.heap import release
         from titan_rl.trainer.lone_role import LoneRole
         from titan_rl.trainer.process_group import join_group
         from titan_rl.trainer.titan_config import role_titan
 
+        take_device(device)
         self.config, titan = config, role_titan(config, self.role)
         if self.model is not None:
             self.model = None  # the next one needs its memory

@@ -18,6 +18,13 @@ def _parser() -> Parser:
 
     add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it"))
 
+    plan = commands.add_parser("plan", help="where a run's processes would go, and what memory they would take")
+    plan.add_argument("file", help="TOML of the run; --section.key value overrides it")
+    plan.add_argument("--gpus", type=int, metavar="N", help="GPUs of each host (those here)")
+    plan.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts (1)")
+    plan.add_argument("--gpu-memory-gib", type=float, metavar="G", help="of each GPU (as here, or an H100's 79)")
+    plan.add_argument("--json", action="store_true")
+
     evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
     evaluate.add_argument("dir", help="the model")
     evaluate.add_argument("--task", help="a task's name, as task.name")
@@ -90,6 +97,14 @@ def _parser() -> Parser:
     tasks = commands.add_parser("tasks", help="list what can be trained on: a data file, or a reasoning-gym family")
     tasks.add_argument("--json", action="store_true")
     return parser
+
+
+def _plan(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.controller.planning import machine_of, plan
+
+    lines, table = plan(options.file, overrides, machine_of(options.gpus, options.hosts, options.gpu_memory_gib))
+    print(json.dumps(table) if options.json else "\n".join(lines))
+    return 0
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
@@ -245,6 +260,7 @@ def _family_line(name: str, styles: list[str], scoring: str, constant_answer: di
 
 _COMMANDS = {
     "train": train_as_asked,
+    "plan": _plan,
     "ledger": _ledger,
     "show": _show,
     "hack-check": _hack_check,

@@ -179,9 +179,12 @@ def _toml_to_give(path: Path) -> str:
     return f"give the path of a TOML file, or one of {', '.join(shipped())}{hint}"
 
 
-def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Config:
+def load_config(
+    path: str | Path | None, overrides: dict[str, dict[str, Any]] | None = None, *, with_models: bool = True
+) -> Config:
     """Parse and check our sections. ``path``: a TOML's, or the name of one that comes with the package. TorchTitan's
-    sections and the algorithm's own keys are checked where they are built, as they need torch."""
+    sections and the algorithm's own keys are checked where they are built, as they need torch. ``with_models``: whether
+    directories of models are looked for, and looked at."""
     file = None if path is None else find_config(path)
     tables = _merge(read_toml(file) if file else {}, overrides or {})
     _check_sections(tables)
@@ -190,7 +193,7 @@ def load_config(path: str | Path | None, overrides: dict[str, dict[str, Any]] | 
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
-    return _with_directories(config)
+    return _with_directories(config) if with_models else config
 
 
 def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:

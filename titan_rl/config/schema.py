@@ -176,13 +176,14 @@ class GeneratorConfig:
     """New weights are applied between two engine steps; ``drain`` first lets running requests end."""
     kv: Literal["keep", "recompute"] = "keep"
     """What requests that run through an update go on with: the KV that they have, or KV made by the new weights."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 on a CPU."""
     max_num_seqs: Count = 128
     """Requests that one engine runs at once."""
-    kv_cache_gib: Annotated[float, Field(gt=0)] = 0.5
-    """KV cache of one engine, where it runs on a CPU."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.6
-    """Share of a GPU's memory for one engine, where it runs on a GPU."""
+    kv_cache_gib: Annotated[float, Field(ge=0)] = 0.0
+    """KV cache of each rank of an engine; 0: half a GiB on a CPU, on a GPU what the placement leaves."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Share of a GPU's memory that all of the run's processes on it may take together."""
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,10 @@
 """What a run will hold in this machine's memory, by process and by reason, told before any process starts.
 
-On GPUs models have memory of their own, of which nothing is told here; this machine's holds what is put aside of them.
-With a launcher or torchrun hosts have memory of their own: nothing is told of these.
+On GPUs models have memory of their own (device_memory.py); this machine's holds what is put aside of them. With a
+launcher or torchrun hosts have memory of their own: nothing is told of these.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +21,12 @@ from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
 
-_GIB = 2**30
+GIB = 2**30
 LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
 """GiB of a process of each kind before it holds anything, pages that several share counted once (measured)."""
 _STANDBY = 0.3
-_ESTIMATED = ("activations", "libraries")
-_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
+ESTIMATED = ("activations", "libraries")
+WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes a parameter: trained in fp32, by AdamW."""
 
 
@@ -42,27 +43,42 @@ class Need:
 
     @property
     def certain(self) -> float:
-        return sum(size for reason, size in self.bytes_by_reason.items() if reason not in _ESTIMATED)
+        return sum(size for reason, size in self.bytes_by_reason.items() if reason not in ESTIMATED)
 
     def __str__(self) -> str:
         largest = sorted(self.bytes_by_reason.items(), key=lambda item: -item[1])
-        reasons = ", ".join(f"{reason} {size / _GIB:.1f}" for reason, size in largest if size >= 0.05 * _GIB)
-        return f"{self.process} {self.total / _GIB:.1f}" + (f" ({reasons})" if len(largest) > 1 else "")
+        reasons = ", ".join(f"{reason} {size / GIB:.1f}" for reason, size in largest if size >= 0.05 * GIB)
+        return f"{self.process} {self.total / GIB:.1f}" + (f" ({reasons})" if len(largest) > 1 else "")
 
 
 @dataclass(frozen=True)
-class _Size:
+class Size:
     """Of a model: numbers of parameters, and of those that are trained."""
 
     parameters: int
     trained: int
+    layer: int = 0
+    """Of a layer's parameters, but its experts."""
+    experts: int = 0
+    """Of a layer's experts."""
+    around: int = 0
+    """Of what belongs to no layer: embeddings, head and norm."""
 
     @classmethod
-    def of(cls, hf: PreTrainedConfig, family: Family | None, lora: LoraConfig | None = None) -> "_Size":
+    def of(cls, hf: PreTrainedConfig, family: Family | None, lora: LoraConfig | None = None) -> "Size":
         spec = spec_of(hf, "", family, lora)
         with torch.device("meta"):
-            parameters = list(spec.model.build().parameters())
-        return cls(sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad))
+            model = spec.model.build()
+        named = [(name, p.numel()) for name, p in model.named_parameters()]
+        layers: Counter[str] = Counter()
+        experts: Counter[str] = Counter()
+        for name, count in named:
+            if name.startswith("layers."):
+                (experts if "experts." in name else layers)[name.split(".")[1]] += count
+        parameters = sum(count for _, count in named)
+        around = parameters - layers.total() - experts.total()
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        return cls(parameters, trained, max(layers.values()), max(experts.values(), default=0), around)
 
 
 def fit_into_memory(checked: Checked) -> tuple[Checked, list[str]]:
@@ -76,15 +92,15 @@ def check_memory(checked: Checked) -> str:
     if checked.config.mesh.launcher != "local":
         return ""
     needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
-    whole, certain = (sum(getattr(need, kind) for need in needs) / _GIB for kind in ("total", "certain"))
+    whole, certain = (sum(getattr(need, kind) for need in needs) / GIB for kind in ("total", "certain"))
     by_process = "; ".join(map(str, needs))
-    if certain > limit / _GIB:
+    if certain > limit / GIB:
         raise ConfigError(
-            f"the run needs at least {certain:.1f} GiB of memory, and there are {limit / _GIB:.1f}: {by_process}. "
+            f"the run needs at least {certain:.1f} GiB of memory, and there are {limit / GIB:.1f}: {by_process}. "
             f"Take a smaller model or [lora], or recovery.snapshot_every = 0, which holds no snapshots"
         )
     where = "memory" if DEVICE_TYPE == "cpu" else "host memory"
-    return f"{where}: about {whole:.1f} of {limit / _GIB:.1f} GiB: {by_process}"
+    return f"{where}: about {whole:.1f} of {limit / GIB:.1f} GiB: {by_process}"
 
 
 def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:
@@ -99,7 +115,7 @@ def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:
     snapshots = needs[0].bytes_by_reason["snapshots"]
     without = replace(checked.config, recovery=replace(recovery, snapshot_every=0))
     return replace(checked, config=without), (
-        f"warning: snapshots of the trainer would take {snapshots / _GIB:.1f} GiB of this host's {limit / _GIB:.1f}, "
+        f"warning: snapshots of the trainer would take {snapshots / GIB:.1f} GiB of this host's {limit / GIB:.1f}, "
         f"which has no room for them: none are taken, as with recovery.snapshot_every = 0, and a trainer rank's death "
         f"ends the run. A checkpoint (checkpoint.every) is what it can be resumed from"
     )
@@ -116,25 +132,25 @@ def memory_limit() -> int:
 
 def memory_needs(checked: Checked) -> list[Need]:
     config, hf = checked.config, read_config(checked)
-    size = _Size.of(hf, checked.family, config.lora)
+    size = Size.of(hf, checked.family, config.lora)
     needs = [_trainer(checked, hf, size)]
     if not config.data.file:
         needs.append(_generators(config, hf, size.parameters))
-        needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * _GIB}))
+        needs.append(Need("verifiers", {"libraries": config.verifier.procs * LIBRARIES["verifier"] * GIB}))
     return [*needs, _controller(config, len(needs))]
 
 
 def host_needs(checked: Checked) -> list[Need]:
     """Of the host's memory, where the models are on its GPUs. What CUDA's libraries take besides is not known here."""
     config, titan, hf = checked.config, checked.titan, read_config(checked)
-    size, copies = _Size.of(hf, checked.family, config.lora), titan.parallelism.data_parallel_replicate_degree
-    state = sum(model.trained for model in (size, *_roles(checked))) * copies * (_WEIGHT + _MOMENTS)
-    needs = {"checkpoint being written": state, "libraries": titan.world_size * LIBRARIES["trainer"] * _GIB}
+    size, copies = Size.of(hf, checked.family, config.lora), titan.parallelism.data_parallel_replicate_degree
+    state = sum(model.trained for model in (size, *_roles(checked))) * copies * (WEIGHT + MOMENTS)
+    needs = {"checkpoint being written": state, "libraries": titan.world_size * LIBRARIES["trainer"] * GIB}
     if config.recovery.snapshot_every:
         needs["snapshots"] = NUM_SLOTS * state
     others = _beside_the_trainer(config)
     if not config.data.file and config.mesh.transport not in ("auto", *ON_GPU):
-        sent = size.parameters * _bytes_of(config.generator.dtype)
+        sent = size.parameters * bytes_of(config.generator.dtype)
         needs["weights to send"] = NUM_SLOTS * sent
         others[0].bytes_by_reason["weights"] = config.generator.replicas * sent
     return [Need("trainer", needs), *others, _controller(config, 1 + len(others))]
@@ -146,77 +162,77 @@ def _beside_the_trainer(config: Config) -> list[Need]:
         return []
     engines = config.generator.replicas * config.generator.tensor_parallel
     counts = {"generator": engines, "verifier": config.verifier.procs}
-    return [Need(f"{kind}s", {"libraries": count * LIBRARIES[kind] * _GIB}) for kind, count in counts.items()]
+    return [Need(f"{kind}s", {"libraries": count * LIBRARIES[kind] * GIB}) for kind, count in counts.items()]
 
 
 def _controller(config: Config, num_kinds: int) -> Need:
     standbys = num_kinds * _STANDBY if config.recovery.has_standbys else 0.0
-    return Need("controller and servers", {"libraries": (LIBRARIES["controller"] + standbys) * _GIB})
+    return Need("controller and servers", {"libraries": (LIBRARIES["controller"] + standbys) * GIB})
 
 
-def _trainer(checked: Checked, hf: PreTrainedConfig, size: _Size) -> Need:
+def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
     """Shards add up to one model for each replica; what FSDP gathers, every rank has by itself."""
     config, titan = checked.config, checked.titan
     parallelism, training = titan.parallelism, titan.training
     copies = parallelism.data_parallel_replicate_degree
     models = [size, *_roles(checked)]
-    weights = sum(model.parameters for model in models) * _WEIGHT * copies
+    weights = sum(model.parameters for model in models) * WEIGHT * copies
     trained = sum(model.trained for model in models) * copies
-    needs = {"weights": weights, "gradients": trained * _GRADIENT, "moments": trained * _MOMENTS}
+    needs = {"weights": weights, "gradients": trained * GRADIENT, "moments": trained * MOMENTS}
     if config.recovery.snapshot_every:
         copies = NUM_SLOTS if config.lora.rank else NUM_SLOTS - 1  # else the state itself lies in the other slot
-        needs["snapshots"] = copies * trained * (_WEIGHT + _MOMENTS)
+        needs["snapshots"] = copies * trained * (WEIGHT + MOMENTS)
     if not config.data.file:
-        needs["weights to send"] = NUM_SLOTS * size.parameters * _bytes_of(config.generator.dtype)
+        needs["weights to send"] = NUM_SLOTS * size.parameters * bytes_of(config.generator.dtype)
     gathers = training.mixed_precision_param != "float32" or parallelism.data_parallel_shard_degree > 1
     if gathers and parallelism.fsdp_reshard_after_forward == "never":
-        needs["gathered weights"] = size.parameters * _bytes_of(training.mixed_precision_param) * titan.batch_degree
+        needs["gathered weights"] = size.parameters * bytes_of(training.mixed_precision_param) * titan.batch_degree
     return Need(
         "trainer",
         needs
         | {
-            "activations": titan.batch_degree * _activations(hf, training, is_kept=titan.activation_checkpoint is None),
-            "libraries": titan.world_size * LIBRARIES["trainer"] * _GIB,
+            "activations": titan.batch_degree * activations(hf, training, is_kept=titan.activation_checkpoint is None),
+            "libraries": titan.world_size * LIBRARIES["trainer"] * GIB,
         },
     )
 
 
-def _roles(checked: Checked) -> list[_Size]:
+def _roles(checked: Checked) -> list[Size]:
     """The models beside the policy, wherever in this machine's memory: a frozen one is trained in no parameter."""
     config, needs, sizes = checked.config, checked.algorithm.needs, []
     for role in needed_roles(needs):
         if role != "reference" or not config.lora.rank:  # which is the policy without its adapters
-            sizes.append(_Size(_size_at(checked, getattr(config, role).path).parameters, 0))
+            sizes.append(Size(size_at(checked, getattr(config, role).path).parameters, 0))
     if (learned := learned_role(needs)) is not None:
-        sizes.append(_size_at(checked, getattr(config, learned).path))
+        sizes.append(size_at(checked, getattr(config, learned).path))
     return sizes
 
 
-def _size_at(checked: Checked, path: str) -> _Size:
-    return _Size.of(read_hf_config(path, checked.family) if path else read_config(checked), checked.family)
+def size_at(checked: Checked, path: str) -> Size:
+    return Size.of(read_hf_config(path, checked.family) if path else read_config(checked), checked.family)
 
 
-def _activations(hf: PreTrainedConfig, training, is_kept: bool) -> float:
+def activations(hf: PreTrainedConfig, training, is_kept: bool) -> float:
     """Of one full row: what a layer keeps of a token for its backward, and the head's tiles and copies in fp32."""
     width = hf.hidden_size
     if is_kept:
         width = 10 * width + 3 * getattr(hf, "intermediate_size", 4 * width)
-    layers = training.seq_len * hf.num_hidden_layers * width * _bytes_of(training.mixed_precision_param)
+    layers = training.seq_len * hf.num_hidden_layers * width * bytes_of(training.mixed_precision_param)
     return layers + 8 * hf.vocab_size * hf.hidden_size + 2**27
 
 
 def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
     """An engine's weights, and what it reads the next ones into."""
-    generator, element = config.generator, _bytes_of(config.generator.dtype)
+    generator, element = config.generator, bytes_of(config.generator.dtype)
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
     needs = {
         "weights": 2 * parameters * element,
         "head in fp32": head,
-        "KV cache": generator.kv_cache_gib * _GIB,
-        "libraries": generator.tensor_parallel * LIBRARIES["generator"] * _GIB,
+        "KV cache": generator.kv_cache_gib * GIB,
+        "libraries": generator.tensor_parallel * LIBRARIES["generator"] * GIB,
     }
     return Need("generators", {reason: generator.replicas * size for reason, size in needs.items()})
 
 
-def _bytes_of(dtype: str) -> int:
+def bytes_of(dtype: str) -> int:
     return getattr(torch, dtype).itemsize

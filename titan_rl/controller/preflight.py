@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
+from titan_rl.config.device_defaults import for_device
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
@@ -64,8 +65,9 @@ class Checked:
         return tables
 
 
-def resolve(config: Config, num_held_out: int = 0) -> Checked:
-    """Names become objects. Errors: ConfigError."""
+def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool = DEVICE_TYPE == "cpu") -> Checked:
+    """Names become objects. ``on_cpu``: whether the run is, which settles what was left open. Errors: ConfigError."""
+    config = for_device(config, on_cpu=on_cpu)
     folders, on_data = config.run.plugin_path, bool(config.data.file)
     task = make_task(config.task, folders)
     return Checked(
@@ -82,6 +84,7 @@ def resolve(config: Config, num_held_out: int = 0) -> Checked:
 def check(config: Config) -> Checked:
     """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
     checked = resolve(config, config.eval.prompts)
+    config = checked.config
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
     if config.lora.rank and checked.algorithm.head == "value":
@@ -208,7 +211,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
     if config.lora.rank:
         check_lora(hf, config, titan, family)
     if not config.data.file:
-        _check_generator_layout(hf, config.generator.tensor_parallel)
+        check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=DEVICE_TYPE == "cpu")
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
@@ -224,8 +227,8 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _check_generator_layout(hf, ranks: int) -> None:
-    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks."""
+def check_generator_layout(hf, ranks: int, *, on_cpu: bool) -> None:
+    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks. Errors: ConfigError."""
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if heads % ranks:
         raise ConfigError(
@@ -238,7 +241,7 @@ def _check_generator_layout(hf, ranks: int) -> None:
             f"the other; lower it, or use more replicas"
         )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
-    if DEVICE_TYPE == "cpu" and head_dim not in _CPU_HEAD_SIZES:
+    if on_cpu and head_dim not in _CPU_HEAD_SIZES:
         raise ConfigError(
             f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
             f"{', '.join(map(str, _CPU_HEAD_SIZES))}"

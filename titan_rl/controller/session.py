@@ -26,12 +26,13 @@ from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.controller import Components, Controller
 from titan_rl.controller.data_recovery import DataRecovery
 from titan_rl.controller.data_steps import DataSteps, HeldOut
+from titan_rl.controller.device_plan import DevicePlan
+from titan_rl.controller.device_report import settle
 from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
 from titan_rl.controller.farewell import farewell, stopping
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import kept_policy
-from titan_rl.controller.memory_plan import fit_into_memory
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -81,8 +82,8 @@ class Session:
         self.config, self.titan, self._ranks = checked.config, checked.titan, ranks
         self.progress = Progress(steps_asked=self.titan.training.steps)
         self.stop_request = StopRequest()
-        self.why_ended = ""
-        """In words, once it has."""
+        self.why_ended = ""  # in words, once it has
+        self.plan: DevicePlan | None = None
         self.meshes: Meshes | None = None
         self.controller: Controller | SupervisedController | None = None
         self._granting: asyncio.Task[None] | None = None
@@ -102,7 +103,7 @@ class Session:
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
-        fitting, told = fit_into_memory(checked) if ranks is None else (checked, [])
+        fitting, plan, told = settle(checked, under_torchrun=ranks is not None)
         sources, earlier = find_sources(config), 0
         if resume:
             check_no_modules(run_dir.root)
@@ -112,10 +113,9 @@ class Session:
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
         session = cls(fitting, run_dir, resume, ranks, config_file)
-        for line in told:
+        session.plan = plan
+        for line in [*told, *(f"{change}; without {run_dir.changes} it is as you ask" for change in held)]:
             session.say(line)
-        for change in held:
-            session.say(f"{change}; without {run_dir.changes} it is as you ask")
         return session
 
     def _open_records(self) -> None:
@@ -277,6 +277,7 @@ class Session:
             parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
             ranks=self._ranks,
             lost=self.stop_request.force,
+            devices=None if self.plan is None else self.plan.devices,
         )
 
     def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
@@ -311,8 +312,7 @@ class Session:
         return reporter, checkpointing, BadBatches(config.recovery, self.run_dir, say=say, record=record)
 
     def _frozen(self, meshes: Meshes) -> FrozenWeights:
-        has_adapters = bool(self.config.lora.rank)
-        return FrozenWeights(self.checked.algorithm.needs, meshes, self.note, has_adapters=has_adapters)
+        return FrozenWeights(self.checked.algorithm.needs, meshes, self.note, has_adapters=bool(self.config.lora.rank))
 
     def _data_recovery(self) -> DataRecovery:
         checked = self.checked

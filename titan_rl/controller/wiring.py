@@ -5,6 +5,7 @@ from typing import Any
 from titan_rl.actors.classes import ACTORS
 from titan_rl.algorithms.base import NO_NEEDS, Needs
 from titan_rl.config.schema import Config
+from titan_rl.controller.device_plan import plan_devices, this_machine
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.preflight import Checked
 from titan_rl.mesh.meshes import ActorClasses, Meshes
@@ -47,7 +48,7 @@ class Actors:
 
     def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = ""):
         """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py)."""
-        self.checked = checked
+        self.checked, machine = checked, this_machine()
         self.meshes = make_meshes(
             *(checked.config, checked.titan, model_path),
             family=checked.family,
@@ -55,6 +56,7 @@ class Actors:
             parts=parts,
             launcher=checked.launcher,
             kept_policy=kept_policy,
+            devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
         )
 
     async def __aenter__(self) -> "Actors":

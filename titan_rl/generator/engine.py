@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,10 +77,11 @@ class GenerationEngine:
         max_model_len: int,
         rank: int = 0,
         rendezvous_file: Path | None = None,
+        devices: Sequence[int] = (),
         sleeps: bool = False,
     ):
         """``rendezvous_file``: where the ranks of a tensor-parallel engine find each other; it must not exist yet.
-        ``sleeps``: whether ``sleep`` will be called."""
+        ``devices``: as in ``engine_arguments``. ``sleeps``: whether ``sleep`` will be called."""
         vllm_backend.register()
         vllm_loader.register()
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
@@ -87,8 +89,8 @@ class GenerationEngine:
         self.reader: WeightReader | None = None
         self.statistics = EngineStatistics()
         self._config, self._model_path = config, Path(model_path)
-        self._arguments = engine_arguments(config, model_path, max_model_len, sleeps)
-        self._is_asleep = False
+        self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
+        self._devices, self._is_asleep = devices, False
         self._stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
@@ -168,7 +170,7 @@ class GenerationEngine:
         size = self._config.tensor_parallel
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
-        join_ranks(self._rank, size, self._rendezvous_file)
+        join_ranks(self._rank, size, self._rendezvous_file, self._devices)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
         dist.barrier()
         forget_shared_memory()
@@ -300,7 +302,7 @@ class GenerationEngine:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         running = self._engine.engine_core.engine_core.scheduler.requests
         for sample in self._samples.values():
-            sample.versions.append((running[sample.engine_id].num_output_tokens, version))
+            sample.versions.append((num_generated(running[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
         taken = self._take_statistics()
         taken.seconds_update = time.perf_counter() - start
@@ -329,3 +331,9 @@ class GenerationEngine:
     def _take_statistics(self) -> EngineStatistics:
         taken, self.statistics = self.statistics, EngineStatistics()
         return taken
+
+
+def num_generated(request) -> int:
+    """Tokens of one of vLLM's requests, with the one that a step under way makes, which is the old weights' too."""
+    is_preempted_under_way = request.num_stale_output_tokens > 0 and not request.drop_stale_output
+    return request.num_output_tokens + (request.num_output_placeholders or int(is_preempted_under_way))

@@ -1,5 +1,6 @@
-"""What vLLM is told of an engine."""
+"""What vLLM is told of an engine, on a CPU and on GPUs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,28 +8,30 @@ from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
+from titan_rl.config.device_defaults import GPU_STEP_TOKENS, generator_on
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.generator import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
 _PREFILL_TOKENS = 4096
-"""Tokens of one engine step, unless a single prompt needs more."""
+"""Tokens of one engine step on a CPU, unless a single prompt needs more."""
 
 
 def engine_arguments(
-    config: GeneratorConfig, model_path: str | Path, max_model_len: int, sleeps: bool = False
+    config: GeneratorConfig,
+    model_path: str | Path,
+    max_model_len: int,
+    devices: Sequence[int] = (),
+    sleeps: bool = False,
 ) -> EngineArgs:
     """vLLM's settings. Log-probabilities are those of the distribution that is sampled from.
 
-    ``sleeps``: whether it gives up its memory at times (sleeping.py).
+    ``devices``: of the engine's ranks, as they are numbered on this host; none on a CPU. ``sleeps``: whether it
+    gives up its memory at times (sleeping.py).
     """
     on_cpu = current_platform.is_cpu()
-    memory: dict[str, Any] = (
-        dict(kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30), block_size=_CPU_BLOCK_TOKENS)
-        if on_cpu
-        else dict(gpu_memory_utilization=config.gpu_memory_utilization, enable_sleep_mode=sleeps)
-    )
+    config = generator_on(config, on_cpu=on_cpu)
     parallel: dict[str, Any] = (
         dict(tensor_parallel_size=config.tensor_parallel, distributed_executor_backend="external_launcher")
         if config.tensor_parallel > 1
@@ -42,10 +45,6 @@ def engine_arguments(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=on_cpu,
-        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
-        async_scheduling=False,  # an update must know the number of tokens of each request
         disable_log_stats=True,
         skip_tokenizer_init=True,
         trust_remote_code=False,
@@ -54,6 +53,29 @@ def engine_arguments(
         hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **memory,
+        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, devices, sleeps)),
         **parallel,
+    )
+
+
+def _on_cpu(config: GeneratorConfig, max_model_len: int) -> dict[str, Any]:
+    return dict(
+        kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30),
+        block_size=_CPU_BLOCK_TOKENS,
+        # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
+        async_scheduling=False,  # which vLLM has for GPUs alone
+    )
+
+
+def _on_gpu(config: GeneratorConfig, devices: Sequence[int], sleeps: bool) -> dict[str, Any]:
+    """Chunked prefill and async scheduling are vLLM's defaults there, and stay."""
+    return dict(
+        device_ids=list(devices) or None,
+        kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) or None,
+        # beside that many bytes only what vLLM wants to see free before it starts
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_batched_tokens=GPU_STEP_TOKENS,
+        enable_sleep_mode=sleeps,
     )

@@ -1,9 +1,11 @@
 """The ranks of a tensor-parallel vLLM engine, each in a process that we started."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -11,8 +13,11 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 _IDENTITY = "TITAN_RL_ENGINE"
 
 
-def join_ranks(rank: int, size: int, rendezvous_file: Path) -> None:
-    """Initialize the process group that vLLM then uses. ``rendezvous_file`` must not exist yet; it opens no port."""
+def join_ranks(rank: int, size: int, rendezvous_file: Path, devices: Sequence[int] = ()) -> None:
+    """Initialize the process group that vLLM then uses. ``rendezvous_file`` must not exist yet; it opens no port.
+    ``devices``: of the ranks, if they are on GPUs."""
+    if devices:
+        torch.accelerator.set_device_index(devices[rank])  # vLLM's own comes after the group's first collective
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ[_IDENTITY] = f"{rendezvous_file.parent.name}-{rendezvous_file.name}"
     store = dist.FileStore(str(rendezvous_file), size)

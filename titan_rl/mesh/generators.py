@@ -10,6 +10,7 @@ from pathlib import Path
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.door import Door
+from titan_rl.mesh.launch.devices import Devices, EngineSeats
 from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.router import Router
@@ -41,12 +42,16 @@ class Generators:
         scratch: Path,
         link: WeightLink,
         say: Callable[[str], None],
+        devices: Devices | None = None,
     ):
-        """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer."""
+        """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer.
+        ``devices``: where a run's processes are on GPUs; None on a CPU."""
         self.processes, self.config, self.scratch, self.link, self.say = processes, config, scratch, link, say
         self.router = Router("generator", range(config.generator.replicas))
         self.replicas: dict[int, Replica] = {}
-        arguments = environment, actor, config.generator, model_path, max_tokens, config.placement.mode == "colocated"
+        self._seats = EngineSeats(None if devices is None else devices.table.engines())
+        settings = config.generator if devices is None else devices.of_engine(config.generator)
+        arguments = environment, actor, settings, model_path, max_tokens, config.placement.mode == "colocated"
         self.standby = Standby(processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = 0
@@ -84,11 +89,12 @@ class Generators:
         self._num_engines += 1
         rendezvous_file = str(self.scratch / f"generator{self._num_engines}")
         names = _rank_names(number, self.config.generator.tensor_parallel)
-        ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
-        replica = Replica(-1 if isinstance(number, str) else number, ranks)
-        starts = [(process, (rank, rendezvous_file)) for rank, process in enumerate(ranks)]
+        replica = Replica(-1 if isinstance(number, str) else number, devices=self._seats.take())
+        told = (replica.devices,) if replica.devices else ()
         what = f"starting generator {number}"
         try:
+            replica.ranks += await asyncio.gather(*(self.standby.take(name) for name in names))
+            starts = [(process, (rank, rendezvous_file, *told)) for rank, process in enumerate(replica.ranks)]
             await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
         except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             self._end(replica)
@@ -108,6 +114,8 @@ class Generators:
         replica.kill()
         for rank in replica.ranks:
             self.processes.forget(rank)
+        self._seats.give_back(replica.devices)
+        replica.devices = ()
 
     # faults
 
@@ -205,7 +213,10 @@ class Generators:
 
     def scale(self, count: int) -> None:
         """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
-        members = self.router.members
+        members, most = self.router.members, self._seats.count
+        if most is not None and count > (most := most - self.config.recovery.warm_spares):
+            self.say(f"{count} generators are wanted, and the placement has GPUs for {most}: there will be {most}")
+            count = most
         for _ in range(count - len(members)):
             number = max(self.router.members, default=-1) + 1
             self.router.add(number)

@@ -25,6 +25,7 @@ from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.launch.base import Launcher
+from titan_rl.mesh.launch.devices import Devices, devices_of
 from titan_rl.mesh.launch.local import LocalLauncher
 from titan_rl.mesh.launch.placement import (
     available_cores,
@@ -93,6 +94,7 @@ class Meshes:
         launcher: Launcher | None = None,
         ranks: OtherRanks | None = None,
         lost: Callable[[str], None] = lambda why: None,
+        devices: Devices | None = None,
     ):
         """Nothing is started yet.
 
@@ -104,6 +106,7 @@ class Meshes:
         that is sampled again since somebody died or failed. ``catch_up``: without it a dead trainer ends the run.
         ``launcher``: how hosts are started (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's
         other processes, as hosts instead; ``lost(why)`` hears of the death of one, which cannot be repaired.
+        ``devices``: where the processes are on GPUs; None on a CPU.
         """
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers = Stragglers()
@@ -130,18 +133,22 @@ class Meshes:
         environment = trainer_environment(threads)
         self.roles = Roles(
             [
-                RoleProcesses(role, actors.role, self.processes, config, paths, count, environment, scratch, say)
+                RoleProcesses(
+                    *(role, actors.role, self.processes, config, paths, count, environment, scratch, say),
+                    devices=devices_of(devices, role),
+                )
                 for role, count in own_roles.items()
             ]
         )
         self.trainers = Trainers(
             *(actors.trainer, self.processes, config, paths, {"trainer": world_size} | learned_roles, environment),
             *(scratch, self.stragglers, self.roles),
+            devices=devices_of(devices, "trainer", *learned_roles),
         )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
-        self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say)
+        self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)
         seconds = config.mesh.step_timeout
         self._turns = Turns(self.trainers, self.generators, link, seconds) if is_colocated else Apart()
         self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)

@@ -17,6 +17,8 @@ class Replica:
     number: int
     """-1 for a spare."""
     ranks: list[ActorProcess] = field(default_factory=list)
+    devices: tuple[int, ...] = ()
+    """Of its ranks; none on a CPU."""
     num_groups: int = 0
     """That it is working on."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)

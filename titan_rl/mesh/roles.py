@@ -34,10 +34,12 @@ class RoleProcesses:
         environment: dict[str, str],
         scratch: Path,
         say: Callable[[str], None],
+        devices: Sequence[int] = (),
     ):
-        """``paths``: of the model that the run starts from, and of the policy that it keeps (or "")."""
+        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``devices``: each
+        rank's GPU; none on a CPU."""
         self.role, self.processes, self.config, self.world_size = role, processes, config, world_size
-        self.scratch, self.say = scratch, say
+        self.scratch, self.say, self._devices = scratch, say, devices
         self.ranks: list[ActorProcess] = []
         self._spawn_arguments = environment, actor, role, *paths
         self._num_rendezvous = 0
@@ -55,7 +57,10 @@ class RoleProcesses:
         self._num_rendezvous += 1
         rendezvous_file = str(self.scratch / f"{self.role}{self._num_rendezvous}")
         ranks, count = enumerate(self.ranks), self.world_size
-        joins = [(process, (self.config, rank, count, rendezvous_file)) for rank, process in ranks]
+        joins = [
+            (process, (self.config, rank, count, rendezvous_file, *self._devices[rank : rank + 1]))
+            for rank, process in ranks
+        ]
         what = f"joining the ranks of the {self.role}"
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
 

@@ -5,7 +5,7 @@ place, and all join a new process group.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from titan_rl.config.schema import Config
@@ -35,10 +35,12 @@ class Trainers:
         scratch: Path,
         stragglers: Stragglers,
         roles: Roles,
+        devices: Sequence[int] = (),
     ):
         """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``sides``: the
         number of ranks of the policy, and behind them of the role that learns in processes of its own, if there is one.
-        ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows."""
+        ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows.
+        ``devices``: each rank's GPU; none on a CPU."""
         self.processes, self.config, self.scratch = processes, config, scratch
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
@@ -46,7 +48,7 @@ class Trainers:
         self.standby = Standby(processes, config, "trainer", environment, actor, *paths)
         self.ranks: list[ActorProcess] = []
         self._peers = PeersAreTold(lambda: self.ranks)
-        self._stragglers, self.roles = stragglers, roles
+        self._stragglers, self.roles, self._devices = stragglers, roles, devices
         self._num_rendezvous = 0
 
     async def start(self) -> None:
@@ -71,7 +73,10 @@ class Trainers:
         self._num_rendezvous += 1
         rendezvous_file = str(self.scratch / f"trainer{self._num_rendezvous}")
         ranks, count = enumerate(self.ranks), self.world_size
-        joins = [(process, (self.config, rank, count, rendezvous_file)) for rank, process in ranks]
+        joins = [
+            (process, (self.config, rank, count, rendezvous_file, *self._devices[rank : rank + 1]))
+            for rank, process in ranks
+        ]
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
     @property

@@ -12,8 +12,17 @@ if not torch.accelerator.is_available():
 DEVICE_TYPE: str = titan_utils.device_type
 
 
+_taken: list[int] = []
+"""The GPU that this process was given, as it is numbered on its host."""
+
+
+def take_device(index: int | None) -> None:
+    """From now on this process works on that GPU (mesh/launch/devices.py says which); None: on a CPU."""
+    _taken[:] = [] if index is None else [index]
+
+
 def local_device(rank: int) -> torch.device:
-    """The device that a trainer rank works on. Ranks fill one host after another."""
+    """The device that this process works on: the one that it was given, or else by its rank, where there is no run."""
     if DEVICE_TYPE == "cpu":
         return torch.device("cpu")
-    return torch.device(DEVICE_TYPE, rank % torch.accelerator.device_count())
+    return torch.device(DEVICE_TYPE, _taken[0] if _taken else rank % torch.accelerator.device_count())

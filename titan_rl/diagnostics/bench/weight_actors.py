@@ -17,6 +17,7 @@ from monarch.rdma import RDMABuffer
 
 from titan_rl.actors.generator import Generator
 from titan_rl.actors.trainer import Trainer
+from titan_rl.config.device_defaults import generator_on
 
 
 def median_seconds(run: Callable[[], object], rounds: int) -> float:
@@ -67,7 +68,8 @@ class BenchTrainer(Trainer):
         return {shard.name: _digest(shard.tensor) for shard in self.learner.shards()}
 
     def _cast(self) -> dict[str, torch.Tensor]:
-        dtype = getattr(torch, self.config.generator.dtype)
+        generator = generator_on(self.config.generator, on_cpu=self.learner.device.type == "cpu")
+        dtype = getattr(torch, generator.dtype)
         return {shard.name: shard.tensor.to(dtype).contiguous() for shard in self.learner.shards()}
 
 

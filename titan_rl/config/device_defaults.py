@@ -1,0 +1,24 @@
+"""Settings whose default depends on what a run is on: a GPU computes in bf16, over weights and moments in fp32."""
+
+from dataclasses import replace
+
+from titan_rl.config.schema import Config, GeneratorConfig
+
+_CPU_KV_GIB = 0.5
+GPU_STEP_TOKENS = 8192
+"""Of one step of an engine on a GPU, at most: its activations are planned by that."""
+
+
+def for_device(config: Config, *, on_cpu: bool) -> Config:
+    """The same with everything settled that was left open. What the run records is this, and so is what it goes on
+    with, whatever it is resumed on."""
+    training = config.titan.get("training", {})
+    ours = {} if on_cpu else {"training": {"mixed_precision_param": "bfloat16"} | training}
+    return replace(config, generator=generator_on(config.generator, on_cpu=on_cpu), titan=config.titan | ours)
+
+
+def generator_on(generator: GeneratorConfig, *, on_cpu: bool) -> GeneratorConfig:
+    """Its settings there. On a GPU a KV cache of 0 is left to the placement."""
+    dtype = generator.dtype if generator.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    kv_cache_gib = generator.kv_cache_gib or (_CPU_KV_GIB if on_cpu else 0.0)
+    return replace(generator, dtype=dtype, kv_cache_gib=kv_cache_gib)
