@@ -1,8 +1,11 @@
 """Bits that repeat where they can, and nothing called bit-equal where they cannot: records of a GPU, without one."""
 
+import asyncio
 import json
 import os
+import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import made_run
 import pytest
@@ -10,6 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from titan_rl.config.load import load_config
+from titan_rl.controller import trainer_device
 from titan_rl.controller.trainer_device import TRAINER_DEVICE
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics import replay
@@ -87,6 +91,23 @@ def test_what_is_within_a_tolerance():
     assert is_equal(nan, nan, 0.0) and not is_equal(nan, 1.0, 1.0) and not is_equal(1.0, nan, 1.0)
     assert is_equal(None, None, 0.0) and not is_equal(None, 1.0, 1.0)
     assert ComparedStep(1, nan, nan, nan, nan).equal and not ComparedStep(1, 0.5, 0.5, 2.0, 2.01, 1e-3).equal
+
+
+def test_a_gpu_is_asked_of_the_trainer(monkeypatch):
+    """As the actor's ``examine`` answers, which unpickles what it is asked."""
+
+    class Trainer:
+        async def call(self, endpoint, code):
+            assert endpoint == "examine"
+            debug = SimpleNamespace(deterministic=True)
+            learner = SimpleNamespace(device=torch.device("cuda", 1), titan=SimpleNamespace(debug=debug))
+            return [(pickle.dumps(pickle.loads(code)(learner)), "")]
+
+    monkeypatch.setattr(trainer_device, "DEVICE_TYPE", "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    told = []
+    asyncio.run(trainer_device.note_trainer_device(Trainer(), lambda kind, **fields: told.append((kind, fields))))
+    assert told == [(TRAINER_DEVICE, {"device": "GPU 1", "deterministic": True, "torch": torch.__version__})]
 
 
 def run_on(root, *places: TrainedOn):
