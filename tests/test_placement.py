@@ -128,7 +128,7 @@ def joined(monkeypatch) -> list[tuple]:
 
     class FakeStandby:
         async def take(self, name):
-            return SimpleNamespace(name=name, kill=lambda: None)
+            return SimpleNamespace(name=name, kill=lambda: None, on_death=[])
 
     for module in (trainers, generators):
         monkeypatch.setattr(module, "call_each", call_each)
