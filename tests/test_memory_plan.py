@@ -4,7 +4,7 @@ import pytest
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller import memory_plan
-from titan_rl.controller.memory_plan import check_memory, fit_into_memory, host_needs, memory_needs
+from titan_rl.controller.memory_plan import check_memory, fit_into_memory, host_needs, memory_needs, spared_by_turns
 from titan_rl.controller.preflight import check, read_config
 from titan_rl.controller.session import Session
 from titan_rl.models.shards import expected_shapes
@@ -69,6 +69,20 @@ def test_what_fits_is_said_by_process(monkeypatch):
     monkeypatch.setattr(memory_plan, "memory_limit", lambda: 24 * GIB)
     said = check_memory(check(load_config(None, {})))
     assert said.startswith("memory: about ") and "of 24.0 GiB: trainer " in said and "KV cache 0.5" in said
+
+
+def test_in_turns_less_is_held_at_once():
+    """What the trainer wants for a step, or what engines hold beside libraries: the smaller of the two is spared."""
+    checked = check(load_config(None, {"placement": {"mode": "colocated"}}))
+    needs = memory_needs(checked)
+    of = {need.process: need.bytes_by_reason for need in needs}
+    awake = of["generators"]["weights"] + of["generators"]["KV cache"]
+    step = of["trainer"]["gradients"] + of["trainer"]["activations"]
+    assert spared_by_turns(checked.config, needs) == min(awake, step) > 0
+    assert spared_by_turns(checked.config, needs, ("activations",)) == of["trainer"]["gradients"]
+    assert check_memory(checked).endswith("; in turns")
+    apart = check(load_config(None, {}))
+    assert spared_by_turns(apart.config, memory_needs(apart)) == 0
 
 
 @pytest.fixture

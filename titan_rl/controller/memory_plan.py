@@ -26,6 +26,8 @@ LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1
 """GiB of a process of each kind before it holds anything, pages that several share counted once (measured)."""
 _STANDBY = 0.3
 ESTIMATED = ("activations", "libraries")
+_TRAINERS_TURN = ("gradients", "gathered weights", "activations")
+"""What its turn alone wants, where generators have one, too."""
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes a parameter: trained in fp32, by AdamW."""
 
@@ -92,8 +94,9 @@ def check_memory(checked: Checked) -> str:
     if checked.config.mesh.launcher != "local":
         return ""
     needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
-    whole, certain = (sum(getattr(need, kind) for need in needs) / GIB for kind in ("total", "certain"))
-    by_process = "; ".join(map(str, needs))
+    whole = (sum(need.total for need in needs) - spared_by_turns(checked.config, needs)) / GIB
+    certain = (sum(need.certain for need in needs) - spared_by_turns(checked.config, needs, ESTIMATED)) / GIB
+    by_process = "; ".join(map(str, needs)) + ("; in turns" if checked.config.placement.mode == "colocated" else "")
     if certain > limit / GIB:
         raise ConfigError(
             f"the run needs at least {certain:.1f} GiB of memory, and there are {limit / GIB:.1f}: {by_process}. "
@@ -101,6 +104,16 @@ def check_memory(checked: Checked) -> str:
         )
     where = "memory" if DEVICE_TYPE == "cpu" else "host memory"
     return f"{where}: about {whole:.1f} of {limit / GIB:.1f} GiB: {by_process}"
+
+
+def spared_by_turns(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
+    """Bytes that are never held at once where trainer and generators take turns; ``but`` for what has such reasons."""
+    if config.placement.mode != "colocated":
+        return 0.0
+    of = {need.process: need.bytes_by_reason for need in needs}
+    trainers = sum(of["trainer"].get(reason, 0.0) for reason in _TRAINERS_TURN if reason not in but)
+    generators = sum(size for reason, size in of["generators"].items() if reason not in ("libraries", *but))
+    return min(trainers, generators)
 
 
 def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:

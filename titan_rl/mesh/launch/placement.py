@@ -91,4 +91,4 @@ def fork_environment() -> dict[str, str]:
 
 def import_environment(kind: str) -> dict[str, str]:
     """More, for the server of one kind: what libraries that only it imports read then."""
-    return {"trainer": _FEW_PRODUCTS, "generator": _ONE_ARENA | _VLLM_ON_CPU}.get(kind, {})
+    return {"trainer": _FEW_PRODUCTS | _NO_WATCHDOG, "generator": _ONE_ARENA | _VLLM_ON_CPU}.get(kind, {})
