@@ -152,7 +152,8 @@ def make_processes(told: list[tuple[str, str]], tmp_path: Path) -> ActorProcesse
 
 
 def make_process(processes: ActorProcesses, name: str, sidecar=None) -> ActorProcess:
-    host = SimpleNamespace(kinds=[name.split()[0]], died=asyncio.get_running_loop().create_future(), name="host 0")
+    died = asyncio.get_running_loop().create_future()
+    host = SimpleNamespace(kinds=[name.split()[0]], died=died, name="host 0", pid=0)
     process = ActorProcess(name, None, None, sidecar, host)
     process.on_death.append(processes._on_death)
     processes.all.append(process)
@@ -172,6 +173,21 @@ def test_who_ends_with_the_run_or_is_sent_away_did_not_die(tmp_path):
         return told
 
     assert asyncio.run(run()) == [("died", "trainer 0"), ("stopped", "generator 1"), ("stopped", "verifier 0")]
+
+
+def test_who_is_gone_with_his_host_was_lost_with_it_whoever_is_heard_of_first(tmp_path):
+    async def run() -> list[str]:
+        processes = make_processes([], tmp_path)
+        with_host, alone = (make_process(processes, name) for name in ("trainer 0", "trainer 1"))
+        loop = subprocess.Popen(["true"])
+        os.waitid(os.P_PID, loop.pid, os.WEXITED | os.WNOWAIT)
+        with_host.host.pid, alone.host.pid = loop.pid, os.getpid()
+        for process in (with_host, alone):
+            process.end()
+        loop.wait()
+        return [with_host.why, alone.why]
+
+    assert asyncio.run(run()) == ["lost host 0", "died"]
 
 
 def test_a_start_that_is_cut_off_fails_in_silence(tmp_path):

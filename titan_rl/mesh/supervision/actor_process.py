@@ -28,7 +28,7 @@ from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.forking import ForkServers
 from titan_rl.mesh.supervision.hosts import Host, Hosts
-from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark, watch
+from titan_rl.mesh.supervision.processes import is_gone, is_stopped, kill, new_mark, watch
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
 _STACK_SECONDS = 0.5
@@ -61,6 +61,10 @@ def _kind(name: str) -> str:
     return name.removeprefix("standby ").split()[0]
 
 
+DIED = "died"
+"""Why a process is dead that nobody knows more about."""
+
+
 @dataclass(eq=False)
 class ActorProcess:
     """One process: ``actor`` does its work, ``sidecar`` answers for the process meanwhile."""
@@ -73,7 +77,7 @@ class ActorProcess:
     host: Host
     pid: int = 0
     """0 until the process has answered for the first time."""
-    why: str = "died"
+    why: str = DIED
     """Why it is dead, or will be: ``died``, ``hung``, ``raised ...``."""
     is_stopping: bool = False
     """Whether it was told to go, and its end is no fault."""
@@ -211,6 +215,8 @@ class ActorProcesses:
 
     def _on_death(self, process: ActorProcess) -> None:
         process.host.kinds.remove(process.kind)
+        if process.why == DIED and is_gone(process.host.pid):  # which may be told of only later
+            process.why = f"lost {process.host.name}"
         if self.are_stopping or process.is_stopping:
             self.tell("stopped", name=process.name, pid=process.pid)
         else:

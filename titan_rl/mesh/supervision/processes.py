@@ -57,6 +57,11 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def is_gone(pid: int) -> bool:
+    """Dead, reaped or not. 0 is nobody's, and is not."""
+    return pid > 0 and process_state(pid) == GONE
+
+
 def process_state(pid: int) -> str:
     """As in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
     try:
