@@ -4,6 +4,8 @@ import pickle
 from collections.abc import Callable
 from dataclasses import asdict
 
+import torch
+
 from titan_rl.config.schema import Config
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.models.device import DEVICE_TYPE
@@ -17,7 +19,7 @@ TRAINER_DEVICE = "trainer_device"
 async def trainer_device(trainer: TrainerMesh) -> TrainedOn:
     """Its first rank's; a CPU has one kind, about which nobody need be asked."""
     if DEVICE_TYPE == "cpu":
-        return TrainedOn("cpu")
+        return TrainedOn("cpu", torch=torch.__version__)
     answers = await trainer.call("examine", pickle.dumps(trained_on))
     answer, failure = answers[0]
     if failure:
