@@ -15,7 +15,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check
 from titan_rl.mesh.door import Door
 from titan_rl.mesh.supervision.actor_process import ActorDied
-from titan_rl.mesh.turns import Turn, Turns
+from titan_rl.mesh.turns import Turns
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.records.metrics import read_metrics
 
@@ -76,7 +76,7 @@ def test_the_turn_is_the_trainers_until_it_gives_it(monkeypatch):
         await turns.take()
         assert log == ["offload", "sleep", "sleep", "1 did not fall asleep: no memory", "onload"]
         await turns.take()
-        assert log[5:] == ["onload"] and turns.turn is Turn.TRAINER
+        assert log[5:] == ["onload"] and turns.is_trainers
 
     asyncio.run(run())
 

@@ -10,12 +10,30 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from titan_rl.trainer.local_memory import held_by
+from titan_rl.trainer.offloading import moments_of, move, onload
 from titan_rl.trainer.optimizer import begin_moments
 
 NUM_RANKS, STEPS = 2, 3
 
 
-def trained(moves_before: int | None) -> list[torch.Tensor]:
+def move_all(learner) -> None:
+    for held in held_by(learner):
+        with torch.no_grad():
+            held.move(torch.empty_like(held.memory))
+
+
+def take_a_turn(learner) -> None:
+    """As a rank on a GPU does: its moments lie on the host, and come back."""
+    moments = moments_of(learner)
+    assert len(moments) == 2 * len({id(held.parameter) for held in moments}) > 0
+    for held in moments:
+        before = held.memory.data_ptr()
+        move(held, torch.device("cpu"))
+        assert held.memory.data_ptr() != before
+    onload(learner, moments)
+
+
+def trained(moves_before: int | None, moves=move_all) -> list[torch.Tensor]:
     """All weights after some steps on rows of which 5 over 2 ranks leave one padded; moved before a step, or never."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3), nn.Linear(3, 1))
@@ -24,13 +42,13 @@ def trained(moves_before: int | None) -> list[torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
     begin_moments(optimizer)
     learner = SimpleNamespace(
-        optimizers=lambda: [optimizer], learning=lambda: {"policy": SimpleNamespace(model_parts=[model])}
+        device=torch.device("cpu"),
+        optimizers=lambda: [optimizer],
+        learning=lambda: {"policy": SimpleNamespace(model_parts=[model])},
     )
     for step in range(STEPS):
         if step == moves_before:
-            for held in held_by(learner):
-                with torch.no_grad():
-                    held.move(torch.empty_like(held.memory))
+            moves(learner)
         model(torch.randn(4, 7, generator=torch.Generator().manual_seed(step))).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -42,7 +60,8 @@ def _rank(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     never = trained(None)
     for step in range(STEPS):
-        assert all(map(torch.equal, trained(step), never)), f"moved before step {step}"
+        for moves in (move_all, take_a_turn):
+            assert all(map(torch.equal, trained(step, moves), never)), f"{moves.__name__} before step {step}"
     dist.destroy_process_group()
 
 

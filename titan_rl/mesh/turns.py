@@ -15,7 +15,6 @@ generators, which lasts until that is done. Who dies in whichever turn is replac
 """
 
 import asyncio
-from enum import Enum
 
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
@@ -23,11 +22,6 @@ from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.weight_link import WeightLink
-
-
-class Turn(Enum):
-    TRAINER = "trainer"
-    GENERATORS = "generators"
 
 
 class Apart:
@@ -53,13 +47,13 @@ class Turns(Apart):
     def __init__(self, trainers: Trainers, generators: Generators, link: WeightLink, seconds: float):
         """``seconds``: of any call."""
         self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
-        self.turn = Turn.TRAINER
+        self._is_trainers = True
         self._lock = asyncio.Lock()
         """Held while the turn changes."""
 
     @property
     def is_trainers(self) -> bool:
-        return self.turn is Turn.TRAINER
+        return self._is_trainers
 
     async def begin(self) -> None:
         """Before anything starts."""
@@ -67,11 +61,11 @@ class Turns(Apart):
 
     async def take(self, *, dead: bool = False) -> None:
         async with self._lock:
-            if self.turn is Turn.GENERATORS:
+            if not self._is_trainers:
                 await self.generators.door.shut()
                 async with self.link.undisturbed():
                     await asyncio.gather(*map(self._sleep, self.generators.replicas.values()))
-                self.turn = Turn.TRAINER
+                self._is_trainers = True
         if not dead:
             await self.trainers.call("onload", what="taking the device back")
 
@@ -85,7 +79,7 @@ class Turns(Apart):
 
     async def give(self) -> None:
         async with self._lock:
-            if self.turn is Turn.TRAINER:
+            if self._is_trainers:
                 await self.trainers.call("offload", what="leaving the device")
-                self.turn = Turn.GENERATORS
+                self._is_trainers = False
                 self.generators.door.open()
