@@ -110,7 +110,10 @@ def test_an_episode_is_a_reset_with_the_prompts_seed_and_a_step_for_each_answer(
     assert first.turn_rewards == [0.1, 0.2, 0.3] and first.status == second.status == "ok"
     assert TOKENIZER.decode(first.tokens[first.provenance == Provenance.TOOL]) == f"{begin[6:]}a 1\nbb 2\n"
     assert len(sys.modules["gym_of_tests"].closed) == 2, "both were closed"
-    assert not [thread for thread in threading.enumerate() if "gym_of_tests" in thread.name]
+    threads = [thread for thread in threading.enumerate() if "gym_of_tests" in thread.name]
+    for thread in threads:  # told to end; when it comes to its turn is the system's business
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_an_answer_that_is_no_action_is_told_and_costs_a_turn(folder):

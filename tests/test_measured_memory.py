@@ -78,12 +78,16 @@ def test_the_channel_s_slots_have_the_bytes_that_plans_count(dtype, model):
 def test_a_pass_keeps_about_what_plans_estimate(mode, model):
     checked = checked_of(model, mode)
     learner = Learner(checked.config, checked.titan, model)
-    weights = {local(p).untyped_storage().data_ptr() for part in learner.model_parts for p in part.parameters()}
     kept: dict[int, int] = {}
+
+    def weights() -> set[int]:
+        """Asked at each tensor: what a layer gathered for its forward is another memory each time."""
+        parameters = [p for part in learner.model_parts for p in part.parameters()]
+        return {local(p).untyped_storage().data_ptr() for p in parameters}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = local(tensor).untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in weights():
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
