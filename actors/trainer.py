@@ -85,6 +85,8 @@ class Trainer(Actor):
         from titan_rl.trainer.offloading import onload
 
         fail_if_told("onload")
+        if self.writer is not None:
+            self.writer.keep_the_last()
         onload(self.learner, self.moved)
         self.moved = []
 

@@ -28,6 +28,7 @@ BENCHES = {
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "sandbox": "titan_rl.diagnostics.bench.sandbox",
     "colocated": "titan_rl.diagnostics.bench.colocated",
+    "overlap": "titan_rl.diagnostics.bench.overlap",
     "slow-scorer": "titan_rl.diagnostics.bench.slow_scorer",
     "kernels": "titan_rl.diagnostics.bench.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.constant_answers",

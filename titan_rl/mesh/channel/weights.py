@@ -21,7 +21,7 @@ from titan_rl.mesh.channel.slots import Copies, SlotWriter
 from titan_rl.mesh.channel.sources import Rdma, Source, TornRead, open_source, share_out
 from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
-from titan_rl.mesh.freed_memory import drop_contents
+from titan_rl.mesh.freed_memory import drop_contents, drop_shared_contents
 
 if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
     from titan_rl.models.shards import Shard
@@ -64,6 +64,16 @@ class WeightWriter(SlotWriter):
     def publish(self, version: int) -> None:
         """Begin to stage a version: the next forward and backward may run meanwhile, the next update may not."""
         self.begin(version, version % NUM_SLOTS)
+
+    def keep_the_last(self) -> None:
+        """Of the versions here nobody will ask for any but the last: on a CPU the memory of the others is given back,
+        until something is written there again."""
+        self.wait()
+        stamps, slots = self.region.header.stamps, self.region.slots
+        for slot in set(range(NUM_SLOTS)) - {int(stamps.argmax())}:
+            if stamps[slot] >= 0 and slots[slot].device.type == "cpu" and not slots[slot].is_pinned():
+                stamps[slot] = FAILED
+                drop_shared_contents(slots[slot])
 
     def withdraw(self) -> None:
         """Nothing will come here any more; readers that wait are told so."""
