@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from titan_rl import __version__
-from titan_rl.config.command_line import EXIT_USER, Parser, answer, join_overrides, parse
+from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
@@ -280,6 +280,11 @@ def main(arguments: list[str] | None = None) -> int:
     return answer(_run, given, join_torchrun if _names(given)[:1] == ["train"] else None)
 
 
+def program() -> int:
+    """``titan-rl`` of the command line."""
+    return in_process(main)
+
+
 def _names(arguments: list[str]) -> list[str]:
     """What is no option and no override, the command first."""
     return [argument for argument in join_overrides(arguments) if not argument.startswith("-")]
@@ -299,4 +304,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

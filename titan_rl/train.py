@@ -18,7 +18,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
@@ -243,4 +243,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_process(main))
