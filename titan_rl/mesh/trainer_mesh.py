@@ -146,6 +146,10 @@ class TrainerMesh:
         await self.trainers.roles.begin_anew()
         await self._go_on_from(None)
 
+    async def take_turn(self) -> None:
+        """Generators that share a device with the trainer sleep from now on, until a version goes out."""
+        await self.ask(_nothing)
+
     async def wait_until_complete(self) -> None:
         """Until no rank is dead."""
         await self.ask(_nothing, computes=False)
