@@ -1,9 +1,37 @@
 """``[hosts]``: other machines that a run's actors are on, how they come up, and who goes where."""
 
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from titan_rl.config.kinds import Seconds, Whole
+
+_FORM = re.compile(r"(tls|tcp)://(\[[0-9a-fA-F:]+\]|[^/:@\[\]\s]*):(\d{1,5})")
+
+
+class Address(NamedTuple):
+    """Where a worker loop listens, or a controller."""
+
+    scheme: str
+    """``tls`` or ``tcp``."""
+    name: str
+    """Of the machine, as it was written."""
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.name}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        """The name without the brackets of an IPv6 address."""
+        return self.name.strip("[]")
+
+
+def parse_address(text: str) -> Address:
+    """Errors: ValueError unless it looks like ``tls://NAME:PORT``; NAME may be empty."""
+    if not (found := _FORM.fullmatch(text)) or int(found[3]) > 65535:
+        raise ValueError(f"{text!r} is no address of a host: give tls://NAME:PORT")
+    return Address(found[1], found[2], int(found[3]))
 
 
 @dataclass(kw_only=True)
@@ -39,3 +67,7 @@ class HostsConfig:
     def is_on(self) -> bool:
         """Whether the run has other hosts than the controller's."""
         return self.launcher != "local"
+
+    def label_of(self, number: int) -> str:
+        """Empty for a host that has none."""
+        return self.labels[number] if number < len(self.labels) else ""

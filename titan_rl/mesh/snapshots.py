@@ -38,6 +38,11 @@ def by_preference(host: Host, peers: list[ActorProcess], others: list[ActorProce
     return [process for process, _ in sorted(candidates, key=lambda one: (one[0].host is host, one[1]))]
 
 
+def can_map(host: Host, other: Host) -> bool:
+    """Whether their processes can open each other's memory: of this machine all can, of another those that share it."""
+    return host is other or not (host.is_remote or other.is_remote)
+
+
 class TrainerSnapshots:
     """Owns who keeps the snapshots of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
 
@@ -67,6 +72,7 @@ class TrainerSnapshots:
         ranks, count = self.trainers.ranks, self.trainers.world_size
         peers = [ranks[(rank + i) % count] for i in range(1, count)]
         able = by_preference(ranks[rank].host, peers, self.generators.leaders)
+        able = [process for process in able if can_map(process.host, ranks[rank].host)]
         return next((process for process in able if not process.is_dead), None)
 
     # the way back

@@ -2,9 +2,8 @@
 
 import asyncio
 import socket
-from urllib.parse import urlsplit
 
-from titan_rl.config.hosts import HostsConfig
+from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.config.load import ConfigError
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable
 
@@ -23,7 +22,7 @@ class AttachLauncher:
         self._name = settings.controller or socket.gethostname()
 
     def rendezvous(self) -> str:
-        return f"{urlsplit(self._addresses[0]).scheme}://{self._name}:0"
+        return f"{parse_address(self._addresses[0]).scheme}://{self._name}:0"
 
     async def start(self, order: HostOrder) -> str:
         """Errors: HostUnavailable for one that was lost."""
