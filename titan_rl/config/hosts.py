@@ -57,9 +57,10 @@ class HostsConfig:
     --make-certificates`` writes it; empty: what HYPERACTOR_TLS_CERT, _KEY and _CA name."""
     insecure: bool = False
     """Let addresses be ``tcp://``: whoever can reach such a port runs code as the run's owner."""
-    silence: Seconds = 20.0
-    """Seconds for which a host may be silent before it counts as lost; it ends its processes itself when it has not
-    heard of the controller for 0.8 of that."""
+    silence: Seconds = 18.0
+    """Seconds for which a host may be silent before it counts as lost; when it has not heard of the controller for 0.85
+    of that, it ends its processes itself. TCP needs up to 13 to notice that a cable of 10 is back; give more where
+    links are slow."""
     options: dict[str, Any] = field(default_factory=dict)
     """The launcher's own keys."""
 

@@ -251,7 +251,7 @@ class ActorProcesses:
         self.tell("died", name=host.name, pid=host.pid, why=host.why or "died")
         if host.is_torchruns:
             self._lost(f"{host.name} (process {host.pid}) died")
-        for process in self.all:
+        for process in list(self.all):  # its owner may forget it at once
             if process.host is host and not process.is_dead:
                 process.why = f"lost {host.name}"
                 process.kill()

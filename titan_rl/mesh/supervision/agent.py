@@ -27,6 +27,8 @@ _LOG_BYTES = 1 << 18
 """Of a log, handed on at once."""
 _LEASE_POLL = 0.25
 _END_SECONDS = 3.0
+_ANSWER_SECONDS = 0.2
+"""That an answer has to leave, before this process ends."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class HostAgent(Actor):
     @concurrent_endpoint
     async def end(self) -> None:
         """The run is over, or this host was lost."""
-        threading.Thread(target=self._end, daemon=True).start()
+        threading.Timer(_ANSWER_SECONDS, self._end).start()
 
     @concurrent_endpoint
     async def beat(self, sent: float) -> Beat:

@@ -1,9 +1,9 @@
 """Hosts of other machines: brought up, watched, lost, and asked for again.
 
     launcher: an address ─▶ attach ─▶ agent (agent.py): what there is ─▶ files ─▶ processes may be spawned there
-                                          │ a beat a second
+                                          │ two beats a second
     lost: silent for too long, its agent died, or the launcher says so ─▶ its processes are dead, it is told to end,
-                                                                         and the launcher is asked for it again
+                                                                          and the launcher is asked for it again
 
 A host that was lost never comes back as it was: what does so is another one, of the same number.
 """
@@ -28,8 +28,8 @@ from titan_rl.mesh.supervision.host_files import bring
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
 
-_BEAT_SECONDS = 1.0
-_LEASE_SHARE = 0.8
+_BEAT_SECONDS = 0.5
+_LEASE_SHARE = 0.85
 """Of ``hosts.silence``: after so much of it a host ends its processes itself."""
 _FAREWELL_SECONDS = 5.0
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
