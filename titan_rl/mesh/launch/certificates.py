@@ -56,16 +56,17 @@ def make_certificates(folder: Path, names: Iterable[str]) -> list[Path]:
     authority keeps it. What was written. Errors: ConfigError."""
     from cryptography import x509
 
+    called = {name: _alternative(name) for name in names}
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key, authority = _authority(folder)
         written = [folder / "ca.pem"]
-        for name in names:
+        for name, alternative in called.items():
             own = _new_key()
             purposes = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
             certificate = (
                 _begun(name, authority.subject, own.public_key())
-                .add_extension(x509.SubjectAlternativeName([_alternative(name)]), critical=False)
+                .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
                 .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
                 .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             )
