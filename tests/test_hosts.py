@@ -1,9 +1,10 @@
-"""Hosts of other machines, without any: what is refused, who goes where, what is carried, and how long a lease lasts."""
+"""Hosts of other machines, without any: what is refused, who goes where, what is carried, how long a lease lasts."""
 
 import asyncio
 import os
 import socket
 import stat
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -244,7 +245,8 @@ def test_a_lease_ends_by_the_time_at_which_word_was_sent():
 def test_a_store_listens_at_one_address_alone():
     held, place = open_store("127.0.0.1")
     port = int(place.rpartition(":")[2])
-    listening = [line.split()[1] for line in open("/proc/net/tcp").readlines()[1:] if line.split()[3] == "0A"]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A"]
     assert f"0100007F:{port:04X}" in listening and f"00000000:{port:04X}" not in listening
     store_at(f"{place}/trainer1", 2, 10.0).set("key", "one")
     assert store_at(f"{place}/trainer1", 2, 10.0).get("key") == b"one"
