@@ -112,7 +112,7 @@ class Trainer(Actor):
         self.snapshots = self.opening
         self.snapshots.open()
         self.learner.before_update = self._before_update
-        return self.snapshots.region.handle(over_rdma=False)
+        return self.snapshots.region.handle(over_rdma=self.config.hosts.is_on)
 
     def _before_update(self) -> None:
         """Parameters may change only when nobody copies them any more."""
