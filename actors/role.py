@@ -7,7 +7,7 @@ from monarch.actor import Actor, endpoint
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
-from titan_rl.mesh.channel.transports import RDMA
+from titan_rl.mesh.channel.transports import row_ways
 
 if TYPE_CHECKING:  # it needs torch
     from titan_rl.trainer.lone_role import LoneRole
@@ -26,7 +26,7 @@ class Role(Actor):
         """What was found last, for as long as the trainer may read it."""
 
     @endpoint
-    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str, device: int | None = None) -> None:
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None:
         """Meet the other ranks in a new process group, and build this rank's part of the model. Also when a setting has
         changed. ``device``: this rank's GPU."""
         from titan_rl.models.device import take_device
@@ -40,7 +40,7 @@ class Role(Actor):
         if self.model is not None:
             self.model = None  # the next one needs its memory
             release()
-        join_group(rank, world_size, rendezvous_file, titan.comm.init_timeout_seconds)
+        join_group(rank, world_size, rendezvous, titan.comm.init_timeout_seconds)
         self.model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
 
     @endpoint
@@ -57,7 +57,7 @@ class Role(Actor):
         self._staged.close()
         if found is None:
             return None
-        return self._staged.enter_context(StagedRows(found, over_rdma=self.config.mesh.transport in RDMA))
+        return self._staged.enter_context(StagedRows(found, *row_ways(self.config)))
 
     @endpoint
     def load_role(self, path: str) -> None:

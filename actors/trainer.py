@@ -47,11 +47,11 @@ class Trainer(Actor):
         import_all(self.IMPORTS)
 
     @endpoint
-    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str, device: int | None = None) -> None:
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None:
         """Meet the other ranks in a new process group, build this rank's part of the model, load the file's weights.
 
         At the start, and again when a rank was replaced or a setting has changed: the process and its snapshots stay.
-        ``rendezvous_file``: where the ranks find each other; it must not exist yet. ``device``: this rank's GPU.
+        ``rendezvous``: where the ranks find each other (mesh/launch/rendezvous.py). ``device``: this rank's GPU.
         """
         from titan_rl.models.device import take_device
         from titan_rl.trainer.joining import join_side
@@ -60,7 +60,7 @@ class Trainer(Actor):
             self._let_go()
         take_device(device)
         self.config, self.rank = config, rank
-        self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
+        self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous)
         # before anybody has a view of what is trained, which may move
         keeps = bool(config.recovery.snapshot_every)
         self.opening = make_snapshots(rank, self.learner, before=self.snapshots) if keeps else None
@@ -114,7 +114,7 @@ class Trainer(Actor):
         self.snapshots = self.opening
         self.snapshots.open()
         self.learner.before_update = self._before_update
-        return self.snapshots.region.handle(over_rdma=False)
+        return self.snapshots.region.handle(over_rdma=self.config.hosts.is_on)
 
     def _before_update(self) -> None:
         """Parameters may change only when nobody copies them any more."""

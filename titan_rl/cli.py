@@ -86,6 +86,15 @@ def _parser() -> Parser:
     )
     chaos.add_argument("--json", action="store_true")
 
+    host = commands.add_parser("host", help="make this machine a host of a run, until that is over; or certificates")
+    host.add_argument("address", nargs="?", help="where to listen, tls://NAME:PORT; without NAME: this machine's")
+    host.add_argument("--certificates", default="", metavar="FOLDER", help="with ca.pem, NAME.pem and NAME.key")
+    host.add_argument("--wait", type=float, default=600.0, metavar="S", help="seconds for a run to come (600)")
+    host.add_argument("--insecure", action="store_true", help="let the address be tcp://, open to whoever reaches it")
+    host.add_argument(
+        "--make-certificates", nargs="+", metavar=("FOLDER", "NAME"), help="write those of these hosts, and end"
+    )
+
     scale = commands.add_parser("scale", help="give an active run more generators, or fewer")
     scale.add_argument("run", type=Path, help="run directory")
     scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
@@ -216,6 +225,20 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
     return 0
 
 
+def _host(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.mesh.launch.certificates import make_certificates
+    from titan_rl.mesh.supervision.host_command import be_host
+
+    if options.make_certificates:
+        folder, *names = options.make_certificates
+        for path in make_certificates(Path(folder), names):
+            print(path)
+        return 0
+    if options.address is None:
+        raise ConfigError("host needs an address to listen at, such as tls://:26600, or --make-certificates")
+    return be_host(options.address, certificates=options.certificates, wait=options.wait, insecure=options.insecure)
+
+
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.bench.harness import BENCHES, run_bench
 
@@ -269,10 +292,11 @@ _COMMANDS = {
     "model": _model,
     "chaos": _chaos,
     "scale": _scale,
+    "host": _host,
     "bench": _bench,
     "tasks": _tasks,
 }
-_WITHOUT_OVERRIDES = ("ledger", "show", "hack-check", "scale", "tasks")
+_WITHOUT_OVERRIDES = ("ledger", "show", "hack-check", "scale", "host", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -31,7 +31,7 @@ RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
-_NUM_NAMED = 30
+_NUM_NAMED = 40
 
 
 class ConfigError(ValueError):

@@ -14,6 +14,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
+from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.types import Prompt
@@ -26,7 +27,7 @@ from titan_rl.environments.llm_judge import check_judges
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.mesh.channel.transports import has_ibverbs
-from titan_rl.mesh.launch.base import Launcher, make_launcher
+from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
@@ -57,6 +58,13 @@ class Checked:
     held_out: list[Prompt]
     dataset: Dataset | None = None
     """What a run without a generator learns from."""
+    host_launcher: HostLauncher | None = None
+    """Of hosts of other machines; None: the run is on this one."""
+
+    @property
+    def launchers(self) -> dict[str, Any]:
+        """As the mesh takes them."""
+        return {"launcher": self.launcher, "host_launcher": self.host_launcher}
 
     def as_dict(self) -> dict[str, Any]:
         """The whole configuration as a TOML would write it, with everything that was left out."""
@@ -97,6 +105,7 @@ def check(config: Config) -> Checked:
     check_judges(config.task, config.verifier.score_timeout)
     check_transport(config)
     check_placement(config)
+    checked = replace(checked, host_launcher=check_hosts(config))
     check_trackers(config.metrics)
     if config.data.file:
         return with_dataset(checked)

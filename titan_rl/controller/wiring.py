@@ -7,6 +7,7 @@ from titan_rl.algorithms.base import NO_NEEDS, Needs
 from titan_rl.config.schema import Config
 from titan_rl.controller.device_plan import plan_devices, this_machine
 from titan_rl.controller.evaluate import evaluate
+from titan_rl.controller.host_checks import without_hosts
 from titan_rl.controller.preflight import Checked
 from titan_rl.mesh.meshes import ActorClasses, Meshes
 from titan_rl.models.device import DEVICE_TYPE
@@ -50,7 +51,7 @@ class Actors:
         """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py)."""
         self.checked, machine = checked, this_machine()
         self.meshes = make_meshes(
-            *(checked.config, checked.titan, model_path),
+            *(without_hosts(checked.config), checked.titan, model_path),
             family=checked.family,
             needs=checked.algorithm.needs,
             parts=parts,

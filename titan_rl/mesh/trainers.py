@@ -12,13 +12,18 @@ from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
-from titan_rl.mesh.channel.transports import RDMA
+from titan_rl.mesh.channel.transports import row_ways
 from titan_rl.mesh.roles import Roles
+from titan_rl.mesh.run_files import collect, spread
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call, call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.rendezvous import rendezvous
 from titan_rl.mesh.supervision.standby import Standby
+
+_READ, _WRITTEN = ("load_checkpoint", "load_role"), ("save_hf",)
+"""Endpoints whose last argument is a folder that every rank reads, and those whose arguments are folders to write."""
 
 
 class Trainers:
@@ -71,11 +76,10 @@ class Trainers:
     async def join(self) -> None:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
         self._num_rendezvous += 1
-        rendezvous_file = str(self.scratch / f"trainer{self._num_rendezvous}")
+        meeting = await rendezvous(self.ranks, self.scratch / f"trainer{self._num_rendezvous}")
         ranks, count = enumerate(self.ranks), self.world_size
         joins = [
-            (process, (self.config, rank, count, rendezvous_file, *self._devices[rank : rank + 1]))
-            for rank, process in ranks
+            (process, (self.config, rank, count, meeting, *self._devices[rank : rank + 1])) for rank, process in ranks
         ]
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
@@ -108,7 +112,12 @@ class Trainers:
         """Every rank's answer. A rank that raises is ended: the error is ActorDied then, caused by what was raised."""
         calls = [(process, arguments) for process in self.ranks]
         seconds = self.config.mesh.step_timeout
-        return await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
+        if endpoint in _READ:
+            await spread(self.ranks, arguments[-1])
+        answers = await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
+        if endpoint in _WRITTEN:
+            await collect(self.ranks, *arguments)
+        return answers
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
         """The optimizer steps that make up a step of the run, one for each batch (``rows[group]`` are its rows).
@@ -154,7 +163,7 @@ class Trainers:
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""
         rows = [list(steps) for steps in zip(*batches, strict=True)]
-        return StagedRows(rows, over_rdma=self.config.mesh.transport in RDMA)
+        return StagedRows(rows, *row_ways(self.config))
 
     def stop(self) -> None:
         self._peers.stop()

@@ -16,6 +16,7 @@ import torch
 
 from titan_rl.mesh.channel.checksums import Sums, sums_for
 from titan_rl.mesh.channel.pinned import pin
+from titan_rl.mesh.launch.identity import host_identity
 
 NUM_SLOTS = 2
 WRITING, FAILED = -1, -2
@@ -50,6 +51,8 @@ class RegionHandle:
     """The kind of the checksums."""
     cuda: list[Any] = field(default_factory=list)
     """Of each slot, if they are on a GPU: what torch.multiprocessing needs to map it."""
+    host: str = ""
+    """By its identity."""
     rdma_header: Any = None
     rdma_blocks: list[list[Any]] = field(default_factory=list)
     """RDMABuffers ``[slot][block]``, if some reader is on another host."""
@@ -97,7 +100,7 @@ class Region:
             rdma_header = RDMABuffer(torch.frombuffer(self.header.bytes, dtype=torch.uint8))
             rdma_blocks = [[RDMABuffer(slot[start:stop]) for start, stop in self.blocks] for slot in self.slots]
         place = self.rank, os.getpid(), self._fd, self.slot_bytes
-        return RegionHandle(*place, self.blocks, self.sums, cuda, rdma_header, rdma_blocks)
+        return RegionHandle(*place, self.blocks, self.sums, cuda, host_identity(), rdma_header, rdma_blocks)
 
 
 def header_pages(num_blocks: int) -> int:

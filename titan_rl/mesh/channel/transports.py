@@ -1,10 +1,12 @@
 """How bytes get from one process to another, chosen for each pair of ranks by where the two are."""
 
-import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from titan_rl.config.schema import Config
+from titan_rl.mesh.launch.identity import host_identity
 
 Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
@@ -18,6 +20,7 @@ class Place:
     """Where a rank keeps its tensors."""
 
     host: str
+    """By its identity (mesh/launch/identity.py)."""
     device: str
     """``cpu`` or ``cuda``."""
     has_ibverbs: bool = False
@@ -28,7 +31,7 @@ def here() -> Place:
     import torch
     from monarch.rdma import is_ibverbs_available
 
-    return Place(socket.gethostname(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
+    return Place(host_identity(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
 
 
 def choose_transport(setting: str, source: Place, destination: Place) -> Transport:
@@ -38,6 +41,13 @@ def choose_transport(setting: str, source: Place, destination: Place) -> Transpo
     if source.host == destination.host:
         return "cuda_ipc" if source.device == destination.device == "cuda" else "shared_memory"
     return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "rdma_tcp"
+
+
+def row_ways(config: Config) -> tuple[bool, bool]:
+    """How rows are laid down: whether for RDMA, since some reader is on another host or it was asked for; and whether
+    readers of this host map them."""
+    is_asked_for = config.mesh.transport in RDMA
+    return is_asked_for or config.hosts.is_on, not is_asked_for
 
 
 def staged_on_host(used: Iterable[tuple[int, Transport]]) -> set[int]:
