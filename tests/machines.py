@@ -111,6 +111,10 @@ class Machines:
         spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", f"--wdns={Path.cwd()}"]
         return subprocess.Popen(["nsenter", "-t", str(self._pids[name]), *spaces, "--", *command], **options)
 
+    def first(self, name: str) -> int:
+        """The id, as seen from here, of a host's first process."""
+        return self._pids[name]
+
     def path(self, name: str, path: str) -> Path:
         """A path of a host's, as it is seen from here."""
         return Path(f"/proc/{self._pids[name]}/root{path}")

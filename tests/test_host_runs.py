@@ -17,12 +17,13 @@ pytestmark = [
     pytest.mark.skipif(bool(why := machines.why_not()), reason=why or "they can be made"),
 ]
 HOSTS = ("A", "B", "C")
-STEPS = 6
+STEPS = 24
+"""So many that a host's power fails long before the last, on a fast machine too."""
 SETTINGS = dict(
     training__steps=STEPS,
     sft__steps=5,
     parallelism__data_parallel_shard_degree=2,
-    checkpoint__every=2,
+    checkpoint__every=8,
     rollout__prompts_per_step=8,
 )
 ON_HOSTS = dict(
@@ -50,15 +51,28 @@ class Run:
         python = [sys.executable, "-m", "titan_rl.cli"]
         made = [*python, "host", "--make-certificates", self.certificates, "ctl", *HOSTS]
         subprocess.run(made, check=True, capture_output=True)
-        keys = ["--certificates", self.certificates]
+        keys, self.out = ["--certificates", self.certificates], out
         self.hosts = {name: self._start(out, name, *python, "host", f"tls://{name}:26600", *keys) for name in HOSTS}
-        asked = running.overrides(**SETTINGS, **ON_HOSTS, hosts__certificates=self.certificates)
-        self.controller = self._start(out, "ctl", *python, "train", "--run.dir", "/tmp/run", *asked)
         self.root, self.output = cluster.path("ctl", "/tmp/run"), out / "ctl.txt"
+
+    def begin(self) -> None:
+        asked = running.overrides(**SETTINGS, **ON_HOSTS, hosts__certificates=self.certificates)
+        command = [sys.executable, "-m", "titan_rl.cli", "train", "--run.dir", "/tmp/run", *asked]
+        self.controller = self._start(self.out, "ctl", *command)
 
     def _start(self, out: Path, name: str, *command: str) -> subprocess.Popen:
         with open(out / f"{name}.txt", "w") as file:
             return self.cluster.start(name, *command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+    def wait_until_hosts_listen(self) -> None:
+        deadline = time.monotonic() + _SECONDS
+        while not all(self._listens(name) for name in HOSTS):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def _listens(self, name: str) -> bool:
+        rows = Path(f"/proc/{self.cluster.first(name)}/net/tcp").read_text()
+        return f":{26600:04X} 00000000:0000 0A" in rows
 
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + _SECONDS
@@ -81,8 +95,9 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("hosts")
     with machines.Machines("ctl", *HOSTS, "X", folder=out) as cluster:
         run = Run(cluster, out)
-        run.wait_for_step(1)
+        run.wait_until_hosts_listen()
         run.got = strangers_get(cluster, "tls://A:26600", "tcp://C:26600")
+        run.begin()
         run.wait_for_step(2)
         cluster.off("B")
         run.code = run.controller.wait(_SECONDS)
@@ -101,12 +116,12 @@ def test_it_learns_what_it_learns_on_one_host(run, tmp_path):
     assert running.train(tmp_path / "one", **SETTINGS) == 0, running.output(tmp_path / "one")[-3000:]
     assert losses(run.root) == losses(tmp_path / "one"), "bit for bit, also what was done again"
     assert ledger(run.root) == ledger(tmp_path / "one")
-    for name in ("checkpoints/step-000004", "checkpoints/step-000006", "model"):
+    for name in ("checkpoints/step-000016", "checkpoints/step-000024", "model"):
         assert files(run.root / name) == files(tmp_path / "one" / name), "carried from the hosts"
 
 
 def ledger(root: Path) -> dict:
-    return json.loads((root / "summary.json").read_text())["ledger"]
+    return json.loads((root / "summary.json").read_text())["samples"]
 
 
 def files(folder: Path) -> list[str]:
@@ -131,5 +146,4 @@ def test_the_same_stranger_gets_in_where_tcp_was_asked_for_by_name(run, tmp_path
     host = run.cluster.start("A", *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert b"listening" in host.stdout.readline()
     [got] = strangers_get(run.cluster, "tcp://10.78.0.2:26700")
-    host.terminate()
-    assert host.wait(15) == 128 + 15 and got == "a process of user 0 on A"
+    assert got == "a process of user 0 on A"

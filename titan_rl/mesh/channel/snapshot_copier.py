@@ -16,7 +16,7 @@ from titan_rl.mesh.channel.region import WRITING, Region, RegionHandle
 from titan_rl.mesh.channel.snapshot_keeper import whole_slot
 from titan_rl.mesh.channel.sources import Rdma, TornRead
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 _READ_SECONDS = 60.0
 _HOST = torch.device("cpu")
 
