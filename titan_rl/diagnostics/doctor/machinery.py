@@ -40,7 +40,7 @@ async def deadline(visit: Visit) -> str:
     config = visit.checked.config
     if config.data.file:
         raise NotLookedAt("a run on data.file scores nothing")
-    task = TaskConfig(name="gcd", reward=_HANGING)
+    task = TaskConfig(name="calculator", reward=_HANGING)
     scorer, start = Scorer(task, [], _TIMEOUT, 2), 0.0
     await scorer.start()
     try:

@@ -29,6 +29,7 @@ from titan_rl.environments.task import Task, task_of
 from titan_rl.mesh.supervision.deadlines import within
 
 _PROMPTS, _MOST_TURNS = 8, 8
+ECHOES = ("question", "last line", "last word")
 CONSTANTS = ("0", "1", "-1", "nan", "True", "yes", "[]", "{}")
 
 
@@ -87,7 +88,10 @@ async def _earned(checked: Checked, scorer: Scorer, prompts: list[Prompt], right
     play = _Play(checked, scorer)
     for number, prompt in enumerate(prompts):
         for kind, answers in _answers(checked.task, prompt, right, number):
-            if kind != "right" and answers[-1].strip() in (right[number][-1].strip(), prompt.answer.strip()):
+            if kind not in ("right", *ECHOES) and answers[-1].strip() in (
+                right[number][-1].strip(),
+                prompt.answer.strip(),
+            ):
                 continue
             by_kind.setdefault(kind, []).append(await play(prompt, answers, is_right=kind == "right"))
             shown.setdefault(kind, answers[-1])
@@ -109,7 +113,7 @@ def _answers(task: Task, prompt: Prompt, right: list[list[str]], number: int) ->
     yield "random", ["".join(chance.choice("abcdefghij klmnop.,;") for _ in range(40))]
     asked = task_of(task, prompt).messages(prompt)
     text = asked if isinstance(asked, str) else asked[-1]["content"]
-    for kind, echo in (("question", text), ("last line", text.splitlines()[-1]), ("last word", text.split()[-1])):
+    for kind, echo in zip(ECHOES, (text, text.splitlines()[-1], text.split()[-1]), strict=True):
         yield kind, [echo]
 
 

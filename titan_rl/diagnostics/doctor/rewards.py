@@ -1,13 +1,12 @@
 """Rewards: they tell right from wrong, and nothing but being right pays."""
 
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
-from titan_rl.diagnostics.doctor.reward_probes import CONSTANTS, Earned
+from titan_rl.diagnostics.doctor.reward_probes import CONSTANTS, ECHOES, Earned
 from titan_rl.diagnostics.doctor.visit import Visit
 
 _PAYS = 0.5
 """Share of a right answer's reward from which on something pays."""
 _FORGED = ("empty", "repeated", "random", "guesses", *(f"constant {constant!r}" for constant in CONSTANTS))
-_ECHOES = ("last word", "last line", "question")
 _SHOWN = 40
 
 
@@ -41,7 +40,7 @@ async def forged(visit: Visit) -> str:
 
 async def leak(visit: Visit) -> str:
     """What was asked, given back, earns little."""
-    return _pays_little(await visit.earned(), _ECHOES, "the prompt tells its answer")
+    return _pays_little(await visit.earned(), ECHOES, "the prompt tells its answer")
 
 
 def _pays_little(earned: Earned, kinds: tuple[str, ...], says: str) -> str:
