@@ -88,14 +88,6 @@ CHECKS = (
         after=("tokens", "mask", "agreement"),
     ),
     Check(
-        name="layout",
-        about="the loss does not depend on microbatching, packing or layout",
-        mend="Normalize the loss over the step's trained tokens, before they are packed (data/packing.py)",
-        look=layouts.layout,
-        needs=_ALL,
-        after=("tokens", "mask", "agreement"),
-    ),
-    Check(
         name="still",
         about="a learning rate of 0 changes no weight, and a sync of the same weights no answer",
         mend="Look for what moves weights beside the optimizer, and for randomness that no seed names",
@@ -109,7 +101,15 @@ CHECKS = (
         mend="See that advantages keep the order of samples and tokens, and the sign of the loss",
         look=bandit.advantages,
         needs=_ALL,
-        after=("tokens", "mask", "agreement", "layout"),
+        after=("tokens", "mask", "agreement", "still"),
+    ),
+    Check(
+        name="layout",
+        about="the loss does not depend on microbatching, packing or layout",
+        mend="Normalize the loss over the step's trained tokens, before they are packed (data/packing.py)",
+        look=layouts.layout,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement", "advantages"),
     ),
     Check(
         name="sync",
@@ -125,7 +125,7 @@ CHECKS = (
         mend="Reset the prefix cache with every version, or salt it with one",
         look=weights.cache,
         needs=_ALL,
-        after=("tokens", "mask", "agreement", "sync"),
+        after=("tokens", "mask", "agreement", "still", "sync"),
     ),
     Check(
         name="reference",

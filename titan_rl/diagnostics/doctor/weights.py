@@ -133,6 +133,8 @@ async def _ask_long(patient: Patient, prompt: np.ndarray) -> np.ndarray:
 async def cache(visit: Visit) -> str:
     """A prompt that was asked before the update is answered by the weights that came after it."""
     patient, long = visit.patient, visit.long_prompt
+    if long is None:
+        raise NotLookedAt("nothing was asked before an update")
     answers = await patient.complete(long, _SEEDS, _TOKENS)
     samples = [sample_of(long, answer, "doctor/cache", number) for number, answer in enumerate(answers)]
     reading = await patient.read(patient.batch_of_samples([samples]))
