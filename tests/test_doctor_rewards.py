@@ -69,8 +69,9 @@ def form(prompt, completion, row):
 
 
 def slow(prompt, completion, row):
-    time.sleep(0.7)
-    return honest(prompt, completion, row)
+    is_right = honest(prompt, completion, row)
+    time.sleep(0.7 * is_right)
+    return is_right
 '''
 PLANTS = {
     "constant": "reward-signal",
