@@ -11,6 +11,7 @@ from titan_rl.mesh.channel.plan import Interner, Units
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import ReaderSetup
 from titan_rl.mesh.launch.imports import import_all
+from titan_rl.mesh.supervision.examined import examined
 
 
 class Generator(Actor):
@@ -88,3 +89,8 @@ class Generator(Actor):
     async def take_statistics(self) -> EngineStatistics:
         """Since the last update, or since this was last asked. Rank 0."""
         return await asyncio.wrap_future(self.engine.take_statistics())
+
+    @concurrent_endpoint
+    async def examine(self, code: bytes) -> tuple[bytes, str]:
+        """As a trainer's, of this rank's engine."""
+        return await asyncio.to_thread(examined, code, self.engine)

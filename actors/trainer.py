@@ -1,7 +1,6 @@
 """The trainer actor: one rank of the TorchTitan model, or of a role that learns beside it. The arithmetic is in
 trainer/learner.py and trainer/lone_learned.py."""
 
-import pickle
 from pathlib import Path
 
 from monarch.actor import Actor, endpoint
@@ -16,6 +15,7 @@ from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.collectives import check_peers
+from titan_rl.mesh.supervision.examined import examined
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 from titan_rl.trainer.heap import Heap, release
 from titan_rl.trainer.snapshot import Snapshots, load_snapshot
@@ -250,10 +250,7 @@ class Trainer(Actor):
     @endpoint
     def examine(self, code: bytes) -> tuple[bytes, str]:
         """What a pickled function says of this rank's learner, pickled, or how it failed, which is no reason to die."""
-        try:
-            return pickle.dumps(pickle.loads(code)(self.learner)), ""
-        except Exception as error:  # it is a person's function: whatever it raises is told to them
-            return b"", f"{type(error).__name__}: {error}"
+        return examined(code, self.learner)
 
     def _pull(self, batches: list[RowsHandle]) -> list[list]:
         """The rows of each update that this rank takes part in."""

@@ -25,6 +25,12 @@ def _parser() -> Parser:
     plan.add_argument("--gpu-memory-gib", type=float, metavar="G", help="of each GPU (as here, or an H100's 79)")
     plan.add_argument("--json", action="store_true")
 
+    doctor = commands.add_parser(
+        "doctor", help="look a run over before it begins, with its own actors: the bugs that raise no error"
+    )
+    doctor.add_argument("file", help="TOML of the run; --section.key value overrides it")
+    doctor.add_argument("--json", action="store_true")
+
     evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
     evaluate.add_argument("dir", help="the model")
     evaluate.add_argument("--task", help="a task's name, as task.name")
@@ -114,6 +120,12 @@ def _plan(options: argparse.Namespace, overrides: dict) -> int:
     lines, table = plan(options.file, overrides, machine_of(options.gpus, options.hosts, options.gpu_memory_gib))
     print(json.dumps(table) if options.json else "\n".join(lines))
     return 0
+
+
+def _doctor(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.doctor.command import doctor
+
+    return doctor(options.file, overrides, as_json=options.json)
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
@@ -284,6 +296,7 @@ def _family_line(name: str, styles: list[str], scoring: str, constant_answer: di
 _COMMANDS = {
     "train": train_as_asked,
     "plan": _plan,
+    "doctor": _doctor,
     "ledger": _ledger,
     "show": _show,
     "hack-check": _hack_check,

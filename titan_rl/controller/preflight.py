@@ -125,7 +125,7 @@ def with_dataset(checked: Checked) -> Checked:
     check_settings(config, checked.algorithm)
     positions, row_tokens = num_positions(hf), checked.titan.training.seq_len
     limits = dict(row_tokens=row_tokens, sample_tokens=min(positions, row_tokens))
-    dataset = load_dataset(config, checked.algorithm, checked.task, _tokenizer(config), **limits)
+    dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), **limits)
     largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)
@@ -142,7 +142,7 @@ def check_prompts(checked: Checked) -> None:
     """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
     config, task = checked.config, checked.task
-    tokenizer = _tokenizer(config)
+    tokenizer = tokenizer_of(config)
     tasks = all_tasks(config.task).values()
     if any(each.style == "chat" for each in tasks):
         steps = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
@@ -166,7 +166,7 @@ def _check_tokens(checked: Checked, tokenizer, prompts: list[Prompt]) -> None:
     _check_ids(checked, largest)
 
 
-def _tokenizer(config: Config):
+def tokenizer_of(config: Config):
     """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
     path = config.model.path
     if path == "tiny":

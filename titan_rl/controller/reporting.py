@@ -76,7 +76,7 @@ class Reporter:
 
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
-        record = self._record(report, statistics, seconds_sync)
+        record = self._record(report, statistics, seconds_sync) | self.stragglers.slowest()
         self.trained(record | self._alarms.met(record), sample_of(report.collected.groups))
         self._warn_of_disagreement(report.step, report.metrics)
 
@@ -155,6 +155,7 @@ class Reporter:
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
         by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
         self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
+        self._alarms.evaluated(step, result.value)
         self.display.say(f"held-out accuracy {when}: {result}")
 
     def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:

@@ -45,10 +45,12 @@ def make_meshes(
 
 
 class Actors:
-    """Some actors without a run: to evaluate a model, or to train recorded steps again. An async context manager."""
+    """Some actors without a run: to evaluate a model, train recorded steps again, or look them over. An async context
+    manager."""
 
-    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = ""):
-        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py)."""
+    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = "", **options: Any):
+        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``options``: further
+        keywords of Meshes."""
         self.checked, machine = checked, this_machine()
         self.meshes = make_meshes(
             *(without_hosts(checked.config), checked.titan, model_path),
@@ -58,6 +60,7 @@ class Actors:
             launcher=checked.launcher,
             kept_policy=kept_policy,
             devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
+            **options,
         )
 
     async def __aenter__(self) -> "Actors":
