@@ -28,9 +28,18 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
     _check_experts(hf, parallelism, experts)
 
 
-def check_compile(hf: PreTrainedConfig, titan: TitanConfig, family: Family | None = None) -> None:
-    """Errors: ConfigError for a model that ``[compile]`` cannot compile on this machine's devices."""
-    if not titan.compile.enable or "model" not in titan.compile.components:
+def check_compile(
+    hf: PreTrainedConfig,
+    titan: TitanConfig,
+    family: Family | None = None,
+    *,
+    on_cpu: bool = device.DEVICE_TYPE == "cpu",
+) -> None:
+    """``on_cpu``: whether the run is. Errors: ConfigError for a model that ``[compile]`` cannot compile on this
+    machine's devices; what GPUs elsewhere can compile is told there."""
+    if titan.compile.enable and on_cpu:
+        raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
+    if not titan.compile.enable or "model" not in titan.compile.components or device.DEVICE_TYPE == "cpu":
         return
     dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
     if why := why_not_compiled(model_config(hf, family), torch.device(device.DEVICE_TYPE), dtype):

@@ -55,7 +55,8 @@ def decode_step(work: Work, engine: Engine, rates: Rates, requests: float, conte
         read / engine.ranks / rates.memory,
         flops / engine.ranks / (rates.peak_flops * rates.decode_share),
     )
-    return device + _added_up(work, engine, rates, requests) + rates.seconds_engine_step
+    beside = rates.seconds_engine_step + requests * rates.seconds_token
+    return device + _added_up(work, engine, rates, requests) + beside
 
 
 def _added_up(work: Work, engine: Engine, rates: Rates, tokens: float) -> float:

@@ -36,6 +36,7 @@ class Rates:
     memory_share: float
     link_share: float
     seconds_engine_step: float
+    seconds_token: float
     seconds_collective: float
     seconds_row: float
     seconds_optimizer: float

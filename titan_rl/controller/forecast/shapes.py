@@ -1,7 +1,7 @@
 """Models of which a plan knows the shapes: by name, from a file, or key by key. No download is needed.
 
-A shape is what a config.json says. It becomes a directory that holds one, so that everything else reads a model's shapes
-in one way.
+A shape is what a config.json says. It becomes a directory that holds one, so that everything else reads a model's
+shapes in one way.
 """
 
 import json
