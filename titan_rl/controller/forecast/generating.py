@@ -68,10 +68,11 @@ def _added_up(work: Work, engine: Engine, rates: Rates, tokens: float) -> float:
     return 2 * work.layers * (rates.seconds_collective + moved / engine.link)
 
 
-def generating(work: Work, engine: Engine, rates: Rates, batch: Batch, replicas: int) -> Generating:
-    """Of a replica with its share of the groups. A group's prompt is computed once, and shared by its answers."""
+def generating(work: Work, engine: Engine, rates: Rates, batch: Batch, replicas: int, in_flight: int = 1) -> Generating:
+    """Of a replica with its share of the groups. A group's prompt is computed once, and shared by its answers.
+    ``in_flight``: batches whose answers may be under way at once."""
     share = batch.answers / replicas
-    requests = max(min(engine.max_requests, share), 1.0)
+    requests = max(min(engine.max_requests, share * in_flight), 1.0)
     prompts = batch.groups * batch.prompt / replicas
     flops = work.forward_flops(prompts, prompts * batch.prompt / 2)
     prefill = flops / engine.ranks / (rates.peak_flops * rates.prefill_share)

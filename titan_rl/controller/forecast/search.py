@@ -28,8 +28,8 @@ _ALIKE = 1.02
 """Seconds within which two are as fast as each other."""
 _SPLITS = 16
 """In which hosts are shared between trainers and engines, at most."""
-_NEAR, _KEPT = 1.5, 12
-"""How much slower another may be to be told, and how many are looked at."""
+_NEAR, _KEPT = 1.5, 6
+"""How much slower another may be to be told, and how many are looked at of each number of trainers."""
 _TRIED = 4000
 """Candidates whose memory is asked, at most."""
 
@@ -172,8 +172,10 @@ def cheapest(models: Models, lengths: Lengths, rates: Rates, machine: Machine, c
     found: list[Found] = []
     best = float("inf")
     for choice, its in ranked(models, lengths, rates, machine, copies)[:_TRIED]:
-        if its.seconds > best * _NEAR or len(found) >= _KEPT:
+        if its.seconds > best * _NEAR:
             break
+        if sum(each.choice.trainers == choice.trainers for each in found) == _KEPT:
+            continue
         if (plan := fitted(models, choice, machine)) is not None:
             best = min(best, its.seconds)
             found.append(Found(choice, its, plan))

@@ -83,10 +83,19 @@ class Forecast:
         return self.generating.alone + self.syncing.apply
 
     @cached_property
+    def way_round(self) -> float:
+        """From the version that a batch is sampled by to the one that it makes; 1 + staleness batches are under way, so
+        none can be made in less than that part of it (Little 1961, Operations Research 9, 383-387)."""
+        sampled = self.generating.prefill + self.scenario.batch.longest * self.generating.engine_step
+        return sampled + self.scored_last + self.trainer + self.syncing.fetch + self.syncing.apply
+
+    @cached_property
     def seconds(self) -> float:
         rest = self.scenario.rates.seconds_step
         if self.is_beside:
-            return max(self.generators, self.trainer + rest, self.scoring)
+            return max(
+                self.generators, self.trainer + rest, self.scoring, self.way_round / (1 + self.scenario.staleness)
+            )
         return self.generators + self.scored_last + self.trainer + self.syncing.fetch + self.turns + rest
 
     @cached_property
@@ -142,7 +151,7 @@ def forecast(scenario: Scenario) -> Forecast:
     )
     return Forecast(
         scenario=scenario,
-        generating=generating(work, engine, rates, scenario.batch, scenario.replicas),
+        generating=generating(work, engine, rates, scenario.batch, scenario.replicas, 1 + scenario.staleness),
         training=training(work, layout, rates, scenario.batch, scenario.trained, scenario.beside),
         syncing=syncing(work.parameters, engine.element, route, rates),
         scoring=scenario.batch.answers * rates.seconds_answer / scenario.scorers,

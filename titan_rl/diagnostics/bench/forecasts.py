@@ -62,7 +62,7 @@ class _Setting:
 
 
 _FITTED = (
-    _Setting(64, 2, 8, 8),
+    _Setting(128, 2, 8, 8),
     _Setting(128, 4, 32, 8),
     _Setting(256, 4, 16, 32),
     _Setting(512, 6, 16, 16),
@@ -73,7 +73,7 @@ _COMPARED = (
     _Setting(256, 6, 32, 16),
     _Setting(384, 4, 16, 24),
     _Setting(512, 4, 32, 12),
-    _Setting(192, 8, 24, 32),
+    _Setting(320, 8, 24, 32),
 )
 
 
