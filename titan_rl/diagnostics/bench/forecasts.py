@@ -80,13 +80,9 @@ _COMPARED = (
 @dataclass(frozen=True)
 class _Ran:
     setting: _Setting
-    checked: Checked
     measured: Measured
     gib: float
-
-    @property
-    def planned_gib(self) -> float:
-        return held_at_once(self.checked.config, memory_needs(self.checked)) / GIB
+    planned_gib: float
 
     def scenario(self, rates: Rates) -> Scenario:
         return replace(self.measured.scenario, rates=rates)
@@ -128,7 +124,8 @@ def _run(setting: _Setting, folder: Path, rates: Rates, overrides: dict[str, Any
     scenario = scenario_of(Models(checked), Lengths(_prompt_tokens(checked), answer), rates, None)
     names = [name.removeprefix("seconds_") for name in records[0] if name.startswith("seconds_")]
     seconds = {name: statistics.median(record[f"seconds_{name}"] for record in records) for name in names}
-    return _Ran(setting, checked, Measured(scenario, seconds), held.mib / 1024)
+    planned = held_at_once(checked.config, memory_needs(checked)) / GIB
+    return _Ran(setting, Measured(scenario, seconds), held.mib / 1024, planned)
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
