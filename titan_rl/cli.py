@@ -18,12 +18,7 @@ def _parser() -> Parser:
 
     add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it"))
 
-    plan = commands.add_parser("plan", help="where a run's processes would go, and what memory they would take")
-    plan.add_argument("file", help="TOML of the run; --section.key value overrides it")
-    plan.add_argument("--gpus", type=int, metavar="N", help="GPUs of each host (those here)")
-    plan.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts (1)")
-    plan.add_argument("--gpu-memory-gib", type=float, metavar="G", help="of each GPU (as here, or an H100's 79)")
-    plan.add_argument("--json", action="store_true")
+    _plan_arguments(commands.add_parser("plan", help="where a run's processes would go, what they hold, how fast"))
 
     doctor = commands.add_parser(
         "doctor", help="look a run over before it begins, with its own actors: the bugs that raise no error"
@@ -114,10 +109,44 @@ def _parser() -> Parser:
     return parser
 
 
-def _plan(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.controller.planning import machine_of, plan
+def _plan_arguments(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("file", help="TOML of the run; --section.key value overrides it")
+    plan.add_argument("--gpus", type=int, metavar="N", help="GPUs of each host (those here)")
+    plan.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts (1)")
+    plan.add_argument("--gpu-memory-gib", type=float, metavar="G", help="of each GPU (as here, or the device's)")
+    plan.add_argument("--device", help="whose published rates are taken: H100 (the default), H200, A100, B200, MI300X")
+    plan.add_argument("--rates", metavar="FILE", help="TOML of rates; --rates.NAME value gives one")
+    plan.add_argument("--shape", metavar="NAME", help="a known model or a config.json; --shape.KEY value gives one")
+    plan.add_argument("--prompt-tokens", type=float, metavar="N", help="of a prompt (512)")
+    plan.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer, on average (half the most)")
+    plan.add_argument(
+        "--copies", type=int, default=0, metavar="N", help="of the model that trainers send (an engine: 1)"
+    )
+    plan.add_argument("--days", type=float, metavar="D", help="how many steps are done in so many")
+    plan.add_argument("--search", action="store_true", help="the cheapest placement that fits, instead of the TOML's")
+    plan.add_argument("--json", action="store_true")
 
-    lines, table = plan(options.file, overrides, machine_of(options.gpus, options.hosts, options.gpu_memory_gib))
+
+def _plan(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.controller.forecast.scenarios import PROMPT, Lengths
+    from titan_rl.controller.planning import Asked, machine_of, plan
+
+    prompt = PROMPT if options.prompt_tokens is None else options.prompt_tokens
+    if not all(number is None or number > 0 for number in (prompt, options.answer_tokens, options.days)):
+        raise ConfigError("--prompt-tokens, --answer-tokens and --days count what there is: give numbers above 0")
+    asked = Asked(
+        device=options.device,
+        rates_file=options.rates,
+        rates=overrides.get("rates", {}),
+        shape=options.shape,
+        shape_keys=overrides.get("shape", {}),
+        lengths=Lengths(prompt, options.answer_tokens),
+        search=options.search,
+        days=options.days,
+        copies=options.copies,
+    )
+    machine = machine_of(options.gpus, options.hosts, options.gpu_memory_gib, options.device)
+    lines, table = plan(options.file, overrides, machine, asked)
     print(json.dumps(table) if options.json else "\n".join(lines))
     return 0
 

@@ -27,6 +27,7 @@ BENCHES = {
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "sandbox": "titan_rl.diagnostics.bench.sandbox",
+    "plan": "titan_rl.diagnostics.bench.forecasts",
     "colocated": "titan_rl.diagnostics.bench.colocated",
     "overlap": "titan_rl.diagnostics.bench.overlap",
     "slow-scorer": "titan_rl.diagnostics.bench.slow_scorer",
