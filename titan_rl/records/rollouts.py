@@ -140,6 +140,23 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     return list(groups.values())
 
 
+def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[Group, Rollout] | None:
+    """One of a step, with its prompt's group, in which it is alone; None if it is not there.
+
+    Errors: RolloutsError.
+    """
+    path, wanted = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    try:
+        if not (rows := pq.read_table(path, schema=_SCHEMA, filters=wanted).to_pylist()):
+            return None
+        about = {name: rows[0].pop(name) or "" for name in ("question", "expected", "task")}
+        rollout = _rollout(rows[0])
+        _check(rollout, None)
+        return Group(prompt_id, [rollout], **about), rollout
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+        raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
+
+
 def _rollout(row: dict) -> Rollout:
     turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)
     calls = row.pop("calls") or repeat(())  # runs of before there were any lack the column

@@ -1,6 +1,7 @@
 """What the trainer gave each token that a step was trained on, beside the step's rollouts: one Parquet file a step.
 
-    trained/step-000003.parquet    prompt_id, sample, trainer_logprobs, advantages, update
+    trained/step-000003.parquet    prompt_id, sample, trainer_logprobs [M], advantages [M], update; and of each rollout
+                                   the means: disagreement (of |trainer logprob - sampling logprob|) and advantage
 
 Log-probabilities are of the weights before the update, so they are what the agreement with the generator is made of.
 A run that was driven by a loop of one's own, or began before there were such files, has none.
@@ -28,6 +29,8 @@ SCHEMA = pa.schema(
         "trainer_logprobs": pa.list_(pa.float32()),
         "advantages": pa.list_(pa.float32()),
         "update": pa.int32(),
+        "disagreement": pa.float64(),
+        "advantage": pa.float64(),
     }
 )
 
@@ -85,16 +88,33 @@ def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[P
     for rollout in (rollout for group in groups for rollout in group.rollouts):
         ordered = in_order(rollout, known.get((rollout.prompt_id, rollout.sample), ()))
         if ordered is not None:
+            sampling, trainer, advantages = (
+                np.concatenate([getattr(piece, name) for piece in ordered])
+                for name in ("sampling", "trainer", "advantages")
+            )
             rows.append(
                 {
                     "prompt_id": rollout.prompt_id,
                     "sample": rollout.sample,
-                    "trainer_logprobs": np.concatenate([piece.trainer for piece in ordered]),
-                    "advantages": np.concatenate([piece.advantages for piece in ordered]),
+                    "trainer_logprobs": trainer,
+                    "advantages": advantages,
                     "update": ordered[0].update,
+                    "disagreement": float(np.abs(trainer - sampling).mean(dtype=np.float64)),
+                    "advantage": float(advantages.mean(dtype=np.float64)),
                 }
             )
     return rows
+
+
+def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict | None:
+    """Of one rollout, with arrays [M]; None where nothing is known of it. Errors: OSError or pyarrow.ArrowException for
+    a damaged file."""
+    path = folder / f"{step_name(step)}.parquet"
+    if not path.is_file() or path.is_symlink():
+        return None
+    wanted = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    rows = pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()
+    return rows[0] if rows else None
 
 
 def write_trained(folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], found: Found) -> None:
