@@ -16,6 +16,8 @@ from titan_rl.mesh.step_record import ActorSpan
 
 MOST_SPANS = 400
 LARGEST = 32 << 20
+_TOUCH = 2e-4
+"""Seconds by which spans that follow each other may overlap: clocks are read one after the other."""
 _NAME, _BEFORE = "trace.jsonl", "trace.before.jsonl"
 
 
@@ -84,7 +86,7 @@ def lanes(spans: Sequence[ActorSpan]) -> list[int]:
     free: list[float] = []
     found = []
     for span in spans:
-        lane = next((lane for lane, until in enumerate(free) if until <= span.begin + 1e-9), len(free))
+        lane = next((lane for lane, until in enumerate(free) if until <= span.begin + _TOUCH), len(free))
         if lane == len(free):
             free.append(0.0)
         free[lane] = span.begin + span.seconds

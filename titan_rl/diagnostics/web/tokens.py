@@ -125,11 +125,11 @@ def facts_of(tokens: Tokens, why: str) -> list[tuple[str, str]]:
     versions = sorted({int(version) for version in rollout.versions[written]})
     found = [("status", rollout.status), ("reward", f"{rollout.reward:.6g}")]
     found += [(f"reward: {name}", f"{value:.6g}") for name, value in rollout.reward_parts.items()]
-    found += [("rewards of turns", ", ".join(f"{value:.4g}" for value in rollout.turn_rewards))] * bool(
-        rollout.turn_rewards
-    )
-    found += [("the task's own reward", f"{rollout.task_reward:.6g}")] * (rollout.task_reward is not None)
-    found += [("grade", f"{rollout.grade:.6g}")] * (rollout.grade is not None)
+    if rollout.turn_rewards:
+        found.append(("rewards of turns", ", ".join(f"{value:.4g}" for value in rollout.turn_rewards)))
+    for name, value in (("the task's own reward", rollout.task_reward), ("grade", rollout.grade)):
+        if value is not None:
+            found.append((name, f"{value:.6g}"))
     if tokens.trained is not None:
         found.append(("advantage", f"{tokens.trained['advantage']:.4g}"))
         found.append(("disagreement", f"{tokens.trained['disagreement']:.3g} nats on average"))
