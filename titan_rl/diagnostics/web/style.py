@@ -25,8 +25,8 @@ body, body.body--dark { background:var(--bg); color:var(--ink);
 .page { padding:18px 22px 40px; width:100%; max-width:1680px; margin:0 auto; gap:16px; align-items:stretch; }
 .card { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:14px 16px; min-width:0;
   width:100%; }
-.card h2 { all:unset; display:block; font-weight:600; font-size:14px; margin-bottom:8px; line-height:1.3; }
-.panels { display:grid; grid-template-columns:repeat(auto-fill,minmax(330px,1fr)); gap:14px; width:100%; }
+.card h2, .sheet h2 { all:unset; display:block; font-weight:600; font-size:14px; margin-bottom:8px; line-height:1.3; }
+.panels { display:grid; grid-template-columns:repeat(auto-fill,minmax(400px,1fr)); gap:14px; width:100%; }
 .panels .card { padding:12px 12px 4px; } .two { display:grid; grid-template-columns:1fr 1fr; gap:14px; width:100%; }
 @media (max-width:1000px) { .two { grid-template-columns:1fr; } }
 table.plain { border-collapse:collapse; width:100%; font-size:13px; }
@@ -34,18 +34,20 @@ table.plain td, table.plain th { padding:5px 10px 5px 0; border-bottom:1px solid
   vertical-align:top; overflow-wrap:anywhere; } table.plain tr:last-child td { border-bottom:0; }
 table.plain th { color:var(--soft); font-weight:500; } table.plain .n { text-align:right; white-space:nowrap;
   font-variant-numeric:tabular-nums; }
+table.plain td:has(.bar) { vertical-align:middle; }
 .bar { height:7px; border-radius:4px; background:var(--accent); opacity:.75; min-width:1px; }
 .bad { color:var(--bad); } .good { color:var(--good); }
 .facts { display:grid; grid-template-columns:max-content 1fr; gap:3px 16px; font-size:13px; }
 .facts span:nth-child(odd) { color:var(--soft); } .facts span { overflow-wrap:anywhere; }
 .said { white-space:pre-wrap; overflow-wrap:anywhere; font-size:13px; background:var(--bg); border-radius:8px;
   padding:9px 11px; max-height:180px; overflow:auto; }
-.filters { display:flex; flex-wrap:wrap; gap:10px 12px; align-items:flex-end; } .filters .q-field { min-width:92px; }
-.filters .wide { flex:1; min-width:240px; } .filters .short { width:92px; }
+.filters { display:flex; flex-wrap:wrap; gap:10px 12px; align-items:flex-end; } .filters .q-field { min-width:70px; }
+.filters .wide { flex:1; min-width:240px; } .filters .short { width:84px; } .filters
+  .range:has([aria-label*=disagreement]) .short:first-child { width:112px; }
 .range { display:flex; gap:4px; align-items:flex-end; }
 .rollouts { background:transparent; width:100%; } .rollouts .q-table th { color:var(--soft); font-weight:500; }
 .rollouts tbody tr { cursor:pointer; } .rollouts tbody td { font-variant-numeric:tabular-nums; height:32px; }
-.rollouts td:nth-child(4) { max-width:420px; overflow:hidden; text-overflow:ellipsis; font-family:ui-monospace,
+.rollouts td:nth-child(4) { max-width:330px; overflow:hidden; text-overflow:ellipsis; font-family:ui-monospace,
   "DejaVu Sans Mono",monospace; font-size:12.5px; }
 .rollouts.q-table--dark, .rollouts .q-table__card { background:transparent; box-shadow:none; }
 .sheet { background:var(--card); color:var(--ink); max-width:1200px !important; width:92vw; padding:18px 22px;
@@ -71,7 +73,8 @@ table.plain th { color:var(--soft); font-weight:500; } table.plain .n { text-ali
 .tl-track i { position:absolute; border-radius:2px; font-style:normal; font-size:11px; color:#fff; overflow:hidden;
   white-space:nowrap; padding-left:4px; box-sizing:border-box; min-width:1px; line-height:18px; }
 .tl-axis .tl-track { border:0; background:none; height:18px; overflow:visible; color:var(--soft); }
-.tl-axis span { position:absolute; transform:translateX(-50%); } .tl-axis span:first-child { transform:none; }
+.tl-axis span { position:absolute; white-space:nowrap; transform:translateX(-50%); } .tl-axis span:first-child {
+  transform:none; }
 .tl-axis span:last-child { transform:translateX(-100%); }
 .tl-legend { display:flex; flex-wrap:wrap; gap:6px 16px; font-size:12px; color:var(--soft); margin-top:10px; }
 .tl-legend b { font-weight:400; display:flex; gap:6px; align-items:center; }
