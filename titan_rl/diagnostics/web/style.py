@@ -49,6 +49,7 @@ table.plain td:has(.bar) { vertical-align:middle; }
 .rollouts tbody tr { cursor:pointer; } .rollouts tbody td { font-variant-numeric:tabular-nums; height:32px; }
 .rollouts td:nth-child(4) { max-width:330px; overflow:hidden; text-overflow:ellipsis; font-family:ui-monospace,
   "DejaVu Sans Mono",monospace; font-size:12.5px; }
+.rollouts .q-table tbody td, .rollouts .q-table th { border-color:var(--line); }
 .rollouts.q-table--dark, .rollouts .q-table__card { background:transparent; box-shadow:none; }
 .sheet { background:var(--card); color:var(--ink); max-width:1200px !important; width:92vw; padding:18px 22px;
   border-radius:12px; gap:12px; align-items:stretch; }
