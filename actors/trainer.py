@@ -13,6 +13,7 @@ from titan_rl.mesh.channel.snapshot_keeper import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
+from titan_rl.mesh.step_record import RankTold
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.collectives import check_peers
 from titan_rl.mesh.supervision.examined import examined
@@ -188,8 +189,8 @@ class Trainer(Actor):
         has_signal: list[bool],
         snapshot: int | None,
     ):
-        """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; and the seconds for which
-        this rank worked (mesh/stragglers.py).
+        """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
+        this rank worked (mesh/stragglers.py); and what else is to be recorded of it (mesh/step_record.py).
 
         ``batches[group]`` holds that group's rows of every update, ``found[i][group]`` what roles in other processes
         found of them, ``has_signal`` whether an update has an advantage.
@@ -200,10 +201,17 @@ class Trainer(Actor):
         with peers_are_told():
             self._begin_step()
             start = seconds_wanted()
-            answers = self.learner.train_step(self._pull(batches), has_signal, self._pull_found(found))
+            with self.learner.spans.span("rows"):
+                rows, columns = self._pull(batches), self._pull_found(found)
+            answers = self.learner.train_step(rows, has_signal, columns)
             seconds = seconds_wanted() - start
-            self._end_step(snapshot)
-            return answers, seconds
+            with self.learner.spans.span("snapshot"):
+                self._end_step(snapshot)
+            return answers, seconds, self._told()
+
+    def _told(self) -> RankTold:
+        group, *_ = self.learner.share(range(self.learner.titan.batch_degree))
+        return RankTold(self.learner.spans.take(), group, list(self.learner.step_found))
 
     @endpoint
     def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]):

@@ -47,6 +47,15 @@ def _parser() -> Parser:
     show.add_argument("--count", type=int, default=4, metavar="N", help="how many prompts; 0 for all (4)")
     show.add_argument("--json", action="store_true")
 
+    watch = commands.add_parser("watch", help="a page that looks inside runs, active or ended; Ctrl-C ends it")
+    watch.add_argument("runs", type=Path, nargs="+", metavar="run", help="run directory; others are drawn beside it")
+    watch.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (any that is free)")
+
+    trace = commands.add_parser("trace", help="who did what when in each step, for Perfetto")
+    trace.add_argument("run", type=Path, help="run directory")
+    trace.add_argument("--steps", metavar="A:B", help="only these (all)")
+    trace.add_argument("--out", type=Path, metavar="FILE", help="a file (standard output)")
+
     hack_check = commands.add_parser(
         "hack-check", help="whether the reward of a run was gamed: alarms of its metrics, and when they stood"
     )
@@ -221,6 +230,18 @@ def _show(options: argparse.Namespace, overrides: dict) -> int:
     return show(options.run, step=options.step, prompt=options.prompt, count=options.count, as_json=options.json)
 
 
+def _watch(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.web.serve import watch
+
+    return watch(options.runs, options.port, lambda line: print(line, flush=True))
+
+
+def _trace(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.trace_export import export_trace
+
+    return export_trace(options.run, options.steps, options.out)
+
+
 def _hack_check(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.hack_check import hack_check
 
@@ -328,6 +349,8 @@ _COMMANDS = {
     "doctor": _doctor,
     "ledger": _ledger,
     "show": _show,
+    "watch": _watch,
+    "trace": _trace,
     "hack-check": _hack_check,
     "replay": _replay,
     "eval": _evaluate,
@@ -338,7 +361,7 @@ _COMMANDS = {
     "bench": _bench,
     "tasks": _tasks,
 }
-_WITHOUT_OVERRIDES = ("ledger", "show", "hack-check", "scale", "host", "tasks")
+_WITHOUT_OVERRIDES = ("ledger", "show", "watch", "trace", "hack-check", "scale", "host", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:

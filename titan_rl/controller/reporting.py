@@ -12,6 +12,7 @@ from titan_rl.controller.display import Display
 from titan_rl.controller.rollout_queue import Collected
 from titan_rl.controller.step_table import Sample, sample_of
 from titan_rl.data.files import unless_full
+from titan_rl.data.spans import Span
 from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.records.metrics import MetricsLog, agreement_limit, sampling_metrics, speeds, trained_metrics
@@ -24,10 +25,12 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
         self._start = self._last = time.perf_counter()
 
     def end(self, phase: str) -> None:
         now = time.perf_counter()
+        self.spans.append(Span(phase, time.time() - (now - self._last), now - self._last))
         self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
 
     @property

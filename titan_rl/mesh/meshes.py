@@ -40,6 +40,7 @@ from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.roles import RoleProcesses, Roles
 from titan_rl.mesh.snapshots import TrainerSnapshots
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.background import BackgroundTasks
@@ -114,7 +115,7 @@ class Meshes:
         machines, on which all processes are then; ``run_dir``: what of the run's files is theirs to write.
         """
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
-        self.stragglers = Stragglers()
+        self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
         self.say, self._on_cpu = say, on_cpu
         self._scratch = scratch = make_scratch()
@@ -152,13 +153,14 @@ class Meshes:
             *(actors.trainer, self.processes, config, paths, {"trainer": world_size} | learned_roles, environment),
             *(scratch, self.stragglers, self.roles),
             devices=devices_of(devices, "trainer", *learned_roles),
+            record=self.record,
         )
-        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout)
+        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)
         seconds = config.mesh.step_timeout
-        self._turns = Turns(self.trainers, self.generators, link, seconds) if is_colocated else Apart()
+        self._turns = Turns(self.trainers, self.generators, link, seconds, self.record) if is_colocated else Apart()
         self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)
         self.dispatcher = Dispatcher(
             config, self.generators, self.verifiers, reissued=reissued, awake=lambda: self.weights.wake()

@@ -15,6 +15,7 @@ from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.channel.transports import row_ways
 from titan_rl.mesh.roles import Roles
 from titan_rl.mesh.run_files import collect, spread
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call, call_each
@@ -41,11 +42,12 @@ class Trainers:
         stragglers: Stragglers,
         roles: Roles,
         devices: Sequence[int] = (),
+        record: StepRecord | None = None,
     ):
         """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``sides``: the
         number of ranks of the policy, and behind them of the role that learns in processes of its own, if there is one.
         ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows.
-        ``devices``: each rank's GPU; none on a CPU."""
+        ``devices``: each rank's GPU; none on a CPU. ``record``: gets what ranks tell of a step besides."""
         self.processes, self.config, self.scratch = processes, config, scratch
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
@@ -54,6 +56,7 @@ class Trainers:
         self.ranks: list[ActorProcess] = []
         self._peers = PeersAreTold(lambda: self.ranks)
         self._stragglers, self.roles, self._devices = stragglers, roles, devices
+        self._record = record or StepRecord()
         self._num_rendezvous = 0
 
     async def start(self) -> None:
@@ -130,8 +133,10 @@ class Trainers:
             answers = await self.call("train", *arguments, what=f"training step {step}")
         for side in dict(self._sides):
             of_side = zip(self._sides, self.ranks, answers, strict=True)
-            times = {rank.name: seconds for (its, _), rank, (_, seconds) in of_side if its == side}
+            times = {rank.name: seconds for (its, _), rank, (_, seconds, _) in of_side if its == side}
             self._stragglers.note(side, times)
+        told = {rank.name: told for rank, (*_, told) in zip(self.ranks, answers, strict=True)}
+        self._record.trained(told, [rank.name for rank in self.of_policy])
         return answers[0][0]
 
     def _snapshot_of(self, step: int) -> int | None:

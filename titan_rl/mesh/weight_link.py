@@ -23,6 +23,7 @@ from titan_rl.mesh.channel.transports import (
 )
 from titan_rl.mesh.channel.weights import ReaderSetup
 from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
 from titan_rl.mesh.supervision.calls import call, call_all, call_each
 from titan_rl.mesh.trainers import Trainers
@@ -34,8 +35,9 @@ class WeightLink:
     Errors of all calls: ActorDied; whatever an actor raises.
     """
 
-    def __init__(self, trainers: Trainers, setting: str, seconds: float):
-        """``setting``: ``mesh.transport``. ``seconds``: of any call."""
+    def __init__(self, trainers: Trainers, setting: str, seconds: float, record: StepRecord | None = None):
+        """``setting``: ``mesh.transport``. ``seconds``: of any call. ``record``: who took how long."""
+        self._record = record or StepRecord()
         self.trainers, self.setting, self.seconds = trainers, setting, seconds
         self.plan: Plan | None = None
         """None until ``connect``."""
@@ -151,7 +153,9 @@ class WeightLink:
     async def publish(self, version: int) -> None:
         """Every trainer rank begins to stage its shards. The version before must be delivered."""
         what = f"publishing weights version {version}"
-        await call_all(self.trainers.of_policy, "publish", version, seconds=self.seconds, what=what)
+        ranks = self.trainers.of_policy
+        with self._record.span("publish", *(rank.name for rank in ranks)):
+            await call_all(ranks, "publish", version, seconds=self.seconds, what=what)
         self.published = version
 
     async def deliver(
@@ -177,8 +181,10 @@ class WeightLink:
     async def _deliver_to(self, replica: Replica, version: int) -> EngineStatistics:
         what = f"updating generator {replica.number} to version {version}"
         # the reader's own deadline comes first, and says which rank it waited for
-        await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
+        with self._record.span("fetch", f"generator {replica.number}"):
+            await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
         statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
+        self._record.note(f"generator {replica.number}", statistics.spans)
         return dataclasses.replace(statistics, generator=replica.number)
 
 

@@ -34,6 +34,7 @@ BENCHES = {
     "kernels": "titan_rl.diagnostics.bench.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.constant_answers",
     "model-directories": "titan_rl.diagnostics.bench.model_directories",
+    "watch": "titan_rl.diagnostics.bench.watch",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 
