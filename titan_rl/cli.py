@@ -8,6 +8,7 @@ from pathlib import Path
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.controller import plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
 
@@ -18,7 +19,9 @@ def _parser() -> Parser:
 
     add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it"))
 
-    _plan_arguments(commands.add_parser("plan", help="where a run's processes would go, what they hold, how fast"))
+    plan_command.add_arguments(
+        commands.add_parser("plan", help="where a run's processes would go, what they hold, how fast")
+    )
 
     doctor = commands.add_parser(
         "doctor", help="look a run over before it begins, with its own actors: the bugs that raise no error"
@@ -116,48 +119,6 @@ def _parser() -> Parser:
     tasks = commands.add_parser("tasks", help="list what can be trained on: a data file, or a reasoning-gym family")
     tasks.add_argument("--json", action="store_true")
     return parser
-
-
-def _plan_arguments(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("file", help="TOML of the run; --section.key value overrides it")
-    plan.add_argument("--gpus", type=int, metavar="N", help="GPUs of each host (those here)")
-    plan.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts (1)")
-    plan.add_argument("--gpu-memory-gib", type=float, metavar="G", help="of each GPU (as here, or the device's)")
-    plan.add_argument("--device", help="whose published rates are taken: H100 (the default), H200, A100, B200, MI300X")
-    plan.add_argument("--rates", metavar="FILE", help="TOML of rates; --rates.NAME value gives one")
-    plan.add_argument("--shape", metavar="NAME", help="a known model or a config.json; --shape.KEY value gives one")
-    plan.add_argument("--prompt-tokens", type=float, metavar="N", help="of a prompt (512)")
-    plan.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer, on average (half the most)")
-    plan.add_argument(
-        "--copies", type=int, default=0, metavar="N", help="of the model that trainers send (an engine: 1)"
-    )
-    plan.add_argument("--days", type=float, metavar="D", help="how many steps are done in so many")
-    plan.add_argument("--search", action="store_true", help="the cheapest placement that fits, instead of the TOML's")
-    plan.add_argument("--json", action="store_true")
-
-
-def _plan(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.controller.forecast.scenarios import PROMPT, Lengths
-    from titan_rl.controller.planning import Asked, machine_of, plan
-
-    prompt = PROMPT if options.prompt_tokens is None else options.prompt_tokens
-    if not all(number is None or number > 0 for number in (prompt, options.answer_tokens, options.days)):
-        raise ConfigError("--prompt-tokens, --answer-tokens and --days count what there is: give numbers above 0")
-    asked = Asked(
-        device=options.device,
-        rates_file=options.rates,
-        rates=overrides.get("rates", {}),
-        shape=options.shape,
-        shape_keys=overrides.get("shape", {}),
-        lengths=Lengths(prompt, options.answer_tokens),
-        search=options.search,
-        days=options.days,
-        copies=options.copies,
-    )
-    machine = machine_of(options.gpus, options.hosts, options.gpu_memory_gib, options.device)
-    lines, table = plan(options.file, overrides, machine, asked)
-    print(json.dumps(table) if options.json else "\n".join(lines))
-    return 0
 
 
 def _doctor(options: argparse.Namespace, overrides: dict) -> int:
@@ -313,39 +274,15 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.environments.base import BUILT_IN
-    from titan_rl.environments.gym_families import described_families
+    from titan_rl.environments import listing
 
-    families = described_families()
-    if options.json:
-        print(json.dumps(families))
-        return 0
-    print("jsonl  (rows of a file of your own: task.options.file)")
-    print("code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)")
-    print("math  (rows of your own, whose answers are mathematics: what equals the expected one is right)")
-    print("mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)")
-    print("openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)")
-    print("nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)")
-    print("verifiers  (environments of the verifiers library, with their own harness: task.options.env, python)")
-    print("gymnasium  (an environment of gymnasium.make, in text: task.options.id, prompt)")
-    for name, task in BUILT_IN.items():
-        print(f"{name}  ({task.ABOUT})")
-    for family in families:
-        print(_family_line(**family))
+    print(json.dumps(listing.families()) if options.json else "\n".join(listing.lines()))
     return 0
-
-
-def _family_line(name: str, styles: list[str], scoring: str, constant_answer: dict | None) -> str:
-    also = "compact (exact) too" if "compact" in styles else ""
-    pay = "unknown what"
-    if constant_answer:
-        pay = "{family:.2f} by its scorer, {exact:.2f} exact".format(**constant_answer)
-    return f"{name:<24} {also:<20} scored {scoring + ';':<8} the best constant answer earns {pay}"
 
 
 _COMMANDS = {
     "train": train_as_asked,
-    "plan": _plan,
+    "plan": plan_command.plan,
     "doctor": _doctor,
     "ledger": _ledger,
     "show": _show,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.schema import TaskConfig
-from titan_rl.controller.memory_plan import GIB, memory_limit, memory_needs, spared_by_turns
+from titan_rl.controller.memory_plan import GIB, held_at_once, memory_limit, memory_needs
 from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.visit import Visit
@@ -155,7 +155,7 @@ async def memory(visit: Visit) -> str:
     if checked.config.mesh.launcher != "local":
         raise NotLookedAt("hosts of a launcher of your own have memory of their own")
     needs, limit = memory_needs(checked), memory_limit()
-    foretold = sum(need.total for need in needs) - spared_by_turns(checked.config, needs)
+    foretold = held_at_once(checked.config, needs)
     if foretold > limit:
         evidence = f"{foretold / GIB:.1f} GiB of {limit / GIB:.1f}: {'; '.join(map(str, needs))}"
         raise Wrong("the run does not fit into this machine's memory", evidence)
