@@ -89,7 +89,7 @@ class House:
     def step(self, trainer: Trainer, rows: list[Row], snapshot: int | None = None) -> StepMetrics:
         """An update, as a run makes it. Errors: RuntimeError if it was left out."""
         with StagedRows([[rows]], over_rdma=False) as handles:
-            [metrics], _ = trainer.train(handles, [], [True], snapshot)
+            [metrics], _, _ = trainer.train(handles, [], [True], snapshot)
         if not isinstance(metrics, StepMetrics):
             raise RuntimeError(f"an update was left out: {metrics}")
         return metrics
