@@ -21,8 +21,11 @@ from titan_rl.data.types import Provenance, Row, Sample, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, SlotLayout, split_name
 from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.models.spec import read_hf_config
 from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.trainer.layout import check_compile
 from titan_rl.trainer.process_group import leave_group
+from titan_rl.trainer.titan_config import build_titan
 
 
 class House:
@@ -77,6 +80,8 @@ class House:
         return load_config(None, ours | {"recovery": {"snapshot_every": 0}} | tables)
 
     def trainer(self, name: str, config: Config) -> Trainer:
+        """Errors: ConfigError for what a run would refuse to compile."""
+        check_compile(read_hf_config(self.model(name)), build_titan(config))
         trainer = Trainer(str(self.model(name)))
         self._trainers.append(trainer)
         self.join(trainer, config)
