@@ -145,7 +145,7 @@ class Meshes:
             *(scratch, self.stragglers, self.roles),
             devices=devices_of(devices, "trainer", *learned_roles),
         )
-        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout)
+        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, tell=tell)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)

@@ -1,12 +1,13 @@
 """How bytes get from one process to another, chosen for each pair of ranks by where the two are."""
 
-import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"]
+from titan_rl.mesh.launch.this_host import host_id
+
+Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp", "tcp"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 RDMA = frozenset({"rdma_ibverbs", "rdma_tcp"})
 ON_GPU = frozenset({"cuda_ipc", "rdma_ibverbs"})
@@ -18,9 +19,15 @@ class Place:
     """Where a rank keeps its tensors."""
 
     host: str
+    """As ``host_id`` tells it."""
     device: str
     """``cpu`` or ``cuda``."""
     has_ibverbs: bool = False
+
+    @property
+    def in_memory(self) -> "Place":
+        """Of what it keeps in its host's memory, whatever it computes with."""
+        return Place(self.host, "cpu")
 
 
 def here() -> Place:
@@ -28,7 +35,7 @@ def here() -> Place:
     import torch
     from monarch.rdma import is_ibverbs_available
 
-    return Place(socket.gethostname(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
+    return Place(host_id(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
 
 
 def choose_transport(setting: str, source: Place, destination: Place) -> Transport:
@@ -37,7 +44,7 @@ def choose_transport(setting: str, source: Place, destination: Place) -> Transpo
         return setting
     if source.host == destination.host:
         return "cuda_ipc" if source.device == destination.device == "cuda" else "shared_memory"
-    return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "rdma_tcp"
+    return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "tcp"
 
 
 def staged_on_host(used: Iterable[tuple[int, Transport]]) -> set[int]:
