@@ -99,9 +99,8 @@ class WeightReader:
             self._relay.begin(stamp)
         try:
             await self._fetch(wanted, route, fetched)
-        except BaseException:  # whoever waits for it here must not go on doing so
-            if self._relay is not None:
-                self._relay.fail(stamp)
+        except BaseException:
+            self._fail(stamp)
             raise
         finally:
             fetched.bytes_from_trainers = self._bytes_received() - before
@@ -114,19 +113,20 @@ class WeightReader:
         return sum(source.client.bytes_received for source in self._sources.values() if isinstance(source, Tcp))
 
     async def _fetch(self, wanted: Version, route: Route, fetched: Fetched) -> None:
-        while True:
-            if self._relay is None:
-                await self._await_stamps(wanted, self._sources.values())
-            self.held = None
-            if (storage := self.buffer.untyped_storage()).nbytes() < self.plan.nbytes:
-                storage.resize_(self.plan.nbytes)
-            try:
-                return await self._gather(wanted, route, fetched)
-            except Gone:
-                raise
-            except TornRead as error:
-                if time.monotonic() > wanted.deadline or (self._is_closed and isinstance(error, Unreachable)):
-                    raise
+        """All stripes at once, each repeated by itself: what another host lacks may depend on one alone. Errors:
+        TornRead."""
+        if any(isinstance(source, Tcp) for source in self._sources.values()):
+            self._overwrite()
+        shares = self._parents.shares(route, range(len(self.plan.reads)))
+        own = shares.pop(None)
+        handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in shares.items())
+        await ended(self._from_trainers(own, wanted), *handed)
+
+    def _overwrite(self) -> None:
+        """``buffer`` holds no complete version from here on."""
+        self.held = None
+        if (storage := self.buffer.untyped_storage()).nbytes() < self.plan.nbytes:
+            storage.resize_(self.plan.nbytes)
 
     async def _await_stamps(self, wanted: Version, sources: Iterable[Source], at_once: bool = False) -> None:
         deadline, version = (time.monotonic() if at_once else wanted.deadline), version_of(wanted.stamp)
@@ -151,21 +151,11 @@ class WeightReader:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_POLL)
 
-    async def _gather(self, wanted: Version, route: Route, fetched: Fetched) -> None:
-        """All blocks that are not here yet. Errors: TornRead."""
-        places = range(len(self.plan.reads))
-        missing = [place for place in places if self._relay is None or not self._relay.has(place, wanted.stamp)]
-        shares = self._parents.shares(route, missing)
-        own = shares.pop(None)
-        handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in shares.items())
-        await ended(self._from_trainers(own, wanted), *handed)
-
     async def _from_parent(self, parent, wanted: Version, places: list[int], fetched: Fetched) -> None:
         reads = [dataclasses.replace(r, block=p, offset=r.into) for p, r in self._planned(places)]
 
         async def others() -> None:
-            left = [place for place in places if not self._relay.has(place, wanted.stamp)]
-            await self._from_trainers(left, wanted)
+            await self._from_trainers(places, wanted)
 
         done = partial(self._put, wanted.stamp)
         await self._parents.take(parent, wanted, reads, self.buffer, done, fetched, others)
@@ -178,6 +168,26 @@ class WeightReader:
             self._relay.put(read.block, stamp, checksum)
 
     async def _from_trainers(self, places: list[int], wanted: Version) -> None:
+        """Those that are not here yet, again and again. Errors: TornRead."""
+        while True:
+            try:
+                return await self._from_trainers_once([p for p in places if not self._has(p, wanted.stamp)], wanted)
+            except Gone:
+                self._fail(wanted.stamp)  # at once: another host may wait for this one, and this one for that
+                raise
+            except TornRead as error:
+                if time.monotonic() > wanted.deadline or (self._is_closed and isinstance(error, Unreachable)):
+                    raise
+
+    def _has(self, place: int, stamp: int) -> bool:
+        return self._relay is not None and self._relay.has(place, stamp)
+
+    def _fail(self, stamp: int) -> None:
+        """Whoever waits for it here must not go on doing so."""
+        if self._relay is not None:
+            self._relay.fail(stamp)
+
+    async def _from_trainers_once(self, places: list[int], wanted: Version) -> None:
         by_source: dict[Source, list[tuple[int, Read]]] = {}
         for place, read in self._planned(places):
             by_source.setdefault(self._sources[read.holder], []).append((place, read))
@@ -201,6 +211,8 @@ class WeightReader:
         reads, slot = [(source, read) for source, _, read in near], wanted.slot
         sources = dict.fromkeys(source for source, _ in reads)
         await self._await_stamps(wanted, sources)
+        if sources:
+            self._overwrite()
         remote = [(source, read) for source, read in reads if isinstance(source, Rdma)]
         for source in dict.fromkeys(source for source, _ in remote):
             timeout = max(wanted.deadline - time.monotonic(), 1.0)
