@@ -20,6 +20,11 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def has_address() -> bool:
+    """Whether this host was told one, since there are others that may want to reach it."""
+    return bool(os.environ.get(HOST_ADDRESS))
+
+
 def host_address() -> str:
     """Of the one interface that this process may listen at. Loopback, unless the host was told another."""
     return os.environ.get(HOST_ADDRESS) or _LOOPBACK

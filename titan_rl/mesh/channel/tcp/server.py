@@ -48,6 +48,7 @@ class Served(Protocol):
     """Memory whose blocks may be read: a file without a name, and what is known of each block."""
 
     fd: int
+    """-1: it may be closed at any time, and is not to be sent from."""
     memory: memoryview
     """All of the file."""
 
@@ -195,7 +196,7 @@ class BlockServer:
         served = self._served.get(region)
         if served is None:
             raise ConnectionError("the region is served no more")
-        if self._certificate is not None:
+        if self._certificate is not None or served.fd < 0:
             stream.sendall(served.memory[block.offset : block.offset + block.nbytes])
         else:
             with open(served.fd, "rb", closefd=False) as file:
