@@ -55,7 +55,7 @@ class WeightRoutes:
 
     def together(self, replicas: Sequence[Replica], epoch: int) -> list[list[Route]]:
         """For replicas that take a version at the same time: the route of each rank of each."""
-        routes = [[Route(epoch) for _ in self._seats[replica]] for replica in replicas]
+        routes = [[Route(epoch) for _ in self._seats.get(replica, ())] for replica in replicas]
         for reader in range(max(map(len, routes), default=0)):
             seats = [self._seats[replica][reader] for replica in replicas]
             takers = [number for number, seat in enumerate(seats) if seat.relay is not None]
@@ -67,7 +67,7 @@ class WeightRoutes:
     def alone(self, replica: Replica, epoch: int) -> list[Route]:
         """For a replica that comes later: each rank's, from those who have the version."""
         found = []
-        for reader, seat in enumerate(self._seats[replica]):
+        for reader, seat in enumerate(self._seats.get(replica, ())):
             others = [self._seats[holder][reader] for holder in self.holders if holder in self._seats]
             others = [other for other in others if other.relay is not None] if seat.relay is not None else []
             parents = parents_of_a_late_one(seat.place.host, [other.place.host for other in others], replica.number)

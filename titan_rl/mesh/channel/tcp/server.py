@@ -84,7 +84,7 @@ class BlockServer:
         self._clients = threading.Semaphore(_MAX_CLIENTS)
         self._counting = threading.Lock()
         self.bytes_sent: Counter[int] = Counter()
-        """Of each region that was ever served."""
+        """Of each region that was ever served, counted when a block is begun."""
         self.num_refused = 0
         """Connections that showed no certificate or no token."""
         threading.Thread(target=self._accept, name="block server", daemon=True).start()
@@ -196,13 +196,13 @@ class BlockServer:
         served = self._served.get(region)
         if served is None:
             raise ConnectionError("the region is served no more")
+        with self._counting:
+            self.bytes_sent[region] += block.nbytes
         if self._certificate is not None or served.fd < 0:
             stream.sendall(served.memory[block.offset : block.offset + block.nbytes])
         else:
             with open(served.fd, "rb", closefd=False) as file:
                 stream.sendfile(file, block.offset, block.nbytes)
-        with self._counting:
-            self.bytes_sent[region] += block.nbytes
 
 
 def read_exactly(stream, count: int, deadline: float) -> bytes:
