@@ -244,6 +244,25 @@ def test_a_trainer_that_cannot_be_reached_for_a_while_is_asked_again():
     world.check(1)
 
 
+def test_what_is_let_go_comes_again_and_nobody_is_served_by_one_that_was_closed(impatient):
+    world = World(["a", "b"])
+    world.publish(1)
+    asyncio.run(world.fetch(1))
+    for reader in world.readers:
+        reader.let_go()
+        assert reader.held is None and not reader.buffer.any()
+    asyncio.run(world.fetch(1))
+    world.check(1)
+    parent = world.parent(1, 0)
+    world.readers[0].close()
+    [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(1, (parent,))]))
+    assert fetched.bytes_from_trainers == 0, "it has them all"
+    world.readers[1].let_go()
+    [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(1, (parent,))]))
+    world.check(1, of=[1])
+    assert "unknown" in fetched.left[0] and fetched.bytes_from_trainers == TOTAL
+
+
 # fencing
 
 

@@ -38,6 +38,7 @@ from titan_rl.mesh.channel.sources import Gone, Polled, Rdma, Source, Tcp, TornR
 from titan_rl.mesh.channel.tcp.client import streams_each
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
 from titan_rl.mesh.channel.weights import piece_view
+from titan_rl.mesh.freed_memory import drop_contents
 
 _HOST = torch.device("cpu")
 _FIRST_POLL, _LAST_POLL = 0.0005, 0.02
@@ -205,6 +206,24 @@ class WeightReader:
                 self._relay.put(place_of[read], wanted.stamp, checksum)
 
         await take_from_trainer(source, wanted, [read for _, read in found], self.buffer, done, count)
+
+    def let_go(self) -> None:
+        """Hold no version, and no memory for one, until the next is fetched."""
+        self.held = None
+        if self._relay is not None:
+            self._relay.let_go()
+            return
+        storage = self.buffer.untyped_storage()
+        if self.buffer.device.type != "cpu":
+            storage.resize_(0)
+        elif not self.buffer.is_pinned():  # others have views of its address
+            drop_contents(storage)
+
+    def close(self) -> None:
+        """Those who still wait for a version here are told that it will not come."""
+        self._is_closed = True
+        if self._relay is not None:
+            self._relay.close()
 
     async def _poll(self, near: list[tuple[Polled, int, Read]], wanted: Version) -> None:
         """Blocks of regions whose header tells when they are there."""
