@@ -13,6 +13,7 @@ from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.launch.imports import import_all
+from titan_rl.mesh.supervision.examined import examined
 
 
 class Generator(Actor):
@@ -92,3 +93,8 @@ class Generator(Actor):
     async def take_statistics(self) -> EngineStatistics:
         """Since the last update, or since this was last asked. Rank 0."""
         return await asyncio.wrap_future(self.engine.take_statistics())
+
+    @concurrent_endpoint
+    async def examine(self, code: bytes) -> tuple[bytes, str]:
+        """As a trainer's, of this rank's engine."""
+        return await asyncio.to_thread(examined, code, self.engine)

@@ -25,7 +25,7 @@ class Role(Actor):
         """What was found last, for as long as the trainer may read it."""
 
     @endpoint
-    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str, device: int | None = None) -> None:
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None:
         """Meet the other ranks in a new process group, and build this rank's part of the model. Also when a setting has
         changed. ``device``: this rank's GPU."""
         from titan_rl.models.device import take_device
@@ -39,7 +39,7 @@ class Role(Actor):
         if self.model is not None:
             self.model = None  # the next one needs its memory
             release()
-        join_group(rank, world_size, rendezvous_file, titan.comm.init_timeout_seconds)
+        join_group(rank, world_size, rendezvous, titan.comm.init_timeout_seconds)
         self.model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
 
     @endpoint

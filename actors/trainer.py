@@ -1,7 +1,6 @@
 """The trainer actor: one rank of the TorchTitan model, or of a role that learns beside it. The arithmetic is in
 trainer/learner.py and trainer/lone_learned.py."""
 
-import pickle
 from pathlib import Path
 
 from monarch.actor import Actor, endpoint
@@ -14,8 +13,10 @@ from titan_rl.mesh.channel.snapshot_keeper import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.mesh.launch.imports import import_all
+from titan_rl.mesh.step_record import RankTold
 from titan_rl.mesh.stragglers import seconds_wanted
 from titan_rl.mesh.supervision.collectives import check_peers
+from titan_rl.mesh.supervision.examined import examined
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 from titan_rl.trainer.heap import Heap, release
 from titan_rl.trainer.snapshot import Snapshots, load_snapshot
@@ -47,11 +48,11 @@ class Trainer(Actor):
         import_all(self.IMPORTS)
 
     @endpoint
-    def join(self, config: Config, rank: int, world_size: int, rendezvous_file: str, device: int | None = None) -> None:
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None:
         """Meet the other ranks in a new process group, build this rank's part of the model, load the file's weights.
 
         At the start, and again when a rank was replaced or a setting has changed: the process and its snapshots stay.
-        ``rendezvous_file``: where the ranks find each other; it must not exist yet. ``device``: this rank's GPU.
+        ``rendezvous``: where the ranks find each other (mesh/launch/rendezvous.py). ``device``: this rank's GPU.
         """
         from titan_rl.models.device import take_device
         from titan_rl.trainer.joining import join_side
@@ -60,7 +61,7 @@ class Trainer(Actor):
             self._let_go()
         take_device(device)
         self.config, self.rank = config, rank
-        self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous_file)
+        self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous)
         # before anybody has a view of what is trained, which may move
         keeps = bool(config.recovery.snapshot_every)
         self.opening = make_snapshots(rank, self.learner, before=self.snapshots) if keeps else None
@@ -85,6 +86,8 @@ class Trainer(Actor):
         from titan_rl.trainer.offloading import onload
 
         fail_if_told("onload")
+        if self.writer is not None:
+            self.writer.keep_the_last()
         onload(self.learner, self.moved)
         self.moved = []
 
@@ -112,7 +115,7 @@ class Trainer(Actor):
         self.snapshots = self.opening
         self.snapshots.open()
         self.learner.before_update = self._before_update
-        return self.snapshots.region.handle(over_rdma=False)
+        return self.snapshots.region.handle(over_rdma=self.config.hosts.is_on)
 
     def _before_update(self) -> None:
         """Parameters may change only when nobody copies them any more."""
@@ -189,8 +192,8 @@ class Trainer(Actor):
         has_signal: list[bool],
         snapshot: int | None,
     ):
-        """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; and the seconds for which
-        this rank worked (mesh/stragglers.py).
+        """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
+        this rank worked (mesh/stragglers.py); and what else is to be recorded of it (mesh/step_record.py).
 
         ``batches[group]`` holds that group's rows of every update, ``found[i][group]`` what roles in other processes
         found of them, ``has_signal`` whether an update has an advantage.
@@ -201,10 +204,17 @@ class Trainer(Actor):
         with peers_are_told():
             self._begin_step()
             start = seconds_wanted()
-            answers = self.learner.train_step(self._pull(batches), has_signal, self._pull_found(found))
+            with self.learner.spans.span("rows"):
+                rows, columns = self._pull(batches), self._pull_found(found)
+            answers = self.learner.train_step(rows, has_signal, columns)
             seconds = seconds_wanted() - start
-            self._end_step(snapshot)
-            return answers, seconds
+            with self.learner.spans.span("snapshot"):
+                self._end_step(snapshot)
+            return answers, seconds, self._told()
+
+    def _told(self) -> RankTold:
+        group, *_ = self.learner.share(range(self.learner.titan.batch_degree))
+        return RankTold(self.learner.spans.take(), group, list(self.learner.step_found))
 
     @endpoint
     def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]):
@@ -251,10 +261,7 @@ class Trainer(Actor):
     @endpoint
     def examine(self, code: bytes) -> tuple[bytes, str]:
         """What a pickled function says of this rank's learner, pickled, or how it failed, which is no reason to die."""
-        try:
-            return pickle.dumps(pickle.loads(code)(self.learner)), ""
-        except Exception as error:  # it is a person's function: whatever it raises is told to them
-            return b"", f"{type(error).__name__}: {error}"
+        return examined(code, self.learner)
 
     def _pull(self, batches: list[RowsHandle]) -> list[list]:
         """The rows of each update that this rank takes part in."""

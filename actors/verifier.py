@@ -17,6 +17,7 @@ from titan_rl.environments.task import Task, parts_of
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.replica import actor_of
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
+from titan_rl.mesh.supervision.examined import examined
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
 
@@ -121,6 +122,11 @@ class Verifier(Actor):
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples to train on, as rollouts."""
         return await demonstrate_all(prompts, self.task, self.tokenizer, self.config.verifier.step_timeout)
+
+    @concurrent_endpoint
+    async def examine(self, code: bytes) -> tuple[bytes, str]:
+        """As a trainer's, of this verifier."""
+        return await asyncio.to_thread(examined, code, self)
 
 
 def _tokenizer_class():

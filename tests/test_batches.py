@@ -11,7 +11,8 @@ from titan_rl.data.types import Row, Segment
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
 from titan_rl.mesh.channel.tcp.client import Refused
 from titan_rl.mesh.channel.tcp.server import block_server
-from titan_rl.mesh.launch.this_host import HOST_ADDRESS, HOST_ID
+from titan_rl.mesh.launch.identity import HOST_ID
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
 
 
 def row_of(seed: int) -> Row:

@@ -28,7 +28,8 @@ from titan_rl.mesh.channel.tcp.protocol import (
     Status,
 )
 from titan_rl.mesh.channel.tcp.server import Address, BlockServer, read_exactly
-from titan_rl.mesh.launch.this_host import HOST_ADDRESS, HOST_ID, host_address, host_id
+from titan_rl.mesh.launch.identity import HOST_ID, host_identity
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, host_address
 
 BLOCKS = [(0, 3 << 20), (3 << 20, (3 << 20) + 5), ((3 << 20) + 64, (4 << 20) + 1)]
 SIZE = 5 << 20
@@ -288,7 +289,11 @@ def test_streams_advance_together():
 
 
 def test_a_host_may_be_told_who_it_is(monkeypatch):
-    assert host_id() == host_id() and host_address() == "127.0.0.1"
+    monkeypatch.delenv(HOST_ID, raising=False)
+    monkeypatch.delenv(HOST_ADDRESS, raising=False)
+    assert host_identity() == host_identity() and host_address() == "127.0.0.1"
+    assert address_for(["127.0.0.1"]) == "127.0.0.1", "as the only way leads"
     monkeypatch.setenv(HOST_ID, "a")
     monkeypatch.setenv(HOST_ADDRESS, "10.0.0.7")
-    assert (host_id(), host_address()) == ("a", "10.0.0.7")
+    assert (host_identity(), host_address()) == ("a", "10.0.0.7")
+    assert address_for(["127.0.0.1"]) == "10.0.0.7"

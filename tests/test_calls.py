@@ -10,6 +10,7 @@ import pytest
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.calls import call_all, call_each
+from titan_rl.mesh.supervision.hosts import Host
 
 ANSWERED, DIED = Outcome(Ending.ANSWERED, 7), Outcome(Ending.DIED)
 HUNG, STOPPED = Outcome(Ending.HUNG), Outcome(Ending.HUNG, is_stopped=True)
@@ -47,12 +48,17 @@ class FakeProcess:
 
     def __init__(self, name: str, work, pid: int = 0):
         self.name, self.pid, self.why, self.wakes = name, pid, "died", set()
+        self.host = Host("controller", None)
         self.died = asyncio.get_running_loop().create_future()
         self.actor = SimpleNamespace(ask=SimpleNamespace(call_one=work))
 
     @property
     def is_dead(self) -> bool:
         return self.died.done()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.host.processes.is_stopped(self.pid)
 
     def end(self) -> None:
         if not self.is_dead:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import mmap
+import os
 import threading
 from contextlib import contextmanager
 
@@ -96,6 +97,25 @@ def test_what_was_fetched_stays_while_the_next_is_staged():
     channel.publish(3)
     again = {name: values.clone() for name, _, _, values in channel.reader.pieces()}
     assert all(torch.equal(before[name], again[name]) for name in SHAPES)
+
+
+def test_of_two_versions_the_last_is_kept_and_the_other_gives_its_memory_back(monkeypatch):
+    monkeypatch.setitem(SHAPES, "embed", (64, 64))  # some pages
+    channel = Channel()
+    [writer] = channel.writers
+    channel.publish(1)
+    channel.publish(2)
+    writer.wait()
+    held = os.stat(channel.handles[0].fd).st_blocks
+    writer.keep_the_last()
+    assert os.stat(channel.handles[0].fd).st_blocks < held
+    with pytest.raises(TornRead, match="failed to stage version 1"):
+        channel.fetch(1)
+    for version in (2, 3):
+        if version == 3:
+            channel.publish(3)
+        got = channel.fetch(version)
+        assert all(torch.equal(got[name], values) for name, values in values_of(version).items())
 
 
 def test_a_flipped_byte_is_seen():

@@ -331,3 +331,31 @@ def test_a_wrong_config_starts_nothing(settings, word, tmp_path, capsys, monkeyp
     [line] = (captured.out + captured.err).strip().splitlines()
     assert word in line, line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_door_does_what_is_due_at_exit_and_takes_nothing_apart(code):
+    program = f"""
+import atexit, sys
+from titan_rl.config.command_line import in_process
+
+class Held:
+    def __del__(self):
+        print("taken apart")
+
+def main():
+    atexit.register(print, "due")
+    print("said", end=" ")
+    return {code}
+
+held = Held()
+sys.exit(in_process(main))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "said due\n", "")
+
+
+def test_a_door_that_raises_says_so():
+    program = "import sys; from titan_rl.config.command_line import in_process; sys.exit(in_process(lambda: 1 / 0))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -4,7 +4,7 @@ import pytest
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller import memory_plan
-from titan_rl.controller.memory_plan import check_memory, fit_into_memory, host_needs, memory_needs, spared_by_turns
+from titan_rl.controller.memory_plan import check_memory, fit_into_memory, held_at_once, host_needs, memory_needs
 from titan_rl.controller.preflight import check, read_config
 from titan_rl.controller.session import Session
 from titan_rl.models.shards import expected_shapes
@@ -78,11 +78,13 @@ def test_in_turns_less_is_held_at_once():
     of = {need.process: need.bytes_by_reason for need in needs}
     awake = of["generators"]["weights"] + of["generators"]["KV cache"]
     step = of["trainer"]["gradients"] + of["trainer"]["activations"]
-    assert spared_by_turns(checked.config, needs) == min(awake, step) > 0
-    assert spared_by_turns(checked.config, needs, ("activations",)) == of["trainer"]["gradients"]
+    whole = sum(need.total for need in needs)
+    assert held_at_once(checked.config, needs) == whole - min(awake, step) < whole
+    certain = held_at_once(checked.config, needs, ("activations",))
+    assert certain == whole - of["trainer"]["activations"] - of["trainer"]["gradients"]
     assert check_memory(checked).endswith("; in turns")
     apart = check(load_config(None, {}))
-    assert spared_by_turns(apart.config, memory_needs(apart)) == 0
+    assert held_at_once(apart.config, memory_needs(apart)) == sum(need.total for need in memory_needs(apart))
 
 
 @pytest.fixture

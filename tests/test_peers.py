@@ -1,6 +1,7 @@
 """A rank dies: its peers hear of it and end what would wait for it, and what it had put aside is with somebody else."""
 
 import asyncio
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,11 @@ from titan_rl.mesh.supervision.peers import PeersAreTold
 from titan_rl.trainer.process_group import join_group, leave_group, peers_are_told
 
 
+@cache
+def host_named(name: str):
+    return SimpleNamespace(name=name, is_remote=False)
+
+
 def process(name: str, host: str = "", is_dead: bool = False):
     asked = []
 
@@ -22,7 +28,13 @@ def process(name: str, host: str = "", is_dead: bool = False):
             raise ActorDied([], "its sidecar was asked")
 
     return SimpleNamespace(
-        name=name, host=host, is_dead=is_dead, is_stopping=False, on_death=[], asked=asked, ask_sidecar=ask_sidecar
+        name=name,
+        host=host_named(host),
+        is_dead=is_dead,
+        is_stopping=False,
+        on_death=[],
+        asked=asked,
+        ask_sidecar=ask_sidecar,
     )
 
 
@@ -128,11 +140,11 @@ def names(processes) -> list[str]:
 def test_keepers_are_off_the_rank_s_host_and_no_peers_where_there_are_others():
     here = [process("peer here", "a"), process("peer there", "b")]
     generators = [process("generator here", "a"), process("generator there", "b")]
-    assert names(by_preference("a", here, generators)) == [
+    assert names(by_preference(host_named("a"), here, generators)) == [
         *("generator there", "peer there", "generator here", "peer here"),
     ]
-    assert names(by_preference("a", here, [])) == ["peer there", "peer here"]
-    assert by_preference("a", [], []) == []
+    assert names(by_preference(host_named("a"), here, [])) == ["peer there", "peer here"]
+    assert by_preference(host_named("a"), [], []) == []
 
 
 def test_the_next_one_of_these_that_lives_keeps_them():

@@ -56,12 +56,18 @@ MODELS = {
     ),
 }
 """The sizes of Qwen's own config.json files."""
-PARAMETERS = {"Qwen/Qwen3-1.7B": 1.72e9, "Qwen/Qwen3-8B": 8.19e9, "Qwen/Qwen3-30B-A3B": 30.5e9}
+PARAMETERS = {
+    "Qwen/Qwen3-1.7B": 1.72e9,
+    "Qwen/Qwen3-8B": 8.19e9,
+    "Qwen/Qwen3-30B-A3B": 30.5e9,
+    "meta-llama/Llama-3.3-70B-Instruct": 70.6e9,
+}
 """As their model cards say."""
 SHIPPED = {
     "qwen3_1.7b_h200": ("Qwen/Qwen3-1.7B", 1, ["--gpus=1", "--gpu-memory-gib=140"]),
     "qwen3_8b_8h100": ("Qwen/Qwen3-8B", 4, ["--gpus=8"]),
     "qwen3_30b_a3b_16h100": ("Qwen/Qwen3-30B-A3B", 12, ["--gpus=8", "--hosts=2"]),
+    "llama_70b_64h100": ("meta-llama/Llama-3.3-70B-Instruct", 40, ["--gpus=8", "--hosts=8"]),
 }
 """Of each shipped TOML for GPUs: its model, the ranks that share it, and the machine that it is for."""
 
@@ -121,3 +127,63 @@ def test_on_a_cpu_it_tells_the_same_as_a_run(capsys):
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
     assert "config.json cannot be read" in refused(capsys, "quickstart", f"--model.path={tmp_path}", "--gpus=1")
+
+
+# seconds
+
+
+def test_seconds_are_told_by_phase_and_a_rate_can_be_given(models, capsys):
+    lines = told(capsys, "qwen3_8b_8h100", "--gpus=8", "--answer-tokens=1000", "--days=7")
+    for word in ("a step of 64 x 8 answers of 1000 tokens", "decode", "forward_backward", "in 7 days:", "simulated"):
+        assert word in lines
+    assert "memory of all hosts, together: trainer" in lines
+    run = ("qwen3_8b_8h100", "--gpus=8", "--json")
+    whole = json.loads(told(capsys, *run))["forecast"]
+    slow = json.loads(told(capsys, *run, "--rates.train_share=0.2"))["forecast"]
+    assert slow["phases"]["forward_backward"] == pytest.approx(2 * whole["phases"]["forward_backward"], rel=0.05)
+    faster = json.loads(told(capsys, *run, "--device=H200"))["forecast"]
+    assert faster["phases"]["decode"] < whole["phases"]["decode"]
+    assert "--device" in refused(capsys, "qwen3_8b_8h100", "--gpus=8", "--device=H1000")
+    assert "train_share" in refused(capsys, "qwen3_8b_8h100", "--gpus=8", "--rates.train_share=0")
+    assert "above 0" in refused(capsys, "qwen3_8b_8h100", "--gpus=8", "--days=0")
+
+
+def test_a_cpu_s_seconds_want_rates(capsys):
+    assert "bench plan" in told(capsys, "quickstart")
+    assert "forward_backward" in told(capsys, "quickstart", "--rates.peak_flops=3e10")
+
+
+def test_the_cheapest_is_told_as_a_toml_writes_it_and_is_what_a_plan_of_it_says(models, capsys):
+    table = json.loads(told(capsys, "qwen3_8b_8h100", "--gpus=8", "--search", "--json"))
+    best = table["found"][0]
+    tables = {f"--{name}.{key}={value}" for name, each in best["tables"].items() for key, value in each.items()}
+    again = json.loads(told(capsys, "qwen3_8b_8h100", "--gpus=8", "--json", *sorted(tables)))
+    assert again["forecast"]["seconds"] == pytest.approx(best["forecast"]["seconds"], rel=0.02)
+    own = json.loads(told(capsys, "qwen3_8b_8h100", "--gpus=8", "--json"))
+    assert best["forecast"]["seconds"] <= own["forecast"]["seconds"]
+    small = ("--gpus=2", "--gpu-memory-gib=16", "--search")
+    assert "no placement on this machine fits" in refused(capsys, "qwen3_8b_8h100", *small)
+
+
+# models that are not here
+
+
+def test_a_shape_needs_no_download(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "trainer rank 0" in told(capsys, "qwen3_8b_8h100", "--gpus=8")  # its name is a known one
+    small = ["--shape=Qwen/Qwen3-8B", "--shape.num_hidden_layers=4"]
+    assert "trainer rank 0" in told(capsys, "qwen3_8b_8h100", "--gpus=8", *small)
+    assert "no model of this name" in refused(capsys, "quickstart", "--shape=llama-71b", "--gpus=8")
+
+
+def test_a_name_of_the_hub_that_cannot_be_had_is_one_line(monkeypatch, capsys):
+    from titan_rl.config.model_directory import hub
+
+    monkeypatch.setattr(hub, "_newest_revision", lambda name: None)
+    line = refused(capsys, "quickstart", "--model.path=nobody/nothing", "--gpus=8")
+    assert "the Hub cannot be reached, nor does its cache hold such a model" in line and "--shape" in line
+
+
+def test_what_cannot_be_compiled_on_a_cpu_can_be_planned_for_gpus(models, capsys):
+    assert "compile.enable needs an accelerator" in refused(capsys, "quickstart", "--compile.enable")
+    assert "trainer rank 0" in told(capsys, "qwen3_8b_8h100", "--gpus=8", "--compile.enable")

@@ -11,8 +11,8 @@ import pytest
 from test_weight_sync import ask, learn, meshes_of, pid_of, worst_difference
 
 from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS
+from titan_rl.mesh.launch.identity import HOST_ID
 from titan_rl.mesh.launch.local import LocalLauncher
-from titan_rl.mesh.launch.this_host import HOST_ID
 from titan_rl.models.tiny import make_tiny
 
 pytestmark = pytest.mark.slow

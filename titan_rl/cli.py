@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from titan_rl import __version__
-from titan_rl.config.command_line import EXIT_USER, Parser, answer, join_overrides, parse
+from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.controller import plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
 
@@ -18,12 +19,15 @@ def _parser() -> Parser:
 
     add_arguments(commands.add_parser("train", help="run a TOML; --section.key value overrides it"))
 
-    plan = commands.add_parser("plan", help="where a run's processes would go, and what memory they would take")
-    plan.add_argument("file", help="TOML of the run; --section.key value overrides it")
-    plan.add_argument("--gpus", type=int, metavar="N", help="GPUs of each host (those here)")
-    plan.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts (1)")
-    plan.add_argument("--gpu-memory-gib", type=float, metavar="G", help="of each GPU (as here, or an H100's 79)")
-    plan.add_argument("--json", action="store_true")
+    plan_command.add_arguments(
+        commands.add_parser("plan", help="where a run's processes would go, what they hold, how fast")
+    )
+
+    doctor = commands.add_parser(
+        "doctor", help="look a run over before it begins, with its own actors: the bugs that raise no error"
+    )
+    doctor.add_argument("file", help="TOML of the run; --section.key value overrides it")
+    doctor.add_argument("--json", action="store_true")
 
     evaluate = commands.add_parser("eval", help="held-out accuracy of a Hugging Face directory")
     evaluate.add_argument("dir", help="the model")
@@ -45,6 +49,15 @@ def _parser() -> Parser:
     show.add_argument("--prompt", metavar="ID", help="only this prompt, such as train/0000012")
     show.add_argument("--count", type=int, default=4, metavar="N", help="how many prompts; 0 for all (4)")
     show.add_argument("--json", action="store_true")
+
+    watch = commands.add_parser("watch", help="a page that looks inside runs, active or ended; Ctrl-C ends it")
+    watch.add_argument("runs", type=Path, nargs="+", metavar="run", help="run directory; others are drawn beside it")
+    watch.add_argument("--port", type=int, default=0, metavar="N", help="of 127.0.0.1 (any that is free)")
+
+    trace = commands.add_parser("trace", help="who did what when in each step, for Perfetto")
+    trace.add_argument("run", type=Path, help="run directory")
+    trace.add_argument("--steps", metavar="A:B", help="only these (all)")
+    trace.add_argument("--out", type=Path, metavar="FILE", help="a file (standard output)")
 
     hack_check = commands.add_parser(
         "hack-check", help="whether the reward of a run was gamed: alarms of its metrics, and when they stood"
@@ -86,6 +99,15 @@ def _parser() -> Parser:
     )
     chaos.add_argument("--json", action="store_true")
 
+    host = commands.add_parser("host", help="make this machine a host of a run, until that is over; or certificates")
+    host.add_argument("address", nargs="?", help="where to listen, tls://NAME:PORT; without NAME: this machine's")
+    host.add_argument("--certificates", default="", metavar="FOLDER", help="with ca.pem, NAME.pem and NAME.key")
+    host.add_argument("--wait", type=float, default=600.0, metavar="S", help="seconds for a run to come (600)")
+    host.add_argument("--insecure", action="store_true", help="let the address be tcp://, open to whoever reaches it")
+    host.add_argument(
+        "--make-certificates", nargs="+", metavar=("FOLDER", "NAME"), help="write those of these hosts, and end"
+    )
+
     scale = commands.add_parser("scale", help="give an active run more generators, or fewer")
     scale.add_argument("run", type=Path, help="run directory")
     scale.add_argument("--generators", type=int, required=True, metavar="N", help="how many from now on")
@@ -99,12 +121,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _plan(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.controller.planning import machine_of, plan
+def _doctor(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.doctor.command import doctor
 
-    lines, table = plan(options.file, overrides, machine_of(options.gpus, options.hosts, options.gpu_memory_gib))
-    print(json.dumps(table) if options.json else "\n".join(lines))
-    return 0
+    return doctor(options.file, overrides, as_json=options.json)
 
 
 def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
@@ -171,6 +191,18 @@ def _show(options: argparse.Namespace, overrides: dict) -> int:
     return show(options.run, step=options.step, prompt=options.prompt, count=options.count, as_json=options.json)
 
 
+def _watch(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.web.serve import watch
+
+    return watch(options.runs, options.port, lambda line: print(line, flush=True))
+
+
+def _trace(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.diagnostics.trace_export import export_trace
+
+    return export_trace(options.run, options.steps, options.out)
+
+
 def _hack_check(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.hack_check import hack_check
 
@@ -216,6 +248,20 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
     return 0
 
 
+def _host(options: argparse.Namespace, overrides: dict) -> int:
+    from titan_rl.mesh.launch.certificates import make_certificates
+    from titan_rl.mesh.supervision.host_command import be_host
+
+    if options.make_certificates:
+        folder, *names = options.make_certificates
+        for path in make_certificates(Path(folder), names):
+            print(path)
+        return 0
+    if options.address is None:
+        raise ConfigError("host needs an address to listen at, such as tls://:26600, or --make-certificates")
+    return be_host(options.address, certificates=options.certificates, wait=options.wait, insecure=options.insecure)
+
+
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.bench.harness import BENCHES, run_bench
 
@@ -228,56 +274,41 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.environments.base import BUILT_IN
-    from titan_rl.environments.gym_families import described_families
+    from titan_rl.environments import listing
 
-    families = described_families()
-    if options.json:
-        print(json.dumps(families))
-        return 0
-    print("jsonl  (rows of a file of your own: task.options.file)")
-    print("code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)")
-    print("math  (rows of your own, whose answers are mathematics: what equals the expected one is right)")
-    print("mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)")
-    print("openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)")
-    print("nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)")
-    print("verifiers  (environments of the verifiers library, with their own harness: task.options.env, python)")
-    print("gymnasium  (an environment of gymnasium.make, in text: task.options.id, prompt)")
-    for name, task in BUILT_IN.items():
-        print(f"{name}  ({task.ABOUT})")
-    for family in families:
-        print(_family_line(**family))
+    print(json.dumps(listing.families()) if options.json else "\n".join(listing.lines()))
     return 0
-
-
-def _family_line(name: str, styles: list[str], scoring: str, constant_answer: dict | None) -> str:
-    also = "compact (exact) too" if "compact" in styles else ""
-    pay = "unknown what"
-    if constant_answer:
-        pay = "{family:.2f} by its scorer, {exact:.2f} exact".format(**constant_answer)
-    return f"{name:<24} {also:<20} scored {scoring + ';':<8} the best constant answer earns {pay}"
 
 
 _COMMANDS = {
     "train": train_as_asked,
-    "plan": _plan,
+    "plan": plan_command.plan,
+    "doctor": _doctor,
     "ledger": _ledger,
     "show": _show,
+    "watch": _watch,
+    "trace": _trace,
     "hack-check": _hack_check,
     "replay": _replay,
     "eval": _evaluate,
     "model": _model,
     "chaos": _chaos,
     "scale": _scale,
+    "host": _host,
     "bench": _bench,
     "tasks": _tasks,
 }
-_WITHOUT_OVERRIDES = ("ledger", "show", "hack-check", "scale", "tasks")
+_WITHOUT_OVERRIDES = ("ledger", "show", "watch", "trace", "hack-check", "scale", "host", "tasks")
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     return answer(_run, given, join_torchrun if _names(given)[:1] == ["train"] else None)
+
+
+def program() -> int:
+    """``titan-rl`` of the command line."""
+    return in_process(main)
 
 
 def _names(arguments: list[str]) -> list[str]:
@@ -299,4 +330,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

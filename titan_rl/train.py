@@ -10,6 +10,7 @@ import gc
 import itertools
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Coroutine
@@ -18,7 +19,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, parse
+from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
@@ -41,6 +42,8 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
     """Run to the end; the exit code. Errors: ConfigError before any process is started."""
     config, world = load_config(config_file, overrides), world_of(os.environ)
+    if config.hosts.is_on and world is None:
+        return _train_over_hosts(config, config_file, resume)
     if world is None:
         return drive(run_to_end(_open(config, config_file, resume)))
     return _train_under_torchrun(world, config, config_file, resume)
@@ -57,6 +60,18 @@ def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRa
         if not is_full(error):
             raise
         raise ConfigError(f"{error}; make room first") from None
+
+
+def _train_over_hosts(config: Config, config_file: str | None, resume: bool) -> int:
+    """With hosts of other machines. Certificates must be known before Monarch is loaded."""
+    from titan_rl.mesh.launch.certificates import use_certificates
+
+    hosts = config.hosts
+    if not hosts.insecure:
+        use_certificates(hosts.certificates, hosts.controller or socket.gethostname(), os.environ, "[hosts]")
+    session = _open(config, config_file, resume)
+    code = drive(run_to_end(session))
+    _exit_at_once(code)  # a host that was lost would be waited for
 
 
 def _train_under_torchrun(world: World, config: Config, config_file: str | None, resume: bool) -> int:
@@ -243,4 +258,4 @@ def _run(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_process(main))

@@ -3,6 +3,7 @@ like, exit codes, and that a command is started once.
 """
 
 import argparse
+import atexit
 import os
 import select
 import signal
@@ -79,6 +80,26 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it once more
         return EXIT_UNREAD
+
+
+def in_process(main: Callable[[], int]) -> int:
+    """A door's command as a program: its exit code, with which the process ends as soon as what is to be done at exit
+    is done.
+
+    Python would then take its modules apart one by one. Monarch's threads still hold objects, among them some of
+    triton's, whose binding library prints forty lines about each end of a run that they are left over.
+    """
+    ended: list[int] = []
+
+    def leave() -> None:
+        if ended:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended[0])
+
+    atexit.register(leave)  # the first to come is the last to be called
+    ended.append(main())
+    return ended[0]
 
 
 def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool = False) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +32,7 @@ RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
-_NUM_NAMED = 30
+_NUM_NAMED = 40
 
 
 class ConfigError(ValueError):
@@ -57,11 +58,17 @@ def build_section(cls: type, values: dict[str, Any], section: str, also_known: I
             raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known | set(also_known))}")
     try:
         # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
-        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True)
+        return _adapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([section, *(str(part) for part in first["loc"])])
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter:
+    """Milliseconds to make, and sections are built over and over where layouts are compared."""
+    return TypeAdapter(cls)
 
 
 def is_override(argument: str) -> bool:

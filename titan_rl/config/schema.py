@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.kinds import Count, Seconds, Share, Weight, Whole
 from titan_rl.config.placement import PlacementConfig
 from titan_rl.config.role_sections import (
@@ -324,6 +325,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    hosts: HostsConfig = field(default_factory=HostsConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     titan: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -103,6 +103,10 @@ def forget(environment: MutableMapping[str, str]) -> None:
 
 def adopt(config: Config, world: World) -> None:
     """Give the trainer as many ranks as torchrun has processes. Errors: ConfigError if the TOML says otherwise."""
+    if config.hosts.is_on:
+        raise ConfigError(
+            f"hosts.launcher = {config.hosts.launcher!r}: under torchrun its processes are the hosts; leave it out"
+        )
     if config.mesh.worker_loops or config.mesh.launcher != "local":
         key = "worker_loops" if config.mesh.worker_loops else "launcher"
         raise ConfigError(

@@ -33,7 +33,7 @@ async def written(trainer: TrainerMesh, folder: Path, timeout: float) -> None:
             if failures := sorted({outcome for outcome in outcomes if outcome}):
                 raise SaveError(failures[0])
             if None not in outcomes:
-                return
+                return await trainer.collect(str(folder))
             await asyncio.sleep(_POLL_SECONDS)
 
     await within(timeout, f"writing {folder}", wait())

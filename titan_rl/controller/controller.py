@@ -43,6 +43,7 @@ from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.rollout_queue import Collected, RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.witness import Witness
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
@@ -96,6 +97,7 @@ class Controller:
         self.ending = Ending(
             *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, say=self.say
         )
+        self.witness = Witness(run_dir, components.meshes.record)
         self._is_between_steps = True
 
     # the beginning and the end of a run
@@ -156,7 +158,7 @@ class Controller:
 
     async def finish(self) -> None:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""
-        await self.publishing.delivered()
+        await self.reported()
         self.queue.ledger.verify()
         await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
@@ -201,6 +203,7 @@ class Controller:
             metrics = await self.train(collected, partial(self.trainer.train, batches))
             timer.end("train")
             if metrics is not None:
+                await self.witness.trained(self.progress.step, collected.groups, batches)
                 return collected, batches, metrics
 
     def batches(self, groups: list[Group]) -> list[Batch]:
@@ -280,6 +283,7 @@ class Controller:
 
         def then(statistics, seconds: float) -> None:
             self.reporter.step(report, statistics, seconds)
+            self.witness.live(report)
 
         await self.publishing.publish(report.step, then)
         report.timer.end("publish")
@@ -292,13 +296,15 @@ class Controller:
     async def reported(self) -> None:
         """Until the last step is."""
         await self.publishing.delivered()
+        await self.witness.written()
 
     async def evaluate(self, when: str) -> Proportion:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""
         await self.publishing.delivered()
         self.reporter.display.enter("evaluating")
         work = evaluate(self.meshes, self.held_out, self.config.rollout)
-        result = await self.stop.interrupts(work)
+        with self.meshes.record.span("evaluate", "controller"):
+            result = await self.stop.interrupts(work)
         self.reporter.evaluated(self.progress.step, when, result)
         return result
 

@@ -4,23 +4,18 @@ it for a CPU.
 Of state the numbers are exact, up to how a shard is rounded; what a pass and libraries need are estimates.
 """
 
-from collections.abc import Collection, Sequence
-
 from transformers import PreTrainedConfig
 
 from titan_rl.config.device_defaults import GPU_STEP_TOKENS
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.controller.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, Size, activations, bytes_of
 from titan_rl.mesh.channel.region import NUM_SLOTS
-from titan_rl.mesh.launch.devices import GENERATOR
 from titan_rl.trainer.titan_config import TitanConfig
 
 _LIBRARIES = {"trainer": 1.5, "generator": 2.5}
 """GiB of a process: CUDA's context, what NCCL, cuBLAS and the allocator hold, an engine's graphs. Not measured."""
 _CONTEXT = 0.5
 """GiB of another process's context, on a GPU whose memory it maps. Not measured."""
-_HELD_ASLEEP = ("weights", "weights to send", "mapped by engines", "libraries")
-"""What a rank of the trainer still holds while engines have their turn; of an engine in the trainer's, libraries."""
 _BLOCK_TOKENS = 16
 """Of vLLM's KV cache on a GPU."""
 
@@ -57,30 +52,6 @@ def snapshots_of_rank(size: Size, titan: TitanConfig) -> float:
 def mapped(num_engine_ranks: int) -> float:
     """On a trainer's GPU, by engines of its host that read its slots."""
     return num_engine_ranks * _CONTEXT * GIB
-
-
-def held_in_turn(holds: Sequence[tuple[str, Bytes]], in_turns: Collection[str], *, engines: bool) -> float:
-    """Bytes that processes of these roles hold together in the engines' turn, or in the trainer's. ``in_turns``: its
-    roles; none where it is always everybody's turn."""
-    return sum(
-        _held_by_engine(its, engines or not in_turns)
-        if role == GENERATOR
-        else _held_by_other(its, engines and role in in_turns)
-        for role, its in holds
-    )
-
-
-def peak(holds: Sequence[tuple[str, Bytes]], in_turns: Collection[str]) -> float:
-    """The larger of the two."""
-    return max(held_in_turn(holds, in_turns, engines=engines) for engines in (True, False))
-
-
-def _held_by_engine(its: Bytes, is_awake: bool) -> float:
-    return sum(its.values()) if is_awake else its["libraries"]
-
-
-def _held_by_other(its: Bytes, is_put_off: bool) -> float:
-    return sum(size for reason, size in its.items() if not is_put_off or reason in _HELD_ASLEEP)
 
 
 def passing_rank(hf: PreTrainedConfig, size: Size, titan: TitanConfig, *, learns: bool) -> Bytes:

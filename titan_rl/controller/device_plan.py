@@ -14,17 +14,16 @@ from titan_rl.controller.device_memory import (
     Bytes,
     engine_rank,
     frozen_rank,
-    held_in_turn,
     kv_bytes,
     mapped,
     passing_rank,
-    peak,
     slots_of_rank,
     snapshots_of_rank,
     trained_rank,
 )
 from titan_rl.controller.memory_plan import GIB, Need, Size, size_at
 from titan_rl.controller.preflight import Checked, read_config
+from titan_rl.controller.turn_memory import PUT_ASIDE, held_in_turn, peak
 from titan_rl.mesh.launch.devices import GENERATOR, TRAINER, Crew, Devices, DeviceTable, Seat, place
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.rope import num_positions
@@ -71,7 +70,8 @@ class DevicePlan:
 
     def held(self, seat: Seat) -> float:
         """Bytes on a GPU, at most at any time."""
-        return peak([(need.process.split()[0], need.bytes_by_reason) for need in self.needs[seat]], self.in_turns)
+        holds = [(need.process.split()[0], need.bytes_by_reason) for need in self.needs[seat]]
+        return peak(holds, self.in_turns, PUT_ASIDE)
 
     @cached_property
     def devices(self) -> Devices:
@@ -81,13 +81,15 @@ class DevicePlan:
         return Devices(self.table, self.kv_cache / GIB, min(max(whole, 0.01), 0.99))
 
 
-class _Models:
+class Models:
     """Of a configuration: its models, and what each process of a role holds of them."""
 
-    def __init__(self, checked: Checked):
+    def __init__(self, checked: Checked, known: "Models | None" = None):
+        """``known``: of another configuration that has the same models, which are not counted again."""
         self.checked, self.config, self.titan = checked, checked.config, checked.titan
-        self.hf: PreTrainedConfig = read_config(checked)
-        self.policy = Size.of(self.hf, checked.family, checked.config.lora)
+        self.hf: PreTrainedConfig = known.hf if known else read_config(checked)
+        self.policy = known.policy if known else Size.of(self.hf, checked.family, checked.config.lora)
+        self._sizes: dict[str, Size] = known._sizes if known else {}
         needs = checked.algorithm.needs
         self.learned, self.own = learned_role(needs), own_learned(self.config, needs)
         self.frozen = [r for r in needed_roles(needs) if r != "reference" or not self.config.lora.rank]
@@ -97,7 +99,9 @@ class _Models:
 
     def size(self, role: str) -> Size:
         """A role's whole model."""
-        return size_at(self.checked, getattr(self.config, role).path)
+        if role not in self._sizes:
+            self._sizes[role] = size_at(self.checked, getattr(self.config, role).path)
+        return self._sizes[role]
 
     def titan_of(self, role: str) -> TitanConfig:
         return role_titan(self.config, role)
@@ -157,11 +161,14 @@ def _sum(one: Bytes, other: Bytes) -> Bytes:
     return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in {**one, **other}}
 
 
-def plan_devices(checked: Checked, machine: Machine, parts: frozenset[str] | None = None) -> DevicePlan:
-    """``parts``: as in ``Meshes``; None: those of a run. Errors: ConfigError for what does not fit."""
+def plan_devices(
+    checked: Checked, machine: Machine, parts: frozenset[str] | None = None, known: Models | None = None
+) -> DevicePlan:
+    """``parts``: as in ``Meshes``; None: those of a run. ``known``: its models, where they were counted already.
+    Errors: ConfigError for what does not fit."""
     if parts is None:
         parts = frozenset({"trainer"} if checked.config.data.file else {"trainer", "generators"})
-    models, config = _Models(checked), checked.config
+    models, config = Models(checked, known), checked.config
     table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts)
     in_turns = models.in_turns if {TRAINER, GENERATOR} <= set(table.seats) else frozenset()
     holds = {role: _holds(models, role) for role in table.seats}
@@ -174,7 +181,7 @@ def plan_devices(checked: Checked, machine: Machine, parts: frozenset[str] | Non
     return plan
 
 
-def _holds(models: _Models, role: str) -> Bytes:
+def _holds(models: Models, role: str) -> Bytes:
     if role == TRAINER:
         return models.of_trainer()
     if role == GENERATOR:
@@ -184,17 +191,18 @@ def _holds(models: _Models, role: str) -> Bytes:
 
 def _at(seat: Seat, table: DeviceTable, who: Who, holds: Mapping[str, Bytes]) -> Bytes:
     """What one process holds there. Engines of the same host read the policy's slots where they are."""
-    engines = {each for group in table.seats.get(GENERATOR, ()) for each in group}
-    readers = [each for each in engines if each.host == seat.host and each != seat]
-    return holds[who[0]] | ({"mapped by engines": mapped(len(readers))} if who[0] == TRAINER and readers else {})
+    if who[0] != TRAINER:
+        return holds[who[0]]
+    readers = {each for group in table.seats.get(GENERATOR, ()) for each in group if each.host == seat.host} - {seat}
+    return holds[TRAINER] | ({"mapped by engines": mapped(len(readers))} if readers else {})
 
 
-def _need(models: _Models, who: Who, holds: Bytes, kv_cache: float) -> Need:
+def _need(models: Models, who: Who, holds: Bytes, kv_cache: float) -> Need:
     cache = {"KV cache": kv_cache} if who[0] == GENERATOR else {}
     return Need(_name(models, *who), holds | cache)
 
 
-def _name(models: _Models, role: str, group: int, rank: int) -> str:
+def _name(models: Models, role: str, group: int, rank: int) -> str:
     if role != GENERATOR:
         return f"{role} rank {rank}"
     generator = models.config.generator
@@ -203,13 +211,14 @@ def _name(models: _Models, role: str, group: int, rank: int) -> str:
 
 
 def _kv_cache(
-    models: _Models, usable: float, by_seat: Iterable[list[tuple[Who, Bytes]]], in_turns: frozenset[str]
+    models: Models, usable: float, by_seat: Iterable[list[tuple[Who, Bytes]]], in_turns: frozenset[str]
 ) -> float:
     """Bytes of each rank: as the user says, or as much as all requests at once can need, if there is so much left; but
     for one at its longest, or nothing could be sampled."""
     generator = models.config.generator
     together = [[(role, its) for (role, _, _), its in each] for each in by_seat]
-    rooms = [usable - held_in_turn(each, in_turns, engines=True) for each in together if GENERATOR in dict(each)]
+    turn = dict(engines=True, aside=PUT_ASIDE)
+    rooms = [usable - held_in_turn(each, in_turns, **turn) for each in together if GENERATOR in dict(each)]
     if not rooms or generator.kv_cache_gib:
         return generator.kv_cache_gib * GIB if rooms else 0.0
     least, most = (kv_bytes(models.hf, generator, models.max_tokens, n) for n in (1, generator.max_num_seqs))
@@ -217,7 +226,7 @@ def _kv_cache(
 
 
 def _on_hosts(
-    models: _Models, table: DeviceTable, in_turns: frozenset[str], holds: Mapping[str, Bytes]
+    models: Models, table: DeviceTable, in_turns: frozenset[str], holds: Mapping[str, Bytes]
 ) -> dict[int, list[Need]]:
     """By role: snapshots, and what lies there while engines have their turn."""
     found: dict[int, list[Need]] = {host: [] for host in range(table.hosts)}

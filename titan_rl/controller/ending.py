@@ -33,7 +33,9 @@ class Ending:
         self.bad_batches, self.progress, self.save, self.say = bad_batches, progress, save, say
 
     async def complete(self) -> None:
-        """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one)."""
+        """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
+        turn, since both take memory, and nobody samples any more."""
+        await self.trainer.take_turn()
         await self.save()
         await self.checkpointing.finish()
         await self._save_model()

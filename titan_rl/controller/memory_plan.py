@@ -14,8 +14,10 @@ from transformers import PreTrainedConfig
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.controller.preflight import Checked, read_config
+from titan_rl.controller.turn_memory import OF_ITS_TURN, peak
 from titan_rl.mesh.channel.region import NUM_SLOTS
 from titan_rl.mesh.channel.transports import ON_GPU
+from titan_rl.mesh.launch.devices import TRAINER
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
@@ -26,8 +28,6 @@ LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1
 """GiB of a process of each kind before it holds anything, pages that several share counted once (measured)."""
 _STANDBY = 0.3
 ESTIMATED = ("activations", "libraries")
-_TRAINERS_TURN = ("gradients", "gathered weights", "activations")
-"""What its turn alone wants, where generators have one, too."""
 WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 """Bytes a parameter: trained in fp32, by AdamW."""
 
@@ -44,8 +44,9 @@ class Need:
         return sum(self.bytes_by_reason.values())
 
     @property
-    def certain(self) -> float:
-        return sum(size for reason, size in self.bytes_by_reason.items() if reason not in ESTIMATED)
+    def role(self) -> str:
+        """ "generator" of "generators"."""
+        return self.process.split()[0].removesuffix("s")
 
     def __str__(self) -> str:
         largest = sorted(self.bytes_by_reason.items(), key=lambda item: -item[1])
@@ -94,8 +95,7 @@ def check_memory(checked: Checked) -> str:
     if checked.config.mesh.launcher != "local":
         return ""
     needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
-    whole = (sum(need.total for need in needs) - spared_by_turns(checked.config, needs)) / GIB
-    certain = (sum(need.certain for need in needs) - spared_by_turns(checked.config, needs, ESTIMATED)) / GIB
+    whole, certain = held_at_once(checked.config, needs) / GIB, held_at_once(checked.config, needs, ESTIMATED) / GIB
     by_process = "; ".join(map(str, needs)) + ("; in turns" if checked.config.placement.mode == "colocated" else "")
     if certain > limit / GIB:
         raise ConfigError(
@@ -106,14 +106,10 @@ def check_memory(checked: Checked) -> str:
     return f"{where}: about {whole:.1f} of {limit / GIB:.1f} GiB: {by_process}"
 
 
-def spared_by_turns(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
-    """Bytes that are never held at once where trainer and generators take turns; ``but`` for what has such reasons."""
-    if config.placement.mode != "colocated":
-        return 0.0
-    of = {need.process: need.bytes_by_reason for need in needs}
-    trainers = sum(of["trainer"].get(reason, 0.0) for reason in _TRAINERS_TURN if reason not in but)
-    generators = sum(size for reason, size in of["generators"].items() if reason not in ("libraries", *but))
-    return min(trainers, generators)
+def held_at_once(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
+    """Bytes of this machine's memory, at most at any time; ``but`` for what has such reasons."""
+    holds = [(need.role, {why: size for why, size in need.bytes_by_reason.items() if why not in but}) for need in needs]
+    return peak(holds, {TRAINER} if config.placement.mode == "colocated" else (), OF_ITS_TURN)
 
 
 def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:

@@ -14,6 +14,7 @@ from titan_rl.config.mixture import all_tasks
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
+from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.types import Prompt
@@ -26,7 +27,7 @@ from titan_rl.environments.llm_judge import check_judges
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.mesh.channel.transports import has_ibverbs
-from titan_rl.mesh.launch.base import Launcher, make_launcher
+from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
@@ -57,6 +58,13 @@ class Checked:
     held_out: list[Prompt]
     dataset: Dataset | None = None
     """What a run without a generator learns from."""
+    host_launcher: HostLauncher | None = None
+    """Of hosts of other machines; None: the run is on this one."""
+
+    @property
+    def launchers(self) -> dict[str, Any]:
+        """As the mesh takes them."""
+        return {"launcher": self.launcher, "host_launcher": self.host_launcher}
 
     def as_dict(self) -> dict[str, Any]:
         """The whole configuration as a TOML would write it, with everything that was left out."""
@@ -97,6 +105,7 @@ def check(config: Config) -> Checked:
     check_judges(config.task, config.verifier.score_timeout)
     check_transport(config)
     check_placement(config)
+    checked = replace(checked, host_launcher=check_hosts(config))
     check_trackers(config.metrics)
     if config.data.file:
         return with_dataset(checked)
@@ -116,7 +125,7 @@ def with_dataset(checked: Checked) -> Checked:
     check_settings(config, checked.algorithm)
     positions, row_tokens = num_positions(hf), checked.titan.training.seq_len
     limits = dict(row_tokens=row_tokens, sample_tokens=min(positions, row_tokens))
-    dataset = load_dataset(config, checked.algorithm, checked.task, _tokenizer(config), **limits)
+    dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), **limits)
     largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)
@@ -133,7 +142,7 @@ def check_prompts(checked: Checked) -> None:
     """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
     config, task = checked.config, checked.task
-    tokenizer = _tokenizer(config)
+    tokenizer = tokenizer_of(config)
     tasks = all_tasks(config.task).values()
     if any(each.style == "chat" for each in tasks):
         steps = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
@@ -157,7 +166,7 @@ def _check_tokens(checked: Checked, tokenizer, prompts: list[Prompt]) -> None:
     _check_ids(checked, largest)
 
 
-def _tokenizer(config: Config):
+def tokenizer_of(config: Config):
     """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
     path = config.model.path
     if path == "tiny":

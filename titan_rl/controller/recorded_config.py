@@ -52,6 +52,7 @@ def _references(config: Config) -> dict[str, str]:
         "algorithm.name": config.algorithm.name,
         "model.family": config.model.family,
         "mesh.launcher": config.mesh.launcher,
+        "hosts.launcher": config.hosts.launcher,
     }
     for setting, task in all_tasks(config.task).items():
         if task.name in TASKS_OF_OTHERS:  # how answers become actions, and observations text

@@ -12,6 +12,7 @@ from titan_rl.controller.display import Display
 from titan_rl.controller.rollout_queue import Collected
 from titan_rl.controller.step_table import Sample, sample_of
 from titan_rl.data.files import unless_full
+from titan_rl.data.spans import Span
 from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.records.metrics import (
@@ -31,10 +32,12 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
         self._start = self._last = time.perf_counter()
 
     def end(self, phase: str) -> None:
         now = time.perf_counter()
+        self.spans.append(Span(phase, time.time() - (now - self._last), now - self._last))
         self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
 
     @property
@@ -83,7 +86,7 @@ class Reporter:
 
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
-        record = self._record(report, statistics, seconds_sync)
+        record = self._record(report, statistics, seconds_sync) | self.stragglers.slowest()
         self.trained(record | self._alarms.met(record), sample_of(report.collected.groups))
         self._warn_of_disagreement(report.step, report.metrics)
 
@@ -163,6 +166,7 @@ class Reporter:
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
         by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
         self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
+        self._alarms.evaluated(step, result.value)
         self.display.say(f"held-out accuracy {when}: {result}")
 
     def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:

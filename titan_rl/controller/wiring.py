@@ -7,6 +7,7 @@ from titan_rl.algorithms.base import NO_NEEDS, Needs
 from titan_rl.config.schema import Config
 from titan_rl.controller.device_plan import plan_devices, this_machine
 from titan_rl.controller.evaluate import evaluate
+from titan_rl.controller.host_checks import without_hosts
 from titan_rl.controller.preflight import Checked
 from titan_rl.mesh.meshes import ActorClasses, Meshes
 from titan_rl.models.device import DEVICE_TYPE
@@ -44,19 +45,22 @@ def make_meshes(
 
 
 class Actors:
-    """Some actors without a run: to evaluate a model, or to train recorded steps again. An async context manager."""
+    """Some actors without a run: to evaluate a model, train recorded steps again, or look them over. An async context
+    manager."""
 
-    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = ""):
-        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py)."""
+    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = "", **options: Any):
+        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``options``: further
+        keywords of Meshes."""
         self.checked, machine = checked, this_machine()
         self.meshes = make_meshes(
-            *(checked.config, checked.titan, model_path),
+            *(without_hosts(checked.config), checked.titan, model_path),
             family=checked.family,
             needs=checked.algorithm.needs,
             parts=parts,
             launcher=checked.launcher,
             kept_policy=kept_policy,
             devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
+            **options,
         )
 
     async def __aenter__(self) -> "Actors":

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from titan_rl.data.one_piece import OnePiece
+from titan_rl.data.spans import Span
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")
 """Of each trained token, float32: the outcome of its sample, and its weight in a mean over all samples of a batch."""
@@ -182,6 +183,10 @@ class Group(OnePiece):
     seconds_generate: float = 0.0
     """From the first request to the last answer."""
     seconds_score: float = 0.0
+    begun: float = 0.0
+    """When its first request was made, in Unix seconds; 0 where that is not known."""
+    verifier: str = ""
+    """The name of the one that drove it."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +310,8 @@ class EngineStatistics:
     """Of the weights of the update, what came over TCP from trainers' hosts."""
     bytes_from_generators: int = 0
     """And from other generators' hosts."""
+    spans: list[Span] = field(default_factory=list)
+    """When it generated, and took the version that came next."""
 
     def add(self, num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """A sample has ended."""

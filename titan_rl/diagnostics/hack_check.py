@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from titan_rl.config.load import ConfigError
-from titan_rl.records.alarms import NAMES, WINDOW, Alarm, history
+from titan_rl.records.alarms import GAMED, Alarm, history
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rundir import existing_run_dir
+from titan_rl.records.windows import WINDOW
 
 _COLUMNS = {
     "reward": "what the policy is trained on",
@@ -33,7 +34,7 @@ def check_run(root: Path) -> dict:
         for name in _COLUMNS
         if all(name in record for record in records)
     }
-    alarms, last = history(records), int(records[-1]["step"])
+    alarms, last = history(records, GAMED), int(records[-1]["step"])
     return {
         "run": str(root),
         "steps": len(records),
@@ -50,7 +51,7 @@ def _mean(records: list[dict[str, float]], name: str) -> float:
 def _unwatched(num_steps: int, windows: dict) -> dict[str, str]:
     """Alarms that could not have been raised, and why."""
     if num_steps < 2 * WINDOW:
-        return dict.fromkeys(NAMES, f"it takes {2 * WINDOW} steps to compare, and there are {num_steps}")
+        return dict.fromkeys(GAMED, f"it takes {2 * WINDOW} steps to compare, and there are {num_steps}")
     why = {"grade": "the run has no eval.grader"}
     return {
         alarm: why.get(name, f"{name} was not recorded, or not at every step")

@@ -17,7 +17,8 @@ _MAX_FLAWS = 200
 """That are printed; ``--json`` has all."""
 
 
-def _discarded(account: dict[str, int]) -> dict[str, int]:
+def discarded_of(account: dict[str, int]) -> dict[str, int]:
+    """Of a ledger's account: reason to number of samples."""
     prefix = "discarded ("
     return {name[len(prefix) : -1]: count for name, count in account.items() if name.startswith(prefix)}
 
@@ -61,7 +62,7 @@ def _account(connection: sqlite3.Connection, steps: bool) -> dict:
         "issued": account["issued"],
         "trained": account["trained"],
         "pending": account["pending"],
-        "discarded": _discarded(account),
+        "discarded": discarded_of(account),
         "is_chained": not is_unchained(connection),
         "flaws": flaws_of(connection),
         "retries": total_retries,

@@ -52,7 +52,7 @@ async def run_group(
     An environment, a task or a chat template that fails is no error here: its rollouts say ``infra_error`` or
     ``timeout``, and why.
     """
-    start, task = time.perf_counter(), task_of(task, prompt)
+    start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
     try:
         prompt_tokens = encode_prompt(task, tokenizer, prompt)
         is_chat = not isinstance(task.messages(prompt), str)
@@ -86,6 +86,7 @@ async def run_group(
         ],
         seconds_generate=seconds_generate,
         seconds_score=seconds_score,
+        begun=begun,
     )
 
 

@@ -24,6 +24,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.schema import GeneratorConfig
+from titan_rl.data.spans import Spans
 from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
 from titan_rl.generator.engine_arguments import engine_arguments
@@ -87,7 +88,7 @@ class GenerationEngine:
         self.version, self._rank, self._rendezvous_file = -1, rank, rendezvous_file
         self._num_updates = 0
         self.reader: WeightReader | None = None
-        self.statistics = EngineStatistics()
+        self.statistics, self._spans = EngineStatistics(), Spans()
         self._config, self._model_path = config, Path(model_path)
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
         self._devices, self._is_asleep = devices, False
@@ -268,7 +269,9 @@ class GenerationEngine:
         for output in self._engine.step():
             if output.finished:
                 self._finish(output)
-        self.statistics.seconds_busy += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.statistics.seconds_busy += seconds
+        self._spans.add("generate", time.time() - seconds, seconds)
         self.statistics.num_steps += 1
 
     def _finish(self, output) -> None:
@@ -305,7 +308,9 @@ class GenerationEngine:
             sample.versions.append((num_generated(running[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
         taken = self._take_statistics()
-        taken.seconds_update = time.perf_counter() - start
+        taken.seconds_update = seconds = time.perf_counter() - start
+        self._spans.add("take the weights", time.time() - seconds, seconds)
+        taken.spans = self._spans.take()
         return taken
 
     def _load(self, version: int) -> None:

@@ -77,7 +77,8 @@ class Dispatcher:
             if not self._is_poison(name):
                 self._reissued(name)
             return None
-        self._scoring_seconds.setdefault(f"verifier {verifier}", []).append(group.seconds_score)
+        group.verifier = f"verifier {verifier}"
+        self._scoring_seconds.setdefault(group.verifier, []).append(group.seconds_score)
         self.generators.router.worked()
         self.verifiers.router.worked()
         return group

@@ -5,7 +5,7 @@ import mmap
 
 import torch
 
-_MADV_DONTNEED = 4
+_MADV_DONTNEED, _MADV_REMOVE = 4, 9
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -21,8 +21,16 @@ def drop_contents(storage: torch.UntypedStorage) -> None:
 
     The first and the last page may be others' in part, and stay as they are. Errors: OSError.
     """
-    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
-    address, length = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
-    if end > begin and _libc.madvise(address, length, _MADV_DONTNEED):
+    _advise(storage.data_ptr(), storage.nbytes(), _MADV_DONTNEED)
+
+
+def drop_shared_contents(memory: torch.Tensor) -> None:
+    """The same of a part of a shared mapping, for all who have mapped it. Errors: OSError."""
+    _advise(memory.data_ptr(), memory.nbytes, _MADV_REMOVE)
+
+
+def _advise(address: int, nbytes: int, advice: int) -> None:
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin and _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice):
         raise OSError(ctypes.get_errno(), "madvise")

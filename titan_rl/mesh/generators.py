@@ -87,14 +87,15 @@ class Generators:
 
     async def _start_one(self, number: int | str) -> Replica:
         self._num_engines += 1
-        rendezvous_file = str(self.scratch / f"generator{self._num_engines}")
+        file = f"generator{self._num_engines}"
         names = _rank_names(number, self.config.generator.tensor_parallel)
         replica = Replica(-1 if isinstance(number, str) else number, devices=self._seats.take())
         told = (replica.devices,) if replica.devices else ()
         what = f"starting generator {number}"
         try:
             replica.ranks += await asyncio.gather(*(self.standby.take(name) for name in names))
-            starts = [(process, (rank, rendezvous_file, *told)) for rank, process in enumerate(replica.ranks)]
+            rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file  # they are on one host
+            starts = [(process, (rank, str(rendezvous_file), *told)) for rank, process in enumerate(replica.ranks)]
             await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
         except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             self._end(replica)

@@ -24,10 +24,11 @@ from titan_rl.config.schema import Config
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.generators import Generators
-from titan_rl.mesh.launch.base import Launcher
+from titan_rl.mesh.launch.base import HostLauncher, Launcher
 from titan_rl.mesh.launch.devices import Devices, devices_of
 from titan_rl.mesh.launch.local import LocalLauncher
 from titan_rl.mesh.launch.placement import (
+    Crew,
     available_cores,
     generator_environment,
     share_cores,
@@ -39,6 +40,7 @@ from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.roles import RoleProcesses, Roles
 from titan_rl.mesh.snapshots import TrainerSnapshots
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.background import BackgroundTasks
@@ -47,6 +49,7 @@ from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.supervision.forking import FORK_SERVERS
 from titan_rl.mesh.supervision.processes import ending
 from titan_rl.mesh.supervision.reaper import start_reaper
+from titan_rl.mesh.supervision.remote_hosts import HostNeeds, RemoteHosts
 from titan_rl.mesh.trainer_mesh import CatchUp, TrainerMesh
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.turns import Apart, Turns
@@ -95,6 +98,8 @@ class Meshes:
         ranks: OtherRanks | None = None,
         lost: Callable[[str], None] = lambda why: None,
         devices: Devices | None = None,
+        host_launcher: HostLauncher | None = None,
+        run_dir: Path | None = None,
     ):
         """Nothing is started yet.
 
@@ -106,10 +111,11 @@ class Meshes:
         that is sampled again since somebody died or failed. ``catch_up``: without it a dead trainer ends the run.
         ``launcher``: how hosts are started (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's
         other processes, as hosts instead; ``lost(why)`` hears of the death of one, which cannot be repaired.
-        ``devices``: where the processes are on GPUs; None on a CPU.
+        ``devices``: where the processes are on GPUs; None on a CPU. ``host_launcher``: brings up hosts of other
+        machines, on which all processes are then; ``run_dir``: what of the run's files is theirs to write.
         """
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
-        self.stragglers = Stragglers()
+        self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
         self.say, self._on_cpu = say, on_cpu
         self._scratch = scratch = make_scratch()
@@ -120,14 +126,17 @@ class Meshes:
             config.generator.replicas * config.generator.tensor_parallel,
             alternating=config.rollout.max_staleness == 0,
         )
+        folder = None if logs is None else str(logs)
+        self._remote = None if host_launcher is None else self._make_hosts(host_launcher, world_size, run_dir, folder)
         self.processes = ActorProcesses(
-            None if logs is None else str(logs),
+            folder,
             scratch,
             config.mesh.worker_loops,
             launcher=launcher or LocalLauncher(),
             tell=tell,
             ranks=ranks,
             lost=lost,
+            remote=self._remote,
         )
         common, paths = (self.processes, config, model_path), (model_path, kept_policy)
         environment = trainer_environment(threads)
@@ -144,13 +153,14 @@ class Meshes:
             *(actors.trainer, self.processes, config, paths, {"trainer": world_size} | learned_roles, environment),
             *(scratch, self.stragglers, self.roles),
             devices=devices_of(devices, "trainer", *learned_roles),
+            record=self.record,
         )
-        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, tell=tell)
+        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, tell)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)
         seconds = config.mesh.step_timeout
-        self._turns = Turns(self.trainers, self.generators, link, seconds) if is_colocated else Apart()
+        self._turns = Turns(self.trainers, self.generators, link, seconds, self.record) if is_colocated else Apart()
         self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)
         self.dispatcher = Dispatcher(
             config, self.generators, self.verifiers, reissued=reissued, awake=lambda: self.weights.wake()
@@ -173,6 +183,14 @@ class Meshes:
             *(self.trainer, link, self.generators, self.dispatcher, self.stragglers), turns=self._turns
         )
 
+    def _make_hosts(
+        self, launcher: HostLauncher, world_size: int, run_dir: Path | None, logs: str | None
+    ) -> RemoteHosts:
+        config = self.config
+        counts = {"trainer": world_size, "generator": config.generator.replicas * config.generator.tensor_parallel}
+        needs = HostNeeds(run_dir, Path(self.model_path), Crew(counts, alternating=not config.rollout.max_staleness))
+        return RemoteHosts(launcher, config.hosts, needs, seconds=config.mesh.start_timeout, logs=logs, say=self.say)
+
     def _make_snapshots(self) -> TrainerSnapshots | None:
         """None if the config wants none."""
         if not self.config.recovery.snapshot_every:
@@ -186,6 +204,8 @@ class Meshes:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, ActorDied, an actor's own."""
         self._configure_monarch()
         start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
+        if self._remote is not None:
+            await self._remote.open()
         if self._can_fork:
             self.processes.forks.start()
         self._background.start(self.processes.patrol())
@@ -214,13 +234,15 @@ class Meshes:
         mesh = self.config.mesh
         is_ours = mesh.launcher == "local" or not mesh.worker_loops
         is_plain = FORK_SERVERS in os.environ or not os.environ.get("LD_PRELOAD")
-        return mesh.fork_servers and self._on_cpu and is_ours and is_plain
+        return mesh.fork_servers and self._on_cpu and is_ours and is_plain and self._remote is None
 
     def _configure_monarch(self) -> None:
+        if self._remote is not None:
+            self._remote.configure_monarch()
         configure(
             # the kernel tells of deaths, and patrols and deadlines of hangs: a busy process must not be taken for dead
-            get_actor_state_max_idle="30s",
-            get_proc_state_max_idle="30s",
+            get_actor_state_max_idle=self._patience,
+            get_proc_state_max_idle=self._patience,
             cleanup_timeout="500ms",
             enable_log_forwarding=False,
             # a fork's parent is its server, which may die: what it ends with is its client (fork_client.py)
@@ -231,6 +253,11 @@ class Meshes:
             rdma_max_chunk_size_mb=16,
         )
         monarch.actor.unhandled_fault_hook = lambda failure: None  # the actor processes' owners know of it already
+
+    @property
+    def _patience(self) -> str:
+        """A process that Monarch has not heard of for so long counts as dead to it: later than a silent host to us."""
+        return "30s" if self._remote is None else f"{int(30 + 2 * self.config.hosts.silence)}s"
 
     def _open_privately(self) -> Path:
         if str(self._scratch.parent) != tempfile.gettempdir():
@@ -269,6 +296,8 @@ class Meshes:
         stops = [asyncio.ensure_future(self._stop(process)) for process in reversed(self.processes.all)]
         if stops:
             await asyncio.wait(stops, timeout=_STOP_SECONDS)
+        if self._remote is not None:
+            await self._remote.close()
         for _ in ending(self.processes.mark, _STOP_SECONDS):
             await asyncio.sleep(0.05)
         self._remove_scratch()

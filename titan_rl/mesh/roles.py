@@ -11,9 +11,11 @@ from typing import TypeVar
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle
+from titan_rl.mesh.run_files import spread
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.rendezvous import rendezvous
 
 T = TypeVar("T")
 _MAX_REPAIRS = 5
@@ -55,11 +57,10 @@ class RoleProcesses:
 
     async def _join(self) -> None:
         self._num_rendezvous += 1
-        rendezvous_file = str(self.scratch / f"{self.role}{self._num_rendezvous}")
+        meeting = await rendezvous(self.ranks, self.scratch / f"{self.role}{self._num_rendezvous}")
         ranks, count = enumerate(self.ranks), self.world_size
         joins = [
-            (process, (self.config, rank, count, rendezvous_file, *self._devices[rank : rank + 1]))
-            for rank, process in ranks
+            (process, (self.config, rank, count, meeting, *self._devices[rank : rank + 1])) for rank, process in ranks
         ]
         what = f"joining the ranks of the {self.role}"
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
@@ -122,6 +123,7 @@ class Roles:
     async def load_role(self, role: str, path: str) -> None:
         """Other weights, if the role has processes of its own."""
         if role in self.roles:
+            await spread(self.roles[role].ranks, path)
             await self.roles[role].call("load_role", path)
 
     async def digests(self) -> dict[str, list[str]]:

@@ -1,19 +1,29 @@
 """Snapshots of the trainer's ranks: who else holds their memory, and the way back to one common step.
 
-Every rank puts its state aside in memory of its own (trainer/snapshot.py), which another process on its host keeps.
+Every rank puts its state aside in memory of its own (trainer/snapshot.py), which another process on its host keeps, or
+one on another host copies.
 After a death the survivors load their own snapshot and the new rank loads what was kept, all of one step.
 """
 
 import asyncio
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch.actor import ActorError
 
 from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.mesh.channel.snapshot_copier import SnapshotCopier
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.calls import call_all, call_each
+from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.trainers import Trainers
+
+_ASK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,11 @@ def by_preference(host: Host, peers: list[ActorProcess], others: list[ActorProce
     return [process for process, _ in sorted(candidates, key=lambda one: (one[0].host is host, one[1]))]
 
 
+def can_map(host: Host, other: Host) -> bool:
+    """Whether their processes can open each other's memory: of this machine all can, of another those that share it."""
+    return host is other or not (host.is_remote or other.is_remote)
+
+
 class TrainerSnapshots:
     """Owns who keeps the snapshots of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
 
@@ -50,6 +65,11 @@ class TrainerSnapshots:
         """Of each rank's snapshots, beside itself."""
         self._fresh: set[int] = set()
         """Ranks whose process has no snapshots of its own yet."""
+        self._hosts: list[Host] = []
+        """Where each rank's snapshots were taken, though it may be dead by now."""
+        self._copiers: dict[ActorProcess, Any] = {}
+        """Of keepers on other hosts than a rank's: actors beside theirs."""
+        self._numbers = itertools.count()
         self._placing = asyncio.Lock()
 
     async def place_keepers(self) -> None:
@@ -61,7 +81,20 @@ class TrainerSnapshots:
                 self._keepers[rank] = keeper = self._choose_keeper(rank)
                 if keeper is not None:
                     with suppress(ActorDied):  # its owner notices; without a keeper a checkpoint has to do
-                        await keeper.ask_sidecar("keep", handle)
+                        await self._ask(keeper, rank, "keep", handle)
+
+    async def _ask(self, keeper: ActorProcess, rank: int, endpoint: str, argument):
+        """The process's sidecar, which maps, or on another host its copier. Errors: ActorDied."""
+        if can_map(keeper.host, self._hosts[rank]):
+            return await keeper.ask_sidecar(endpoint, argument)
+        if keeper not in self._copiers:
+            self._copiers = {process: each for process, each in self._copiers.items() if not process.is_dead}
+            self._copiers[keeper] = keeper.procs.spawn(f"copier{next(self._numbers)}", SnapshotCopier)
+        try:
+            asking = getattr(self._copiers[keeper], endpoint).call_one(argument)
+            return await within(_ASK_SECONDS, f"{endpoint} at {keeper.name}", asking)
+        except (SupervisionError, ActorError, DeadlineError) as error:
+            raise ActorDied([keeper], f"its copier was asked for {endpoint}") from error
 
     def _choose_keeper(self, rank: int) -> ActorProcess | None:
         ranks, count = self.trainers.ranks, self.trainers.world_size
@@ -84,7 +117,7 @@ class TrainerSnapshots:
         if keeper is None or keeper.is_dead:
             return [], None
         try:
-            return await keeper.ask_sidecar("kept", rank)
+            return await self._ask(keeper, rank, "kept", rank)
         except ActorDied:
             return [], None
 
@@ -101,6 +134,7 @@ class TrainerSnapshots:
         handles = await self.trainers.call("open_snapshots", what="opening snapshots")
         async with self._placing:
             self._handles, self._keepers, self._fresh = handles, [None] * self.trainers.world_size, set()
+            self._hosts = [process.host for process in self.trainers.ranks]
         await self.place_keepers()
 
     async def resume(self, step: int) -> None:

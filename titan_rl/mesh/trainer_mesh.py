@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
+from titan_rl.mesh.run_files import collect
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
 from titan_rl.mesh.supervision.standby import Standby
@@ -130,6 +131,10 @@ class TrainerMesh:
         what, computes = f"trainer {endpoint}", endpoint in _COMPUTE
         return await self.ask(lambda: self.trainers.call(endpoint, *arguments, what=what), computes=computes)
 
+    async def collect(self, folder: str) -> None:
+        """Have what all ranks have written into a folder here, wherever they are."""
+        await collect(self.trainers.ranks, folder)
+
     async def begin_at(self, step: int) -> None:
         """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
         self.step_done = step
@@ -145,6 +150,10 @@ class TrainerMesh:
         await self.trainers.join()
         await self.trainers.roles.begin_anew()
         await self._go_on_from(None)
+
+    async def take_turn(self) -> None:
+        """Generators that share a device with the trainer sleep from now on, until a version goes out."""
+        await self.ask(_nothing)
 
     async def wait_until_complete(self) -> None:
         """Until no rank is dead."""

@@ -13,11 +13,17 @@ from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.roles import Roles
+from titan_rl.mesh.run_files import collect, spread
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call, call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.rendezvous import rendezvous
 from titan_rl.mesh.supervision.standby import Standby
+
+_READ, _WRITTEN = ("load_checkpoint", "load_role"), ("save_hf",)
+"""Endpoints whose last argument is a folder that every rank reads, and those whose arguments are folders to write."""
 
 
 class Trainers:
@@ -35,11 +41,12 @@ class Trainers:
         stragglers: Stragglers,
         roles: Roles,
         devices: Sequence[int] = (),
+        record: StepRecord | None = None,
     ):
         """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``sides``: the
         number of ranks of the policy, and behind them of the role that learns in processes of its own, if there is one.
         ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows.
-        ``devices``: each rank's GPU; none on a CPU."""
+        ``devices``: each rank's GPU; none on a CPU. ``record``: gets what ranks tell of a step besides."""
         self.processes, self.config, self.scratch = processes, config, scratch
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
@@ -48,6 +55,7 @@ class Trainers:
         self.ranks: list[ActorProcess] = []
         self._peers = PeersAreTold(lambda: self.ranks)
         self._stragglers, self.roles, self._devices = stragglers, roles, devices
+        self._record = record or StepRecord()
         self._num_rendezvous = 0
 
     async def start(self) -> None:
@@ -70,11 +78,10 @@ class Trainers:
     async def join(self) -> None:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
         self._num_rendezvous += 1
-        rendezvous_file = str(self.scratch / f"trainer{self._num_rendezvous}")
+        meeting = await rendezvous(self.ranks, self.scratch / f"trainer{self._num_rendezvous}")
         ranks, count = enumerate(self.ranks), self.world_size
         joins = [
-            (process, (self.config, rank, count, rendezvous_file, *self._devices[rank : rank + 1]))
-            for rank, process in ranks
+            (process, (self.config, rank, count, meeting, *self._devices[rank : rank + 1])) for rank, process in ranks
         ]
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
@@ -107,7 +114,12 @@ class Trainers:
         """Every rank's answer. A rank that raises is ended: the error is ActorDied then, caused by what was raised."""
         calls = [(process, arguments) for process in self.ranks]
         seconds = self.config.mesh.step_timeout
-        return await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
+        if endpoint in _READ:
+            await spread(self.ranks, arguments[-1])
+        answers = await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
+        if endpoint in _WRITTEN:
+            await collect(self.ranks, *arguments)
+        return answers
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
         """The optimizer steps that make up a step of the run, one for each batch (``rows[group]`` are its rows).
@@ -120,8 +132,10 @@ class Trainers:
             answers = await self.call("train", *arguments, what=f"training step {step}")
         for side in dict(self._sides):
             of_side = zip(self._sides, self.ranks, answers, strict=True)
-            times = {rank.name: seconds for (its, _), rank, (_, seconds) in of_side if its == side}
+            times = {rank.name: seconds for (its, _), rank, (_, seconds, _) in of_side if its == side}
             self._stragglers.note(side, times)
+        told = {rank.name: told for rank, (*_, told) in zip(self.ranks, answers, strict=True)}
+        self._record.trained(told, [rank.name for rank in self.of_policy])
         return answers[0][0]
 
     def _snapshot_of(self, step: int) -> int | None:

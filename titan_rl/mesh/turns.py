@@ -18,6 +18,7 @@ import asyncio
 
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.trainers import Trainers
@@ -44,8 +45,16 @@ class Apart:
 class Turns(Apart):
     """Owns the turn. It is the trainer's first: engines start when its ranks are up, and it was given."""
 
-    def __init__(self, trainers: Trainers, generators: Generators, link: WeightLink, seconds: float):
-        """``seconds``: of any call."""
+    def __init__(
+        self,
+        trainers: Trainers,
+        generators: Generators,
+        link: WeightLink,
+        seconds: float,
+        record: StepRecord | None = None,
+    ):
+        """``seconds``: of any call. ``record``: how long the turn took to change."""
+        self._record = record or StepRecord()
         self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
         self._is_trainers = True
         self._lock = asyncio.Lock()
@@ -67,19 +76,26 @@ class Turns(Apart):
                     await asyncio.gather(*map(self._sleep, self.generators.replicas.values()))
                 self._is_trainers = True
         if not dead:
-            await self.trainers.call("onload", what="taking the device back")
+            with self._record.span("take the device back", *self._ranks()):
+                await self.trainers.call("onload", what="taking the device back")
 
     async def _sleep(self, replica: Replica) -> None:
         try:
-            await call(replica.ranks[0], "sleep", seconds=self.seconds, what=f"generator {replica.number} fell asleep")
+            with self._record.span("fall asleep", f"generator {replica.number}"):
+                what = f"generator {replica.number} fell asleep"
+                await call(replica.ranks[0], "sleep", seconds=self.seconds, what=what)
         except ActorDied:
             pass  # its owner replaces it
         except Exception as error:  # it may hold what the trainer needs
             self.generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
 
+    def _ranks(self) -> list[str]:
+        return [rank.name for rank in getattr(self.trainers, "ranks", ())]
+
     async def give(self) -> None:
         async with self._lock:
             if self._is_trainers:
-                await self.trainers.call("offload", what="leaving the device")
+                with self._record.span("leave the device", *self._ranks()):
+                    await self.trainers.call("offload", what="leaving the device")
                 self._is_trainers = False
                 self.generators.door.open()

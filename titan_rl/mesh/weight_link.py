@@ -24,6 +24,7 @@ from titan_rl.mesh.channel.transports import (
     staged_on_host,
 )
 from titan_rl.mesh.replica import Replica
+from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
 from titan_rl.mesh.supervision.calls import call, call_all, call_each
 from titan_rl.mesh.trainers import Trainers
@@ -37,11 +38,17 @@ class WeightLink:
     """
 
     def __init__(
-        self, trainers: Trainers, setting: str, seconds: float, tell: Callable[..., None] = lambda kind, **fields: None
+        self,
+        trainers: Trainers,
+        setting: str,
+        seconds: float,
+        record: StepRecord | None = None,
+        tell: Callable[..., None] = lambda kind, **fields: None,
     ):
-        """``setting``: ``mesh.transport``. ``seconds``: of any call. ``tell(kind, **fields)`` hears who was to hand a
-        version on and did not."""
-        self.trainers, self.setting, self.seconds, self._tell = trainers, setting, seconds, tell
+        """``setting``: ``mesh.transport``. ``seconds``: of any call. ``record``: who took how long. ``tell(kind,
+        **fields)`` hears who was to hand a version on and did not."""
+        self.trainers, self.setting, self.seconds = trainers, setting, seconds
+        self._record, self._tell = record or StepRecord(), tell
         self.routes = WeightRoutes(setting)
         self.epoch = 0
         """Grows whenever the trainer's regions are opened: what is published in an earlier one is refused."""
@@ -183,7 +190,9 @@ class WeightLink:
     async def publish(self, version: int) -> None:
         """Every trainer rank begins to stage its shards. The version before must be delivered."""
         what = f"publishing weights version {version}"
-        await call_all(self.trainers.of_policy, "publish", version, self.epoch, seconds=self.seconds, what=what)
+        ranks = self.trainers.of_policy
+        with self._record.span("publish", *(rank.name for rank in ranks)):
+            await call_all(ranks, "publish", version, self.epoch, seconds=self.seconds, what=what)
         self.published = version
 
     async def deliver(
@@ -217,10 +226,12 @@ class WeightLink:
             (process, (version, 0.9 * self.seconds, route))
             for process, route in zip(replica.ranks, routes, strict=True)
         ]
-        fetched = await call_each(fetches, "fetch", seconds=self.seconds, what=what)
+        with self._record.span("fetch", f"generator {replica.number}"):
+            fetched = await call_each(fetches, "fetch", seconds=self.seconds, what=what)
         for left in (reason for one in fetched for reason in one.left):
             self._tell("not_handed_on", to=f"generator {replica.number}", version=version, why=left)
         statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
+        self._record.note(f"generator {replica.number}", statistics.spans)
         return dataclasses.replace(
             statistics,
             generator=replica.number,

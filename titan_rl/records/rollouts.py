@@ -14,7 +14,7 @@ from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Tu
 from titan_rl.records.step_names import step_name, steps_of
 
 _CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     {
         "prompt_id": pa.string(),
         "sample": pa.int32(),
@@ -73,9 +73,7 @@ def recorded_steps(folder: Path) -> list[int]:
 def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
     """Prompt and number of each of a step's samples. Errors: OSError or pyarrow.ArrowException for a damaged file."""
     names = ["prompt_id", "sample"]
-    return set(
-        zip(*pq.read_table(_path(folder, step), columns=names, schema=_SCHEMA).to_pydict().values(), strict=True)
-    )
+    return set(zip(*pq.read_table(_path(folder, step), columns=names, schema=SCHEMA).to_pydict().values(), strict=True))
 
 
 def last_recorded(folder: Path, first: int, last: int) -> int:
@@ -94,7 +92,7 @@ def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
         for rollout in group.rollouts
     ]
     buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), buffer)
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
     data, path = buffer.getvalue(), _path(folder, step)
     with wanting(path, data.size), replacing(path) as writing:
         writing.write_bytes(data)
@@ -126,7 +124,7 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     """
     path, groups = _path(folder, step), {}
     try:
-        for row in pq.read_table(path, schema=_SCHEMA).to_pylist():
+        for row in pq.read_table(path, schema=SCHEMA).to_pylist():
             about = {name: row.pop(name) or "" for name in ("question", "expected", "task")}
             rollout = _rollout(row)
             _check(rollout, limits)
@@ -138,6 +136,23 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     if not groups:
         raise RolloutsError(f"{path} cannot be read: it holds no rollouts")
     return list(groups.values())
+
+
+def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[Group, Rollout] | None:
+    """One of a step, with its prompt's group, in which it is alone; None if it is not there.
+
+    Errors: RolloutsError.
+    """
+    path, wanted = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    try:
+        if not (rows := pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()):
+            return None
+        about = {name: rows[0].pop(name) or "" for name in ("question", "expected", "task")}
+        rollout = _rollout(rows[0])
+        _check(rollout, None)
+        return Group(prompt_id, [rollout], **about), rollout
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+        raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
 
 
 def _rollout(row: dict) -> Rollout:

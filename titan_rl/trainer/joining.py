@@ -13,23 +13,23 @@ from titan_rl.trainer.side import Side
 from titan_rl.trainer.titan_config import build_titan, role_titan
 
 
-def join_side(config: Config, model_path: str, kept: str, rank: int, world_size: int, rendezvous_file: str) -> Side:
+def join_side(config: Config, model_path: str, kept: str, rank: int, world_size: int, rendezvous: str) -> Side:
     """Join the side that the rank belongs to, and build its part of the models there. ``kept``: where the run keeps the
-    policy (``role_names.role_path``). ``rendezvous_file``: as in ``join_group``."""
+    policy (``role_names.role_path``). ``rendezvous``: as in ``join_group``."""
     titan = build_titan(config)
     seconds, policy_ranks = titan.comm.init_timeout_seconds, titan.world_size
     on_data = bool(config.data.file)
     role = own_learned(config, make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data).needs)
     if role is None:
-        join_group(rank, world_size, rendezvous_file, seconds)
+        join_group(rank, world_size, rendezvous, seconds)
         return Learner(config, titan, model_path, kept)
     is_policy = rank < policy_ranks
     if is_policy:
-        join_group(rank, policy_ranks, rendezvous_file, seconds)
+        join_group(rank, policy_ranks, rendezvous, seconds)
     else:
         ranks = rank - policy_ranks, world_size - policy_ranks
-        join_group(*ranks, f"{rendezvous_file}.{role}", seconds, ranks_before=policy_ranks)
-    bridge = Bridge(rank, world_size, policy_ranks, rendezvous_file, seconds)
+        join_group(*ranks, f"{rendezvous}.{role}", seconds, ranks_before=policy_ranks)
+    bridge = Bridge(rank, world_size, policy_ranks, rendezvous, seconds)
     if is_policy:
         return Learner(config, titan, model_path, kept, bridge)
     return LoneLearned(config, role_titan(config, role), model_path, kept, bridge)

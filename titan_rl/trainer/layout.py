@@ -28,9 +28,19 @@ def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
     _check_experts(hf, parallelism, experts)
 
 
-def check_compile(hf: PreTrainedConfig, titan: TitanConfig, family: Family | None = None) -> None:
-    """Errors: ConfigError for a model that ``[compile]`` cannot compile on this machine's devices."""
-    if not titan.compile.enable or "model" not in titan.compile.components:
+def check_compile(
+    hf: PreTrainedConfig,
+    titan: TitanConfig,
+    family: Family | None = None,
+    *,
+    on_cpu: bool | None = None,
+) -> None:
+    """``on_cpu``: whether the run is; None: as here. Errors: ConfigError for a model that ``[compile]`` cannot compile
+    on this machine's devices; what GPUs elsewhere can compile is told there."""
+    here_on_cpu = device.DEVICE_TYPE == "cpu"
+    if titan.compile.enable and (here_on_cpu if on_cpu is None else on_cpu):
+        raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
+    if not titan.compile.enable or "model" not in titan.compile.components or here_on_cpu:
         return
     dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
     if why := why_not_compiled(model_config(hf, family), torch.device(device.DEVICE_TYPE), dtype):

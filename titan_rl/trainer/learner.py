@@ -23,6 +23,7 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bridge import Bridge
@@ -72,6 +73,7 @@ class Learner(Side):
         """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does.
         ``bridge``: to the role that learns in processes of its own, if one does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
+        self.spans = Spans()
         self.device = device.local_device(dist.get_rank())
         self.parallel_dims = parallel_dims(titan.parallelism)
         on_data = bool(config.data.file)
@@ -158,16 +160,23 @@ class Learner(Side):
         self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
     ) -> list[StepMetrics | BadNumbers]:
         """``found``: what roles in other processes found of these rows."""
-        batches = self._compared(with_places(batches, found))
+        with self.spans.span("roles"):
+            batches = self._compared(with_places(batches, found))
+        self.step_found: list[dict[int, np.ndarray]] = []
         moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
 
         def updates(told: Sequence[Told | None], waits: bool) -> list[StepMetrics | BadNumbers]:
             them = zip(self._with_advantages(batches), moves, told, strict=True)
-            return [self.train(rows, may_move and not waits, said) for rows, may_move, said in them]
+            return [self._recorded(rows, may_move and not waits, said) for rows, may_move, said in them]
 
         if self.learned is None:
             return updates([None] * len(batches), False)
         return taught_step(self.learned, batches, updates)
+
+    def _recorded(self, rows: list[Row], has_signal: bool, told: Told | None) -> StepMetrics | BadNumbers:
+        answer = self.train(rows, has_signal, told)
+        self.step_found.append(self._found_of(rows, answer))
+        return answer
 
     # an update
 
@@ -253,8 +262,22 @@ class Learner(Side):
         """
         if isinstance(told, BadNumbers):
             return told
-        made = make_gradients(self, rows, teaches=told is None and self._teaches)
-        return made if isinstance(made, BadNumbers) else apply_gradients(self, made, has_signal, told)
+        with self.spans.span("forward and backward"):
+            made = make_gradients(self, rows, teaches=told is None and self._teaches)
+        if isinstance(made, BadNumbers):
+            return made
+        with self.spans.span("optimizer"):
+            return apply_gradients(self, made, has_signal, told)
+
+    def _found_of(self, rows: list[Row], answer: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
+        """Of each row of the last update that this rank speaks for: mesh/step_record.py has its form."""
+        if self.gives != "logprob" or isinstance(answer, BadNumbers):
+            return {}
+        refined = self.learned is not None or is_refined(self.algorithm) or self.algorithm.normalizes_batch
+        found = {index: values for index, values in self.logprobs().items() if index < len(rows)}
+        if not refined:
+            return {index: values[None] for index, values in found.items()}
+        return {index: np.stack([values, rows[index].advantage_S]) for index, values in found.items()}
 
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
         """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
@@ -262,6 +285,7 @@ class Learner(Side):
         Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
         """
         losses = supervised_steps(self, batches, lr)
+        self.spans.take()  # no step's
         self.begin_learned()
         return losses
 

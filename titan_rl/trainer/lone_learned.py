@@ -17,6 +17,7 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
 from titan_rl.data.packing import dummy_row
+from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row
 from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.learned_elsewhere import Columns, Samples, samples_of
@@ -36,7 +37,7 @@ class LoneLearned(Side):
 
     def __init__(self, config: Config, titan: TitanConfig, model_path: str, kept: str, bridge: Bridge):
         """``titan``: with the role's own layout. ``kept``: where the run keeps the policy (role_names.role_path)."""
-        self.titan, self.bridge = titan, bridge
+        self.titan, self.bridge, self.spans = titan, bridge, Spans()
         self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
         name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
@@ -63,7 +64,8 @@ class LoneLearned(Side):
         while what != "end_step":
             what, said = self._heard()
             if what == "learn":
-                self.role.learn(self._mine(said), self._agrees)
+                with self.spans.span("learn"):
+                    self.role.learn(self._mine(said), self._agrees)
             else:
                 self.bridge.exchange(self._answer(what, said))
         return []
@@ -77,7 +79,8 @@ class LoneLearned(Side):
 
     def _answer(self, what: str, said: dict[Samples, Columns]) -> Any:
         if what == "find":
-            return self._find(said)
+            with self.spans.span("find"):
+                return self._find(said)
         if what == "keep":
             self._kept = self.role.kept()
         elif what == "put_back":

@@ -1,4 +1,4 @@
-"""The process group of one role's ranks: met through a file, and left at once by a rank that fails."""
+"""The process group of one role's ranks: met at a rendezvous, and left at once by a rank that fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from titan_rl.mesh.launch.rendezvous import store_at
 from titan_rl.mesh.supervision.collectives import begin_anew, check_peers, end_collectives
 from titan_rl.models.device import DEVICE_TYPE, local_device
 
@@ -14,16 +15,16 @@ _leaving: list[Callable[[], None]] = []
 """What goes with the group of this process, as torch keeps that one: one for a process."""
 
 
-def join_group(rank: int, world_size: int, rendezvous_file: str, seconds: float, ranks_before: int = 0) -> None:
-    """Meet the other ranks, in the place of those met before. ``rendezvous_file`` must not exist yet; ``seconds``: of
-    any collective; ``ranks_before``: of another group, which take the first devices."""
+def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, ranks_before: int = 0) -> None:
+    """Meet the other ranks, in the place of those met before. ``rendezvous``: a new one (mesh/launch/rendezvous.py);
+    ``seconds``: of any collective; ``ranks_before``: of another group, which take the first devices."""
     leave_group()
     begin_anew()
     if DEVICE_TYPE != "cpu":
         torch.accelerator.set_device_index(local_device(ranks_before + rank).index)
     dist.init_process_group(
         "gloo" if DEVICE_TYPE == "cpu" else "nccl",
-        store=dist.FileStore(rendezvous_file, world_size),  # a file opens no port
+        store=store_at(rendezvous, world_size, seconds),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=seconds),

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
 from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.preparation import Found
 from titan_rl.trainer.titan_config import TitanConfig
@@ -25,6 +27,11 @@ class Side(ABC):
     """Models here that take other weights when they are told to, by name."""
     before_update: Callable[[], None]
     """Called before parameters change: somebody may still be copying them."""
+    spans: Spans
+    """What this rank did, until its actor takes it."""
+    step_found: Sequence[dict[int, np.ndarray]] = ()
+    """For each update of the last step, what this rank found of its rows (mesh/step_record.py); nothing where it does
+    not speak for any."""
     has_views: bool = False
     """Whether it keeps views of what it trains, as adapters do, which so must stay where it is."""
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+import titan_rl.models.device  # noqa: F401  # isort: skip  (before any other torchtitan module)
 
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
@@ -266,5 +266,3 @@ def _check(config: Config, titan: TitanConfig) -> None:
             f"rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
             f"training.seq_len = {training.seq_len}: raise seq_len"
         )
-    if device.DEVICE_TYPE == "cpu" and titan.compile.enable:
-        raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")

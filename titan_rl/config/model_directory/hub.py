@@ -22,12 +22,21 @@ def fetch(name: str, check: Callable[[Path], None]) -> str:
 
     Errors: ValueError if there is no such model, no network and nothing in the cache, or what ``check`` raises.
     """
+    return _asked(lambda: _fetch(name, check))
+
+
+def fetch_config(name: str) -> str:
+    """A directory with the model's config.json, and whatever else of it is in the cache. Errors: as ``fetch``."""
+    return _asked(lambda: _fetch_config(name))
+
+
+def _asked(get: Callable[[], Path]) -> str:
     # half a second that only a name of the Hub needs
     from httpx import HTTPError
     from huggingface_hub import errors
 
     try:
-        return str(_fetch(name, check))
+        return str(get())
     except errors.GatedRepoError:
         why = "the Hub gives it only to those who agreed to its terms: do so on its page, then `hf auth login`"
     except errors.RepositoryNotFoundError:
@@ -50,6 +59,15 @@ def _fetch(name: str, check: Callable[[Path], None]) -> Path:
     check(folder)
     names = set(weight_map(folder).values()) if (folder / INDEX).exists() else {SINGLE}
     return Path(snapshot_download(name, allow_patterns=sorted(names), **known))
+
+
+def _fetch_config(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    revision = _newest_revision(name)
+    with _no_bars():
+        known = {"revision": revision, "local_files_only": revision is None}
+        return Path(hf_hub_download(name, "config.json", **known)).parent
 
 
 def _newest_revision(name: str) -> str | None:

@@ -63,10 +63,11 @@ class TokenView:
     def _span(self, place: int) -> str:
         text = escape(printable(self.pieces_T[place]))
         line_end = "<br>" if self.pieces_T[place].endswith("\n") else ""
-        title = escape(printable(", ".join(self._known(place))), quote=True)
+        title = escape(printable(", ".join(self.known(place))), quote=True)
         return f'<span style="background: {self._colour(place)}" title="{title}">{text}</span>{line_end}'
 
-    def _known(self, place: int) -> Iterator[str]:
+    def known(self, place: int) -> Iterator[str]:
+        """What is known of a token, a piece each."""
         rollout = self.rollout
         yield f"token {place}: {int(rollout.tokens[place])}"
         yield Provenance(int(rollout.provenance[place])).name.lower()

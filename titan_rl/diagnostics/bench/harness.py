@@ -28,11 +28,14 @@ BENCHES = {
     "protection": "titan_rl.diagnostics.bench.protection",
     "replacement": "titan_rl.diagnostics.bench.replacement",
     "sandbox": "titan_rl.diagnostics.bench.sandbox",
+    "plan": "titan_rl.diagnostics.bench.forecasts",
     "colocated": "titan_rl.diagnostics.bench.colocated",
+    "overlap": "titan_rl.diagnostics.bench.overlap",
     "slow-scorer": "titan_rl.diagnostics.bench.slow_scorer",
     "kernels": "titan_rl.diagnostics.bench.kernels",
     "constant-answers": "titan_rl.diagnostics.bench.constant_answers",
     "model-directories": "titan_rl.diagnostics.bench.model_directories",
+    "watch": "titan_rl.diagnostics.bench.watch",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _EVERY_SECONDS = 5.0
-"""Looking goes through all pages of a process, and holds up whoever wants more meanwhile."""
+"""By default. Looking goes through all pages of a process, and holds up whoever wants more meanwhile."""
 _MARK = "TITAN_RL_MEMORY_WATCH"
 
 
@@ -21,12 +21,12 @@ class Held:
 
 
 @contextmanager
-def memory_watch() -> Iterator[Held]:
+def memory_watch(every: float = _EVERY_SECONDS) -> Iterator[Held]:
     """Of what this process starts in between, and all that those start, whoever their parent is by then."""
     mark, held, over = uuid.uuid4().hex, Held(), threading.Event()
 
     def watch() -> None:
-        while not over.wait(_EVERY_SECONDS):
+        while not over.wait(every):
             now = _by_process(mark)
             if sum(now.values()) > held.mib:
                 held.mib, held.by_process = sum(now.values()), now

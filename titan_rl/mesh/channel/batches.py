@@ -21,7 +21,8 @@ from titan_rl.mesh.channel.tcp.client import BlockClient
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
 from titan_rl.mesh.channel.transports import RDMA
-from titan_rl.mesh.launch.this_host import has_address, host_id
+from titan_rl.mesh.launch.identity import host_identity
+from titan_rl.mesh.launch.interfaces import has_address
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class RowsHandle:
     offset: int
     nbytes: int
     checksum: int
+    host: str
+    """Whose processes map them, by its identity; empty if even its own are to read in another way."""
     rdma: Any = None
-    """An RDMABuffer, if the reader is on another host."""
+    """An RDMABuffer, if some reader does not map them."""
     tcp: tuple[Address, int] | None = None
-    """Where it is served and its number there, for readers that are not on ``host``."""
-    host: str = ""
+    """Or where they are served, and their number there."""
 
 
 class StagedRows:
@@ -46,29 +48,29 @@ class StagedRows:
     fd = -1
     """For the server (tcp/server.py: Served): it sends from memory, since the file is closed with the block."""
 
-    def __init__(self, rows: list[list], over_rdma: bool, over_tcp: bool = False, host: str = ""):
-        """``over_rdma``, ``over_tcp``: readers may be on other hosts. ``host``: whose processes need no TCP."""
+    def __init__(self, rows: list[list], over_rdma: bool, over_tcp: bool = False, maps: bool = True):
+        """``over_rdma``, ``over_tcp``: some reader may be on another host, or is to read so; ``maps``: those of this
+        one map."""
         pickled = [pickle.dumps(group, protocol=pickle.HIGHEST_PROTOCOL) for group in rows]
         self._fd = os.memfd_create("titan_rl_rows")
         for data in pickled:
             os.write(self._fd, data)
         self._memory = mmap.mmap(self._fd, sum(map(len, pickled)))
         self.memory = memoryview(self._memory)
-        self.handles, offset = [], 0
+        self.handles, offset, host = [], 0, host_identity() if maps else ""
         self._address = block_server().serve(self) if over_tcp else None
         for data in pickled:
             rdma = self._register(offset, len(data)) if over_rdma else None
             digest = xxhash.xxh3_64_intdigest(data)
             tcp = (self._address, len(self.handles)) if over_tcp else None
-            self.handles.append(RowsHandle(os.getpid(), self._fd, offset, len(data), digest, rdma, tcp, host))
+            self.handles.append(RowsHandle(os.getpid(), self._fd, offset, len(data), digest, host, rdma, tcp))
             offset += len(data)
 
     @classmethod
     def by(cls, rows: list[list], transport: str) -> "StagedRows":
         """As ``mesh.transport`` says. By itself: over TCP to whoever is on another host, if this one has an address."""
-        if transport == "auto":
-            return cls(rows, over_rdma=False, over_tcp=has_address(), host=host_id())
-        return cls(rows, over_rdma=transport in RDMA, over_tcp=transport == "tcp")
+        over_rdma, over_tcp = transport in RDMA, transport == "tcp"
+        return cls(rows, over_rdma, over_tcp or (transport == "auto" and has_address()), not (over_rdma or over_tcp))
 
     def look(self, slot: int, block: int, stamp: int) -> tuple[Status, int]:
         return (Status.READY if self.handles[block] and not slot + stamp else Status.GONE), 0
@@ -95,17 +97,19 @@ class StagedRows:
 
 
 def pull_rows(handle: RowsHandle, timeout: float) -> list[Row]:
-    """Call it inside an actor if the rows come over RDMA. Errors: ValueError if the bytes are not what was staged;
-    Refused, WrongBlock or OSError if they do not come over TCP."""
-    if handle.rdma is not None:
+    """Call it inside an actor if the rows come over RDMA. Errors: ValueError if they lie in another host's memory, or
+    the bytes are not what was staged; Refused, WrongBlock or OSError if they do not come over TCP."""
+    if handle.host == host_identity():
+        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
+            data = os.pread(file.fileno(), handle.nbytes, handle.offset)
+    elif handle.rdma is not None:
         data = torch.empty(handle.nbytes, dtype=torch.uint8)
         handle.rdma.read_into(data, timeout=math.ceil(timeout)).get()
         data = data.numpy()
-    elif handle.tcp is not None and handle.host != host_id():
+    elif handle.tcp is not None:
         data = _asked_for(handle, *handle.tcp, timeout)
     else:
-        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
-            data = os.pread(file.fileno(), handle.nbytes, handle.offset)
+        raise ValueError("a batch's rows lie in another host's memory, and are not served to others")
     if xxhash.xxh3_64_intdigest(data) != handle.checksum:
         raise ValueError("a batch's rows fail their checksum")
     return pickle.loads(data)

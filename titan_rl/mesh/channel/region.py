@@ -21,6 +21,7 @@ from titan_rl.mesh.channel.checksums import Sums, sums_for
 from titan_rl.mesh.channel.pinned import pin
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
+from titan_rl.mesh.launch.identity import host_identity
 
 NUM_SLOTS = 2
 WRITING, FAILED = -1, -2
@@ -76,6 +77,8 @@ class RegionHandle:
     """The kind of the checksums."""
     cuda: list[Any] = field(default_factory=list)
     """Of each slot, if they are on a GPU: what torch.multiprocessing needs to map it."""
+    host: str = ""
+    """By its identity."""
     rdma_header: Any = None
     rdma_blocks: list[list[Any]] = field(default_factory=list)
     """RDMABuffers ``[slot][block]``, if some reader is on another host."""
@@ -129,7 +132,8 @@ class Region:
         if over_tcp and self._address is None:
             self._address = block_server().serve(self)
         place = self.rank, os.getpid(), self.fd, self.slot_bytes
-        return RegionHandle(*place, self.blocks, self.sums, cuda, rdma_header, rdma_blocks, self._address)
+        ways = cuda, host_identity(), rdma_header, rdma_blocks, self._address
+        return RegionHandle(*place, self.blocks, self.sums, *ways)
 
     def withdraw(self) -> None:
         """Those who wait are told so, and nobody else is served."""

@@ -10,7 +10,10 @@ import torch
 
 from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.region import RegionHandle
-from titan_rl.mesh.channel.sources import SharedMemory, TornRead
+from titan_rl.mesh.channel.sources import Rdma, SharedMemory, TornRead
+from titan_rl.mesh.launch.identity import host_identity
+
+_READ_SECONDS = 60.0
 
 
 class SnapshotKeeper:
@@ -33,12 +36,30 @@ class SnapshotKeeper:
 
 def fetch_step(handle: RegionHandle, step: int) -> torch.Tensor:
     """A copy of a step (a slot, uint8), checked. Errors: TornRead."""
-    source = SharedMemory(handle)
-    stamps = [int(stamp) for stamp in source.header.stamps]
+    if handle.host not in ("", host_identity()):
+        return _fetch_from_afar(handle, step)
+    return _fetch(SharedMemory(handle), step)
+
+
+def _fetch_from_afar(handle: RegionHandle, step: int) -> torch.Tensor:
+    """What a copier on another host keeps. Inside a serial actor."""
+    source = Rdma(handle, torch.device("cpu"))
+    source.refresh_now(_READ_SECONDS)
+    return _fetch(source, step)
+
+
+def _fetch(source: SharedMemory | Rdma, step: int) -> torch.Tensor:
+    handle, stamps = source.handle, [int(stamp) for stamp in source.header.stamps]
     if step not in stamps:
         raise TornRead(f"the snapshots of rank {handle.rank} are of steps {stamps}, not {step}")
-    into = torch.empty(handle.slot_bytes, dtype=torch.uint8)
-    blocks = enumerate(handle.blocks)
-    reads = [Read(handle.rank, block, start, stop - start, start) for block, (start, stop) in blocks]
-    source.take(stamps.index(step), reads, into)
+    into, slot = torch.empty(handle.slot_bytes, dtype=torch.uint8), stamps.index(step)
+    reads = whole_slot(handle)
+    if isinstance(source, Rdma):
+        source.fetch_now(slot, reads, into, _READ_SECONDS)
+    source.take(slot, reads, into)
     return into
+
+
+def whole_slot(handle: RegionHandle) -> list[Read]:
+    """Each block to its own place."""
+    return [Read(handle.rank, block, start, stop - start, start) for block, (start, stop) in enumerate(handle.blocks)]

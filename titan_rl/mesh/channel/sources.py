@@ -110,12 +110,25 @@ class Rdma:
 
     async def fetch(self, slot: int, reads: list[Read], buffer: torch.Tensor, timeout: float) -> None:
         """All blocks in one request."""
+        await self._reading(slot, reads, buffer).submit(timeout=math.ceil(timeout))
+
+    def _reading(self, slot: int, reads: list[Read], buffer: torch.Tensor):
         from monarch.rdma import RDMAAction
 
         action = RDMAAction()
         for read in reads:
             action.read_remote(buffer[read.into : read.into + read.nbytes], self.handle.rdma_blocks[slot][read.block])
-        await action.submit(timeout=math.ceil(timeout))
+        return action
+
+    # where there is no event loop
+
+    def refresh_now(self, timeout: float) -> None:
+        """As ``refresh``."""
+        self.handle.rdma_header.read_into(self._header_bytes, timeout=math.ceil(timeout)).get()
+
+    def fetch_now(self, slot: int, reads: list[Read], buffer: torch.Tensor, timeout: float) -> None:
+        """As ``fetch``."""
+        self._reading(slot, reads, buffer).submit(timeout=math.ceil(timeout)).get()
 
     def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
         """They were fetched. Errors: TornRead if some block's checksum is not the header's."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from titan_rl.mesh.launch.this_host import host_id
+from titan_rl.mesh.launch.identity import host_identity
 
 Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp", "tcp"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
@@ -19,7 +19,7 @@ class Place:
     """Where a rank keeps its tensors."""
 
     host: str
-    """As ``host_id`` tells it."""
+    """By its identity (mesh/launch/identity.py)."""
     device: str
     """``cpu`` or ``cuda``."""
     has_ibverbs: bool = False
@@ -35,7 +35,7 @@ def here() -> Place:
     import torch
     from monarch.rdma import is_ibverbs_available
 
-    return Place(host_id(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
+    return Place(host_identity(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
 
 
 def choose_transport(setting: str, source: Place, destination: Place) -> Transport:

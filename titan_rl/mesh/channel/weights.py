@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from titan_rl.mesh.channel.plan import Box, Holding, Interner, Placed, SlotLayout, Units, split_name
-from titan_rl.mesh.channel.region import NUM_SLOTS, Region, stamp_of
+from titan_rl.mesh.channel.region import FAILED, NUM_SLOTS, Region, stamp_of
 from titan_rl.mesh.channel.slots import Copies, SlotWriter
 from titan_rl.mesh.channel.streams import stream_for
+from titan_rl.mesh.freed_memory import drop_shared_contents
 
 if TYPE_CHECKING:  # it brings TorchTitan along, which generators do without
     from titan_rl.models.shards import Shard
@@ -65,6 +66,16 @@ class WeightWriter(SlotWriter):
         if epoch is not None and epoch != self.epoch:
             raise ValueError(f"version {version} was asked for in epoch {epoch}, and this rank is in {self.epoch}")
         self.begin(stamp_of(self.epoch, version), version % NUM_SLOTS)
+
+    def keep_the_last(self) -> None:
+        """Of the versions here nobody will ask for any but the last: on a CPU the memory of the others is given back,
+        until something is written there again."""
+        self.wait()
+        stamps, slots = self.region.header.stamps, self.region.slots
+        for slot in set(range(NUM_SLOTS)) - {int(stamps.argmax())}:
+            if stamps[slot] >= 0 and slots[slot].device.type == "cpu" and not slots[slot].is_pinned():
+                stamps[slot] = FAILED
+                drop_shared_contents(slots[slot])
 
     def withdraw(self) -> None:
         """Nothing will come here any more; readers that wait are told so."""

@@ -1,19 +1,105 @@
-"""The door for launchers: how a worker loop of the mesh comes to run.
+"""The doors for launchers: how hosts of other machines come up, and how a worker loop of this one does.
 
-A launcher starts the command that it is given, and hands back a process of this machine that lives exactly as long:
-the worker loop itself (local.py), or a client that waits for it. The run watches that process. When it ends, the host
-counts as dead; when it is killed, the worker loop must end too. The command holds the address at which the worker loop
-is to listen. Today that is a socket file of this machine, so a launcher may wrap the command (``numactl``, a container
-that shares the temporary folder), but not move it to another machine.
+``HostLauncher`` (``hosts.launcher``) is for other machines. Whatever it uses, what runs on a host in the end is
+
+    titan-rl host tls://NAME:PORT            (``host_command``; NAME may be left out: the machine's own)
+
+which listens there until the run's controller is gone, or none has come in time. The run asks the launcher for a host,
+attaches to the address that it gets, and has an agent there (supervision/agent.py) that tells of processes. A host that
+is silent for ``hosts.silence`` is lost, whatever the launcher says; what it knows earlier it says by ``watch``.
+
+``Launcher`` (``mesh.launcher``) is for worker loops on this machine. It starts the command that it is given, and hands
+back a process of this machine that lives exactly as long: the worker loop itself (local.py), or a client that waits for
+it. The run watches that process. When it ends, the host counts as dead; when it is killed, the worker loop must end
+too. The command holds the address at which the worker loop is to listen, a socket file of this machine, so a launcher
+may wrap the command (``numactl``, a container that shares the temporary folder), but not move it to another machine.
 """
 
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.hosts import HostsConfig
+from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve
 from titan_rl.mesh.launch.local import LocalLauncher
+
+BUILT_IN = {"attach": "titan_rl.mesh.launch.attach:AttachLauncher"}
+"""Launchers of hosts by name."""
+
+
+# hosts of other machines
+
+
+class HostUnavailable(RuntimeError):
+    """A host did not come up, or cannot come back; says why."""
+
+
+@dataclass(frozen=True)
+class HostOrder:
+    """What a launcher is asked for."""
+
+    number: int
+    """Of the host, from 0, as the lists of ``[hosts]`` count them."""
+    attempt: int
+    """0, and one more each time that this host is asked for again after it was lost. One that comes back must listen at
+    another port: Monarch takes an address for its first process for good."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What ``titan-rl host`` must find in its environment, besides HYPERACTOR_TLS_*, which are the launcher's."""
+
+
+class HostLauncher(Protocol):
+    """Made as ``launcher(settings: HostsConfig)``, before anything starts: errors there are ConfigError, one line."""
+
+    count: int
+    """Of hosts."""
+
+    def rendezvous(self) -> str:
+        """The address at which hosts reach this process, such as ``tls://NAME:0``; port 0: any that is free."""
+        ...
+
+    async def start(self, order: HostOrder) -> str:
+        """Have a host come up; the address of its worker loop (``tls://NODE:PORT``), which may listen a moment later.
+
+        The run gives it ``mesh.start_timeout``, and starts all at once. Errors: HostUnavailable.
+        """
+        ...
+
+    async def watch(self, number: int) -> str:
+        """Until the launcher knows that a host is gone: why, in words. One that cannot know never returns."""
+        ...
+
+    async def kill(self, number: int) -> None:
+        """See to it that the host is gone, and what was reserved for it; also when it never came up, and again. Never
+        raises. Called for each host when the run ends, and for one that was lost before it is asked for again."""
+        ...
+
+
+def host_command(address: str) -> list[str]:
+    """What has to run on a host."""
+    return [sys.executable, "-m", "titan_rl.cli", "host", address]
+
+
+def make_host_launcher(settings: HostsConfig, folders: Sequence[str]) -> HostLauncher | None:
+    """None for ``local``. Errors: ConfigError, the launcher's own included."""
+    said = f"hosts.launcher = {settings.launcher!r}"
+    if not settings.is_on:
+        return None
+    if not is_reference(settings.launcher) and settings.launcher not in BUILT_IN:
+        known = nearest(settings.launcher, ["local", *BUILT_IN])
+        raise ConfigError(f"{said} is unknown: {known}; or give 'module:name' of your own")
+    found = resolve("hosts.launcher", BUILT_IN.get(settings.launcher, settings.launcher), folders)
+    check_signature(said, found, ("settings",))
+    launcher = found(settings)
+    for method in ("rendezvous", "start", "watch", "kill"):
+        if not callable(getattr(launcher, method, None)):
+            raise ConfigError(f"{said} has no {method}(...): see mesh/launch/base.py")
+    return launcher
+
+
+# worker loops of this machine
 
 
 class Launcher(Protocol):

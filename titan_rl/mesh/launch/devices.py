@@ -8,6 +8,7 @@ the one that the table gives it: what is mapped between processes (CUDA IPC) car
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.placement import PlacementConfig
@@ -55,13 +56,16 @@ class DeviceTable:
 
     def at(self, seat: Seat) -> list[tuple[str, int, int]]:
         """Who works there: (role, group, rank)."""
-        return [
-            (role, number, rank)
-            for role, groups in self.seats.items()
-            for number, group in enumerate(groups)
-            for rank, its in enumerate(group)
-            if its == seat
-        ]
+        return self._who.get(seat, [])
+
+    @cached_property
+    def _who(self) -> dict[Seat, list[tuple[str, int, int]]]:
+        found: dict[Seat, list[tuple[str, int, int]]] = {}
+        for role, groups in self.seats.items():
+            for number, group in enumerate(groups):
+                for rank, seat in enumerate(group):
+                    found.setdefault(seat, []).append((role, number, rank))
+        return found
 
     def used(self) -> list[Seat]:
         return sorted({seat for groups in self.seats.values() for group in groups for seat in group})

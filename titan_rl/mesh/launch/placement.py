@@ -1,6 +1,7 @@
 """How many cores each process gets (pure arithmetic), and the environment of each kind of process."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -21,6 +22,27 @@ def share_cores(num_cores: int, trainer_ranks: int, replicas: int, alternating: 
         return Threads(max(1, num_cores // trainer_ranks), max(1, num_cores // replicas))
     for_training = max(1, num_cores // 2)
     return Threads(max(1, for_training // trainer_ranks), max(1, (num_cores - for_training) // replicas))
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How many processes of each kind compute in a run, for hosts that have cores of their own."""
+
+    counts: Mapping[str, int]
+    """Of trainer ranks and of ranks of engines."""
+    alternating: bool
+
+    def threads(self, kind: str, num_cores: int, here: Mapping[str, int]) -> int | None:
+        """Of a process on a host of so many cores, with so many of each kind on it; None for one that does not compute.
+
+        One of a kind that is not meant to be there, but is since others are lost, counts as one more.
+        """
+        role = kind if kind in ("generator", "verifier") else "trainer"
+        if role not in self.counts:
+            return None
+        ours = max(here.get(role, 0), 1)
+        is_shared = not self.alternating and any(count for other, count in here.items() if other != role)
+        return max(1, (num_cores // 2 if is_shared else num_cores) // ours)
 
 
 def available_cores() -> int:

@@ -7,13 +7,12 @@ death.
 """
 
 import asyncio
-import os
 import shlex
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.forking import ForkServers
 from titan_rl.mesh.supervision.hosts import Host, Hosts
-from titan_rl.mesh.supervision.processes import is_gone, is_stopped, kill, new_mark, watch
+from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark
+from titan_rl.mesh.supervision.remote_hosts import RemoteHosts
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
 _STACK_SECONDS = 0.5
@@ -108,13 +108,21 @@ class ActorProcess:
     async def ask_sidecar(self, endpoint: str, *arguments):
         """Errors: ActorDied if the process is gone, or does not answer."""
         try:
-            calling = getattr(self.sidecar, endpoint).call_one(*arguments)
+            calling = getattr(self.sidecar, endpoint).call_one(*map(self.host.here, arguments))
             return await within(_SIDECAR_SECONDS, f"{endpoint} at {self.name}", calling)
         except (SupervisionError, DeadlineError) as error:
             raise ActorDied([self], f"its sidecar was asked for {endpoint}") from error
 
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal, such as SIGSTOP."""
+        return self.host.processes.is_stopped(self.pid)
+
     def kill(self) -> None:
-        kill([self.pid] if self.pid else [])
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        self.host.processes.signal([self.pid] if self.pid else [], number)
 
     def fail(self, error: BaseException) -> None:
         """It raised what it should not have: it is ended, and its owner learns why."""
@@ -124,24 +132,23 @@ class ActorProcess:
     async def kill_hung(self) -> None:
         """Its stacks go to its log first. A stopped process is woken for that."""
         self.why = "hung"
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
-            os.kill(self.pid, signal.SIGCONT)
-            await asyncio.wait({self.died}, timeout=_STACK_SECONDS)
+        self._signal(signal.SIGUSR1)
+        self._signal(signal.SIGCONT)
+        await asyncio.wait({self.died}, timeout=_STACK_SECONDS)
         self.kill()
 
 
 def _command(
-    environment: dict[str, str], forks: ForkServers, kind: str | None, logs: str | None, name: str
+    environment: dict[str, str], start: Callable[[str, list[str]], tuple[str, list[str]]], logs: str | None, name: str
 ) -> BootstrapCommand:
-    """Monarch's own command, by a fork if there is a server for that kind, behind a shell that becomes it.
+    """Monarch's own command, as ``start`` wants it (by a fork, or another Python), behind a shell that becomes it.
 
     It ignores Ctrl-C, a closed terminal, and what else is sent to all of a group (torchrun and ``timeout`` send SIGTERM
     so): the controller stops processes. (The controller cannot ignore them itself while it spawns: one that comes just
     then would be lost.) What it writes is nobody else's to read; what it prints goes to its log from the first line.
     """
     program, arguments, monarchs = _get_bootstrap_args()
-    program, arguments = forks.command(kind, program, arguments or [])
+    program, arguments = start(program, arguments or [])
     output = f" >> {shlex.quote(str(Path(logs) / name))}.txt 2>&1" if logs else ""
     ignoring = ["-c", f'trap "" INT HUP TERM; umask 077; exec "$0" "$@"{output}', program, *arguments]
     return BootstrapCommand("/bin/sh", None, ignoring, monarchs | environment)
@@ -160,10 +167,12 @@ class ActorProcesses:
         tell: Callable[..., None],
         ranks: OtherRanks | None = None,
         lost: Callable[[str], None] = lambda why: None,
+        remote: RemoteHosts | None = None,
     ):
         """``scratch``: a folder that nobody else uses. ``num_hosts``: worker loops to spread the processes over; 0 for
         none. ``tell(kind, **fields)`` is called for every start and every death. ``ranks``: torchrun's other processes
-        as hosts; ``lost(why)`` is called when one of them dies, after which torchrun ends all."""
+        as hosts; ``lost(why)`` is called when one of them dies, after which torchrun ends all. ``remote``: hosts of
+        other machines, and then nothing is spawned on this one."""
         self.logs, self.mark, self.tell, self._lost = logs, new_mark(), tell, lost
         self._environment = self.mark | {"TMPDIR": str(scratch)}
         self.hosts = Hosts(
@@ -172,6 +181,9 @@ class ActorProcesses:
             on_death=self._on_host_death,
             ranks=ranks,
         )
+        self.remote = remote
+        if remote is not None:
+            remote.tell(self._on_host_start, self._on_host_death)
         self.forks = ForkServers(scratch, fork_environment() | self._environment, logs)
         self.all: list[ActorProcess] = []
         self.are_stopping = False
@@ -182,24 +194,31 @@ class ActorProcesses:
 
     async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> ActorProcess:
         """A process with an actor of that class; it is watched as soon as its id is known. Errors: ActorDied."""
-        kind = getattr(actor, "IMPORTS", None)
         self._count += 1
         tag = f"{name.replace(' ', '_')}_{self._count}"
-        host = self.hosts.choose(_kind(name))
-        await self.forks.ready(kind)  # Monarch gives a process 30 seconds, imports included
-        command = _command(environment | self._environment, self.forks, kind, self.logs, tag)
+        host = (self.remote or self.hosts).choose(_kind(name))
+        command = await self._command_on(host, _kind(name), getattr(actor, "IMPORTS", None), environment, tag)
         procs = host.mesh.spawn_procs(name=tag, bootstrap_command=command)
         sidecar = procs.spawn(f"{tag}_sidecar", Sidecar)
-        process = ActorProcess(name, procs, procs.spawn(tag, actor, *arguments), sidecar, host)
+        working = procs.spawn(tag, actor, *map(host.here, arguments))
+        process = ActorProcess(name, procs, working, sidecar, host)
         self.all.append(process)
         process.pid = await self._start(process, tag)
         process.on_death.append(self._on_death)
-        watch(process.pid, process.end)
-        self.tell("started", name=process.name, pid=process.pid)
+        host.processes.watch(process.pid, process.end)
+        self.tell("started", name=process.name, pid=process.pid, **host.told)
         return process
 
+    async def _command_on(self, host: Host, kind: str, imports: str | None, environment: dict[str, str], tag: str):
+        """To start a process of that kind there."""
+        if host.is_remote:
+            here = environment | self.remote.environment(host, kind)
+            return _command(here, lambda _, arguments: (host.facts.python, arguments), host.facts.logs, tag)
+        await self.forks.ready(imports)  # Monarch gives a process 30 seconds, imports included
+        return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
+
     async def _start(self, process: ActorProcess, tag: str) -> int:
-        calling = process.sidecar.start.call_one(self.logs, tag)
+        calling = process.sidecar.start.call_one(process.host.facts.logs if process.host.is_remote else self.logs, tag)
         starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {process.name}", calling))
         starting.add_done_callback(retrieve_exception)  # it may fail after a cancelled spawn has stopped waiting
         try:
@@ -215,12 +234,12 @@ class ActorProcesses:
 
     def _on_death(self, process: ActorProcess) -> None:
         process.host.kinds.remove(process.kind)
-        if process.why == DIED and is_gone(process.host.pid):  # which may be told of only later
+        if process.why == DIED and process.host.processes.is_gone(process.host.pid):  # which may be told of only later
             process.why = f"lost {process.host.name}"
         if self.are_stopping or process.is_stopping:
-            self.tell("stopped", name=process.name, pid=process.pid)
+            self.tell("stopped", name=process.name, pid=process.pid, **process.host.told)
         else:
-            self.tell("died", name=process.name, pid=process.pid, why=process.why)
+            self.tell("died", name=process.name, pid=process.pid, why=process.why, **process.host.told)
 
     def _on_host_start(self, host: Host) -> None:
         self.tell("started", name=host.name, pid=host.pid)
@@ -229,10 +248,10 @@ class ActorProcesses:
         """Its processes are about to end by themselves; nobody waits for that."""
         if self.are_stopping:
             return self.tell("stopped", name=host.name, pid=host.pid)
-        self.tell("died", name=host.name, pid=host.pid, why="died")
+        self.tell("died", name=host.name, pid=host.pid, why=host.why or "died")
         if host.is_torchruns:
             self._lost(f"{host.name} (process {host.pid}) died")
-        for process in self.all:
+        for process in list(self.all):  # its owner may forget it at once
             if process.host is host and not process.is_dead:
                 process.why = f"lost {host.name}"
                 process.kill()
@@ -243,7 +262,7 @@ class ActorProcesses:
         while True:
             await asyncio.sleep(_PATROL_SECONDS)
             kill([host.pid for host in self.hosts.all if is_stopped(host.pid)])
-            stopped = {process for process in self.all if not process.is_dead and is_stopped(process.pid)}
+            stopped = {process for process in self.all if not process.is_dead and process.is_stopped}
             for process in stopped & suspects:
                 await process.kill_hung()
             suspects = stopped
@@ -254,6 +273,7 @@ class ActorProcesses:
             self.all.remove(process)
 
     def names(self) -> dict[int, str]:
-        """Process id to name, of all that live."""
+        """Process id to name, of all that live on this host: elsewhere an id is another process's."""
         hosts = {host.pid: host.name for host in self.hosts.all if not host.died.done()}
-        return hosts | {process.pid: process.name for process in self.all if not process.is_dead}
+        here = (process for process in self.all if not process.is_dead and not process.host.is_remote)
+        return hosts | {process.pid: process.name for process in here}

@@ -10,7 +10,6 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
-from titan_rl.mesh.supervision.processes import is_stopped
 
 _SETTLE_SECONDS = 10.0
 """How long the others of a group may take to end their call once one of them died."""
@@ -71,7 +70,7 @@ class _GroupCall:
         if process.is_dead:
             return Outcome(Ending.DIED)
         if not task.done():
-            return Outcome(Ending.HUNG, is_stopped=is_stopped(process.pid)) if is_late else None
+            return Outcome(Ending.HUNG, is_stopped=process.is_stopped) if is_late else None
         if task.cancelled() or task.exception() is None:
             return Outcome(Ending.ANSWERED, None if task.cancelled() else task.result())
         order = self._raised.index(place) if place in self._raised else len(self._raised)  # its callback comes next
@@ -148,7 +147,7 @@ async def _answer(process: ActorProcess, endpoint: str, arguments: tuple):
     """None if the process dies meanwhile."""
 
     async def wait():
-        return await getattr(process.actor, endpoint).call_one(*arguments)
+        return await getattr(process.actor, endpoint).call_one(*map(process.host.here, arguments))
 
     if process.is_dead:
         return None

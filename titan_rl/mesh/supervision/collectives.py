@@ -1,7 +1,10 @@
 """This process's collectives, ended from outside when a rank died that they wait for (peers.py says why)."""
 
+import os
+import socket
 import sys
 import threading
+from contextlib import closing, suppress
 
 _ended = threading.Event()
 
@@ -10,15 +13,32 @@ class PeerGone(RuntimeError):
     """A collective came to an end since a peer had died: what it gave is worth nothing."""
 
 
-def end_collectives() -> bool:
+def end_collectives(lost: str = "") -> bool:
     """Abort this process's NCCL groups, from any thread; whether there were any. What waits for them goes on with
-    whatever lies in its memory, or raises."""
+    whatever lies in its memory, or raises. ``lost``: the address of a host that is gone, if one is: what waits for
+    gloo's peers there raises, as if they had hung up."""
+    if lost:
+        hang_up(lost)
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized() or "nccl" not in distributed.get_backend():
         return False
     _ended.set()  # before anybody can go on
     distributed.distributed_c10d._abort_process_group()
     return True
+
+
+def hang_up(address: str) -> None:
+    """End all of this process's TCP connections to a host."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError), closing(socket.socket(fileno=os.dup(descriptor))) as connection:
+            if connection.type == socket.SOCK_STREAM and _peer(connection) == address:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peer(connection: socket.socket) -> str:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    return connection.getpeername()[0].removeprefix("::ffff:")
 
 
 def check_peers() -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.actor import attach_to_workers, this_host
 from monarch.job import new_service_proc_id, service_proc_addr
@@ -19,7 +19,11 @@ from monarch.job import new_service_proc_id, service_proc_addr
 from titan_rl.mesh.launch.base import Launcher
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.supervision.logs import log_file
+from titan_rl.mesh.supervision.process_table import LOCAL, ProcessTable
 from titan_rl.mesh.supervision.processes import watch
+
+if TYPE_CHECKING:
+    from titan_rl.mesh.supervision.agent import HostFacts
 
 
 @dataclass(eq=False)
@@ -34,6 +38,37 @@ class Host:
     """Of the processes that it runs."""
     is_torchruns: bool = False
     """Whether torchrun ends everything when it dies."""
+    processes: ProcessTable = LOCAL
+    number: int = -1
+    """Of a host of another machine, as are these:"""
+    facts: "HostFacts | None" = None
+    agent: Any = None
+    why: str = ""
+    """How it was lost."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """Where what is below these paths of the controller is on the host."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is another machine than the controller's."""
+        return self.facts is not None
+
+    @property
+    def told(self) -> dict[str, str]:
+        """In an event about a process: where it is, if that is another machine."""
+        return {"host": self.name} if self.is_remote else {}
+
+    def folder(self, scratch: Path) -> Path:
+        """For what a run leaves lying: ``scratch`` on the controller's host, and that of the host's own elsewhere."""
+        return Path(self.facts.scratch) if self.is_remote else scratch
+
+    def here(self, argument: Any) -> Any:
+        """An argument of a call as it is meant there: a path below those of ``paths`` is another one."""
+        if isinstance(argument, str):
+            for path, there in self.paths.items():
+                if argument == path or argument.startswith(f"{path}/"):
+                    return there + argument[len(path) :]
+        return argument
 
 
 class Hosts:

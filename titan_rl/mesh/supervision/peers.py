@@ -2,6 +2,8 @@
 
     a rank dies ─▶ the controller tells its peers' sidecars ─▶ they abort NCCL ─▶ the kernels end ─▶ the peers raise
 
+Where a whole host is gone without a word, gloo waits, too: its connections to that host are closed then.
+
 Without that a peer would be killed as hung, and what it keeps for others would go with it. Here is the controller's
 part; that of the peers' processes is in collectives.py.
 """
@@ -30,11 +32,17 @@ class PeersAreTold:
         if dead in peers and not dead.is_stopping:
             for peer in peers:
                 if not peer.is_dead:
-                    self._background.start(self._tell(peer))
+                    self._background.start(self._tell(peer, _lost_with(dead)))
 
-    async def _tell(self, peer: ActorProcess) -> None:
+    async def _tell(self, peer: ActorProcess, lost: str) -> None:
         with suppress(ActorDied):  # its owner knows, or will: it is killed as hung then
-            await peer.ask_sidecar("end_collectives")
+            await peer.ask_sidecar("end_collectives", lost)
 
     def stop(self) -> None:
         self._background.cancel()
+
+
+def _lost_with(dead: ActorProcess) -> str:
+    """The address of a host that is lost with it; empty if only the process is dead, and its kernel has said so."""
+    host = dead.host
+    return host.facts.address if host.is_remote and host.died.done() else ""

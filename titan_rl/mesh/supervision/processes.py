@@ -50,6 +50,17 @@ def watch(pid: int, ended: Callable[[], None]) -> None:
     loop.add_reader(descriptor, on_end)
 
 
+def parents(pid: int) -> Iterator[int]:
+    """Of a process, from the nearest on, as far as they are to be seen."""
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+        if pid:
+            yield pid
+
+
 def is_stopped(pid: int) -> bool:
     """By a signal, such as SIGSTOP."""
     with suppress(OSError), open(f"/proc/{pid}/stat") as file:
@@ -80,26 +91,28 @@ def memory_bytes(pid: int) -> int:
 
 
 def kill(pids: Iterable[int]) -> None:
-    _signal(pids, signal.SIGKILL)
+    send(pids, signal.SIGKILL)
 
 
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+def send(pids: Iterable[int], number: int) -> None:
+    """A signal, to those that are there."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def ending(mark: dict[str, str], seconds: float) -> Iterator[None]:
-    """Kill the processes that carry the mark, but not this one: to be iterated, with a pause each time.
+def ending(mark: dict[str, str], seconds: float, sparing: Iterable[int] = ()) -> Iterator[None]:
+    """Kill the processes that carry the mark, but not this one, and not those to spare: to be iterated, with a pause
+    each time.
 
     Over when none is left, or after ``seconds``. Python's resource trackers come last: they end by themselves once
     those that they work for have, and remove what these left in shared memory. One that is stopped is woken for that.
     """
-    deadline = time.monotonic() + seconds
-    while (left := set(running(mark)) - {os.getpid()}) and time.monotonic() < deadline:
+    deadline, spared = time.monotonic() + seconds, {os.getpid(), *sparing}
+    while (left := set(running(mark)) - spared) and time.monotonic() < deadline:
         is_late = time.monotonic() > deadline - _TRACKER_SECONDS
         trackers = set() if is_late else set(filter(_is_tracker, left))
-        _signal(trackers, signal.SIGCONT)
+        send(trackers, signal.SIGCONT)
         kill(left - trackers)
         yield
 

@@ -30,9 +30,18 @@ class Sidecar(Actor):
         return os.getpid()
 
     @endpoint
-    def end_collectives(self) -> bool:
-        """A peer is dead: those of NCCL would wait for it."""
-        return end_collectives()
+    def open_store(self, address: str) -> str:
+        """Be where ranks of other hosts meet, in the place of the store before; where that is."""
+        from titan_rl.mesh.launch.rendezvous import open_store
+
+        self._store, place = open_store(address)
+        return place
+
+    @endpoint
+    def end_collectives(self, lost: str = "") -> bool:
+        """A peer is dead: those of NCCL would wait for it, and those of gloo, too, if its host is gone without a word.
+        ``lost``: that host's address."""
+        return end_collectives(lost)
 
     @endpoint
     def keep(self, handle) -> None:

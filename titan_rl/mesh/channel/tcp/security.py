@@ -8,7 +8,9 @@ import os
 import ssl
 from functools import cache
 
-_VARIABLES = ("HYPERACTOR_TLS_CERT", "HYPERACTOR_TLS_KEY", "HYPERACTOR_TLS_CA")
+from titan_rl.mesh.launch.certificates import VARIABLES
+
+_VARIABLES = tuple(VARIABLES)
 
 
 def certificate_files() -> tuple[str, str, str] | None:

@@ -24,7 +24,7 @@ from titan_rl.mesh.channel.tcp.protocol import (
     Status,
 )
 from titan_rl.mesh.channel.tcp.security import accepted, certificate_files
-from titan_rl.mesh.launch.this_host import host_address
+from titan_rl.mesh.launch.interfaces import host_address
 
 _HANDSHAKE_SECONDS, _IDLE_SECONDS, _SEND_SECONDS = 10.0, 60.0, 60.0
 """How long a client may take to show who it is; between two requests; to take any bytes."""
@@ -76,7 +76,8 @@ class BlockServer:
     def __init__(self, host: str):
         """Errors: OSError if nothing can listen there; ValueError if only some of TLS's variables are set."""
         self.host, self._certificate = host, certificate_files()
-        self._listener = socket.create_server((host, 0), backlog=128)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port, self._token = self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)
         self._served: dict[int, Served] = {}
         self._numbers = iter(range(1, 1 << 32))

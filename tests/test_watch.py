@@ -1,0 +1,256 @@
+"""The page that looks inside runs: who is let in, what is shown of hostile text, what a selection asks."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import watched_run
+
+from titan_rl.cli import main
+from titan_rl.data.types import Provenance, Rollout, Turn
+from titan_rl.diagnostics.bench.browser import browser_page, why_no_browser
+from titan_rl.diagnostics.bench.watch import served
+from titan_rl.diagnostics.web.facts import account_of, actors_of, faults_of, plain_events, state_of
+from titan_rl.diagnostics.web.guard import Guard
+from titan_rl.diagnostics.web.index import RolloutIndex
+from titan_rl.diagnostics.web.selection import Selection
+from titan_rl.diagnostics.web.timeline import busy_share, draw
+from titan_rl.diagnostics.web.tokens import COLOURS, Tokens, facts_of
+from titan_rl.mesh.step_record import ActorSpan
+from titan_rl.records.rundir import RunDir
+
+EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">'\"><b>{{7*7}}\x1b[2J"
+
+
+# the guard
+
+PORT, TOKEN = 4321, "secret"
+
+
+def asked(kind: str = "http", query: str = "", **headers: str) -> list[dict]:
+    """What the guard, or the application behind it, sends."""
+    sent: list[dict] = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    told = {"host": f"127.0.0.1:{PORT}"} | headers
+    scope = {
+        "type": kind,
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+    }
+    asyncio.run(Guard(app, TOKEN, PORT)(scope, None, send))
+    return sent
+
+
+def is_let_in(sent: list[dict]) -> bool:
+    return sent[0].get("status") == 200
+
+
+COOKIE = f"titan_rl_{PORT}={TOKEN}"
+
+
+@pytest.mark.parametrize(
+    "query, headers",
+    [
+        (f"token={TOKEN}", {}),
+        ("", {"cookie": COOKIE}),
+        ("", {"cookie": f"other=1; {COOKIE}", "origin": f"http://127.0.0.1:{PORT}"}),
+        (f"token={TOKEN}", {"host": f"localhost:{PORT}"}),
+    ],
+)
+def test_who_has_the_token_is_let_in(query, headers):
+    for kind in ("http", "websocket"):
+        assert is_let_in(asked(kind, query, **headers))
+
+
+@pytest.mark.parametrize(
+    "query, headers",
+    [
+        ("", {}),
+        ("token=", {}),
+        ("token=secre", {}),
+        ("token=%ff%fe", {}),
+        ("", {"cookie": f"titan_rl_{PORT + 1}={TOKEN}"}),
+        ("", {"cookie": "\x00=;;;"}),
+        (f"token={TOKEN}", {"host": f"evil.example:{PORT}"}),  # a name that leads here
+        (f"token={TOKEN}", {"host": "127.0.0.1"}),
+        ("", {"cookie": COOKIE, "origin": "http://evil.example"}),
+        ("", {"cookie": COOKIE, "origin": f"http://127.0.0.1:{PORT + 1}"}),  # cookies ignore ports
+    ],
+)
+def test_nobody_else_is(query, headers):
+    assert asked("http", query, **headers)[0]["status"] == 403
+    assert asked("websocket", query, **headers)[0]["type"] == "websocket.close"
+
+
+def test_the_address_leaves_a_cookie_and_nothing_may_be_loaded_from_elsewhere():
+    headers = dict(asked("http", f"token={TOKEN}")[0]["headers"])
+    assert b"HttpOnly; SameSite=Strict" in headers[b"set-cookie"]
+    assert b"default-src 'self'" in headers[b"content-security-policy"]
+    assert b"set-cookie" not in dict(asked("http", "", cookie=COOKIE)[0]["headers"])
+
+
+# what is shown
+
+
+def rollout(text: str = "7") -> Rollout:
+    provenance = np.array([0, 1, 1, 2], np.int8)
+    return Rollout(
+        *("train/0000001", 0, np.arange(4, dtype=np.int32), provenance),
+        *(np.array([0, -1, -2, 0], np.float32), np.array([-1, 3, 3, -1], np.int32), [Turn(1, 3, "stop")], "ok"),
+        reward=0.5,
+        reward_parts={EVIL: 0.5},
+        text=text,
+    )
+
+
+def trained() -> dict:
+    return {"trainer_logprobs": [-1.5, -2.0], "advantages": [0.25, 0.25], "disagreement": 0.25, "advantage": 0.25}
+
+
+@pytest.mark.parametrize("by", COLOURS)
+def test_what_a_model_wrote_is_text(by):
+    shown = Tokens(rollout(), ["<b>", EVIL, "é\n", "\x1b[2J"], trained()).html(by)
+    assert "<script" not in shown and "<img" not in shown and "\x1b" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+def test_a_token_tells_both_sides():
+    tokens = Tokens(rollout(), ["a", "b", "c", "d"], trained())
+    np.testing.assert_allclose(tokens.disagreement_T, [np.nan, 0.5, 0.0, np.nan])
+    shown = tokens.html("provenance")
+    assert "trainer logprob -1.5000" in shown and "logprob -1.0000" in shown and "advantage 0.25" in shown
+    assert shown.count("not trained on") == 2
+    assert dict(facts_of(tokens, "no_peers"))["trained on"] == "no: no_peers"
+    assert np.isnan(Tokens(rollout(), list("abcd")).trainer_T).all()
+
+
+def test_provenance_has_a_look_of_its_own_for_each():
+    from titan_rl.diagnostics.web.style import CSS
+
+    assert all(f".tok-{who.name.lower()} " in CSS for who in Provenance)
+
+
+# the time line
+
+
+def test_a_bubble_is_what_nothing_covers():
+    spans = [ActorSpan("a", "generate", 0.0, 1.0), ActorSpan("a", "generate", 0.5, 1.0)]
+    assert busy_share(spans, 0.0, 3.0) == pytest.approx(0.5)
+    assert busy_share([ActorSpan("controller", "wait for rollouts", 0.0, 3.0)], 0.0, 3.0) == 0
+    assert "<script" not in draw([ActorSpan(EVIL, EVIL, 0.0, 1.0)]) and draw([]) == ""
+
+
+# the rollouts
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("made") / "run"
+    watched_run.make(root, EVIL)
+    return root
+
+
+@pytest.fixture(scope="module")
+def index(made) -> RolloutIndex:
+    found = RolloutIndex(RunDir(made))
+    assert found.refresh() and not found.refresh() and not found.damaged
+    return found
+
+
+def test_every_rollout_is_in_the_index(index):
+    page = index.page(Selection(), 0, 10)
+    assert page.count == index.num_rollouts == 3 * 128 and len(page.rows) == 10
+    assert page.rows[0]["step"] == 3 and page.rows[0]["staleness"] in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "selection, holds",
+    [
+        (Selection(ranges={"reward": (1, None)}), lambda row: row["reward"] == 1),
+        (Selection(ranges={"length": (20, 40)}), lambda row: 20 <= row["length"] <= 40),
+        (Selection(status="truncated"), lambda row: row["status"] == row["why"] == "truncated"),
+        (Selection(outcome="discarded"), lambda row: row["why"]),
+        (Selection(outcome="trained"), lambda row: not row["why"]),
+        (Selection(task="gcd"), lambda row: row["task"] == "gcd"),
+        (Selection(text="CARRY"), lambda row: True),
+        (Selection(ranges={"disagreement": (0.008, None)}), lambda row: row["disagreement"] >= 0.008),
+    ],
+)
+def test_a_selection_finds_what_is_like_it(index, selection, holds):
+    page = index.page(selection, 0, 1000)
+    assert 0 < page.count == len(page.rows) < 3 * 128 and all(map(holds, page.rows))
+
+
+def test_text_is_sought_as_it_is(index):
+    assert index.page(Selection(text="<script>document"), 0, 5).count == 1
+    assert index.page(Selection(text="' or 1=1 --"), 0, 5).count == 0
+    assert index.page(Selection(text="%"), 0, 5).count == 0
+    for wrong in (Selection(sort="1; drop table rollouts"), Selection(ranges={"x": (1, 2)})):
+        with pytest.raises(KeyError):
+            index.page(wrong, 0, 1)
+
+
+def test_order(index):
+    rows = index.page(Selection(sort="disagreement"), 0, 400).rows
+    values = [row["disagreement"] for row in rows]
+    assert values == sorted(values, reverse=True)
+
+
+def test_links_are_not_followed_and_damage_is_named(tmp_path, made):
+    run_dir = watched_run.make(tmp_path / "run")
+    os.symlink(made / "rollouts" / "step-000001.parquet", run_dir.rollouts / "step-000007.parquet")
+    (run_dir.rollouts / "step-000008.parquet").write_bytes(b"PAR1 no file at all PAR1")
+    (run_dir.trained / "step-000002.parquet").write_bytes(b"nor this")
+    index = RolloutIndex(run_dir)
+    index.refresh()
+    assert index.num_rollouts == 3 * 128
+    assert set(index.damaged) >= {"trained/step-000002.parquet"} and len(index.damaged) <= 3
+    with pytest.raises(Exception, match="(?i)permission|disabled"):
+        index._db.execute(f"select * from read_parquet('{made}/rollouts/step-000001.parquet')")
+
+
+def test_what_the_directory_says(made):
+    run_dir = RunDir(made)
+    events = plain_events(run_dir)
+    assert state_of(run_dir) == ("ended", "completed at step 3")
+    assert dict(account_of(run_dir))["issued"] == 3 * 128
+    [fault] = faults_of(events)
+    assert fault.what == "generator 1 died" and fault.mended.startswith("replaced after")
+    assert {actor.name: actor.deaths for actor in actors_of(run_dir, events)}["generator 1"] == 1
+
+
+# the command
+
+
+def test_what_is_no_run_is_one_line(tmp_path, capsys):
+    for arguments in ([str(tmp_path / "nowhere")], [str(tmp_path)]):
+        assert main(["watch", *arguments]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
+def test_in_a_browser(made):
+    """Every view is drawn, hostile answers are text, nothing is asked of anybody else, and Ctrl-C ends it."""
+    with served(made) as address, browser_page() as page:
+        for view, shown in SimpleNamespace(
+            curves=".panels canvas", steps=".tl-row", mesh="table.plain"
+        ).__dict__.items():
+            page.goto(f"{address}&view={view}")
+            page.wait_for_selector(shown)
+        page.goto(f"{address}&view=rollouts")
+        page.get_by_label("search answers and prompts").fill("<script>")
+        page.wait_for_selector("text=1 rollouts")
+        page.locator(".rollouts tbody tr").first.click()
+        page.wait_for_selector(".tok span")
+        assert "forged" not in page.title()
+        assert not page.elsewhere and not page.told

@@ -1,0 +1,9 @@
+"""``titan-rl doctor CONFIG``: a run is looked over before it begins, with its own actors, for the bugs that are silent.
+
+    checks.py ──▶ visit.py ──▶ one finding a check ──▶ command.py
+                  │  ▲
+                  ▼  └── reward_probes.py: what answers of known worth earn, by the run's own scorer
+                patient.py: the actors, started once beside no run, and what can be asked of them
+
+A check is a function of the visit: it says what it saw, or raises ``Wrong`` or ``NotLookedAt``. Nothing here mends.
+"""

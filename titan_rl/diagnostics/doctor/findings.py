@@ -1,0 +1,62 @@
+"""What a check is, and what comes of one."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["passed", "wrong", "not looked at"]
+
+
+class Wrong(Exception):
+    """A check found a bug: what is wrong, and the numbers that show it."""
+
+    def __init__(self, says: str, evidence: str):
+        super().__init__(f"{says}: {evidence}")
+        self.says, self.evidence = says, evidence
+
+
+class NotLookedAt(Exception):
+    """There is nothing to check, or no way to; says why."""
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    about: str
+    """What holds if it passes."""
+    mend: str
+    """What to do if it does not."""
+    look: Callable[[Any], Awaitable[str]]
+    """Of a visit: what was seen. Errors: Wrong; NotLookedAt."""
+    needs: frozenset[str] = frozenset()
+    """Parts of the mesh (mesh.meshes.ALL_PARTS); none: it is looked at before any actor is started."""
+    after: tuple[str, ...] = ()
+    """Checks that must not have failed, since this one could not tell their bugs from its own."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: Check
+    status: Status
+    says: str
+    """What was seen; what is wrong; or why nothing was looked at."""
+    evidence: str = ""
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        """For people."""
+        if self.status == "wrong":
+            return f"WRONG    {self.check.name}: {self.says}: {self.evidence}. {self.check.mend}"
+        mark = "passed" if self.status == "passed" else "-"
+        return f"{mark:<8} {self.check.name}: {self.says}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check.name,
+            "about": self.check.about,
+            "status": self.status,
+            "says": self.says,
+            "evidence": self.evidence,
+            "mend": self.check.mend if self.status == "wrong" else "",
+            "seconds": round(self.seconds, 3),
+        }

@@ -1,0 +1,159 @@
+"""What actors are asked, inside their processes (``examine`` of actors/). Generators import this file, so it must not
+import the controller's side of the mesh (as diagnostics/bench/weight_actors.py has it)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors import safe_open
+
+from titan_rl.mesh.channel.plan import Box
+
+_PROBES = ("12+3=", "What is 7 times 8?", "  two  spaces\n", "naïve — 東京", "<|im_end|>", "<eos>")
+"""Texts that tokenizers read differently."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor, as a generator has it."""
+
+    name: str
+    box: Box
+    dtype: str
+    checksum: str
+
+
+def _checksum(values: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+# of an engine
+
+
+def fetched_pieces(engine) -> list[Piece]:
+    """All that this rank has fetched of the version that it uses."""
+    return [
+        Piece(name, box, str(values.dtype).removeprefix("torch."), _checksum(values))
+        for name, _, box, values in engine.reader.pieces()
+    ]
+
+
+# of a learner
+
+
+@torch.no_grad()
+def unlike_pieces(learner, pieces: Sequence[Piece]) -> tuple[int, list[str]]:
+    """How many of these boxes lie in this rank's weights, and the names of those whose values are others."""
+    found, unlike = 0, []
+    shards: dict[str, list] = {}
+    for shard in learner.shards():
+        shards.setdefault(shard.name, []).append(shard)
+    for piece in pieces:
+        for shard in shards.get(piece.name, ()):
+            outer = Box(shard.start, tuple(shard.tensor.shape))
+            if outer.intersect(piece.box) != piece.box:
+                continue
+            part = piece.box.within(outer)
+            values = shard.tensor[part] if shard.low_rank is None else shard.merged(part)
+            found += 1
+            if _checksum(values.to(getattr(torch, piece.dtype))) != piece.checksum:
+                unlike.append(piece.name)
+    return found, unlike
+
+
+@torch.no_grad()
+def unlike_files(learner, files: Mapping[str, Path]) -> tuple[int, list[str]]:
+    """How many boxes of tensors this rank's weights were compared with, ``files`` by the tensors' names, and the names
+    of those that are others, or that no file has."""
+    count, unlike, opened = 0, [], {}
+    for shard in learner.shards():
+        count += 1
+        if shard.name not in files:
+            unlike.append(shard.name)
+            continue
+        file = opened.setdefault(files[shard.name], safe_open(files[shard.name], "pt"))
+        place = tuple(slice(a, a + n) for a, n in zip(shard.start, shard.tensor.shape, strict=True))
+        values = file.get_slice(shard.name)[place] if shard.tensor.dim() else file.get_tensor(shard.name)
+        if not torch.equal(values.to(shard.tensor.dtype), shard.tensor.detach().cpu()):
+            unlike.append(shard.name)
+    return count, unlike
+
+
+def policy_digest(learner) -> str:
+    return learner.policy.digest()
+
+
+def learned_digests(learner) -> str:
+    """Of all that an update may change: digests of the weights, with adapters."""
+    hasher = xxhash.xxh3_128()
+    for _, parameter in learner.weights():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        hasher.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return hasher.hexdigest()
+
+
+def gradient_size(learner) -> float:
+    """The sum of the gradient's absolute values, of this rank's part: what an AdamW step of a small rate takes off the
+    loss, for a rate of 1."""
+    total = 0.0
+    for part in learner.model_parts:
+        for parameter in part.parameters():
+            if parameter.grad is not None:
+                local = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
+                total += float(local.abs().sum())
+    return total
+
+
+def take_rate(learner, rate: float) -> None:
+    """The learning rate of the next update."""
+    for optimizer in learner.optimizer.optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def forget_gradients(learner) -> None:
+    learner.optimizer.zero_grad()
+
+
+def trainable_roles(learner) -> list[str]:
+    """Roles that never learn, and of which a parameter takes a gradient or is in the optimizer."""
+    optimized = {id(p) for one in learner.optimizer.optimizers for group in one.param_groups for p in group["params"]}
+    found = []
+    for name, role in learner.roles.items():
+        if role.model is learner.policy:  # with its adapters off
+            continue
+        parameters = [p for part in role.model.parts for p in part.parameters()]
+        if any(p.requires_grad or id(p) in optimized for p in parameters):
+            found.append(name)
+    return found
+
+
+def device_bytes(_) -> tuple[int, int]:
+    """What this process holds of its GPU at the most, and what the GPU has; zeros without one."""
+    if not torch.cuda.is_available():
+        return 0, 0
+    return torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
+# of a verifier, and of a tokenizer here
+
+
+def tokenizer_facts(tokenizer) -> dict[str, object]:
+    """What must be the same wherever text becomes tokens."""
+    facts: dict[str, object] = {f"special {name}": value for name, value in tokenizer.special_tokens_map.items()}
+    facts |= {"end of sequence": tokenizer.eos_token_id, "size": len(tokenizer)}
+    facts["chat template"] = getattr(tokenizer, "chat_template", None)
+    for text in _PROBES:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        facts[f"tokens of {text!r}"] = tokens
+        facts[f"text of {text!r}"] = tokenizer.decode(tokens)
+    return facts
+
+
+def verifier_facts(verifier) -> dict[str, object]:
+    return tokenizer_facts(verifier.tokenizer)

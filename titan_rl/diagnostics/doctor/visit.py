@@ -1,0 +1,72 @@
+"""One examination: what checks look at, made once when the first of them wants it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from titan_rl.controller.preflight import Checked
+from titan_rl.data.types import Group
+from titan_rl.diagnostics.doctor.agreement import Limits, limits
+from titan_rl.diagnostics.doctor.bandit import Bandit, make_bandit
+from titan_rl.diagnostics.doctor.findings import NotLookedAt
+from titan_rl.diagnostics.doctor.patient import Patient, Reading
+from titan_rl.diagnostics.doctor.reward_probes import Earned, probe_rewards
+
+
+@dataclass
+class Visit:
+    """``patient``: None until actors are up."""
+
+    checked: Checked
+    folder: Path
+    patient: Patient | None = None
+    long_prompt: np.ndarray | None = None
+    """One that engines had in their caches before the last update."""
+    _bandit: Bandit | None = None
+    _earned: Earned | None = None
+    _groups: list[Group] = field(default_factory=list)
+    _reading: Reading | None = None
+
+    @property
+    def limits(self) -> Limits:
+        dtype = self.checked.titan.training.mixed_precision_param
+        return limits(self.checked.config.generator.dtype, dtype)
+
+    async def earned(self) -> Earned:
+        """What answers of known worth earn. Errors: NotLookedAt."""
+        if self._earned is None:
+            self._earned = await probe_rewards(self.checked)
+        return self._earned
+
+    async def groups(self) -> list[Group]:
+        """Answers to the run's own prompts under the weights that it begins with. Errors: NotLookedAt if none is of
+        use."""
+        if not self._groups:
+            await self.patient.sync()
+            sampled = await self.patient.sample_groups()
+            self._groups = usable(sampled)
+        return self._groups
+
+    async def reading(self) -> Reading:
+        """Of these."""
+        if self._reading is None:
+            self._reading = await self.patient.read(self.patient.batch(await self.groups()))
+        return self._reading
+
+    async def bandit(self) -> Bandit:
+        """Errors: NotLookedAt."""
+        if self._bandit is None:
+            self._bandit = await make_bandit(self.patient, await self.groups())
+        return self._bandit
+
+
+def usable(groups: list[Group]) -> list[Group]:
+    """Those with an answer that may be trained on. Errors: NotLookedAt."""
+    for group in groups:
+        group.rollouts = [rollout for rollout in group.rollouts if rollout.status in ("ok", "truncated")]
+    found = [group for group in groups if len(group.rollouts) > 1]
+    if not found:
+        refused = next((group.refused for group in groups if group.refused), "no answer was scored")
+        raise NotLookedAt(f"no answer to the run's prompts can be trained on: {refused}")
+    return found

@@ -1,0 +1,165 @@
+"""Weights: which were loaded, what an update and a sync change, and what they must leave alone."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+from titan_rl.data.types import Completion
+from titan_rl.diagnostics.doctor import probes
+from titan_rl.diagnostics.doctor.agreement import compare
+from titan_rl.diagnostics.doctor.bandit import Bandit
+from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.patient import Patient, sample_of
+from titan_rl.diagnostics.doctor.visit import Visit, usable
+from titan_rl.models.device import DEVICE_TYPE
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_SEEDS, _TOKENS = 8, 8
+_LONG = 96
+"""Tokens of a prompt that fills blocks of a prefix cache."""
+
+
+# what was loaded
+
+
+def named_files(path: Path) -> dict[str, Path]:
+    """Tensor to file: by the index, or of the one file. Read here anew, since the run's own reader is on trial."""
+    if (path / _INDEX).is_file():
+        return {name: path / file for name, file in json.loads((path / _INDEX).read_text())["weight_map"].items()}
+    files = [path / _SINGLE] if (path / _SINGLE).is_file() else sorted(path.glob("*.safetensors"))[:1]
+    return {name: file for file in files for name in _names(file)}
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, "pt") as tensors:
+        return list(tensors.keys())
+
+
+def stale_file(path: Path) -> str:
+    """Weights that lie beside those which are named, under the same tensors' names; empty if there are none."""
+    named = named_files(path)
+    for file in sorted(set(path.glob("*.safetensors")) - set(named.values())):
+        if alike := sorted(set(_names(file)) & set(named)):
+            return f"{file.name} holds {alike[0]}" + (f" and {len(alike) - 1} more" if len(alike) > 1 else "")
+    return ""
+
+
+async def loaded(visit: Visit) -> str:
+    """The trainer's weights are those of the files that the index names, and no other file claims to be them."""
+    patient = visit.patient
+    files = named_files(Path(patient.path))
+    if stale := stale_file(Path(patient.path)):
+        raise Wrong(f"{patient.path} holds weights that its index does not name", f"{stale}, which are not read here")
+    if visit.checked.algorithm.head == "value" or visit.checked.config.lora.adapter:
+        raise NotLookedAt("the model that learns is not the directory's alone: a head or an adapter is added")
+    answers = await patient.ask_trainer(partial(probes.unlike_files, files=files))
+    if unlike := sorted({name for _, names in answers for name in names}):
+        evidence = f"{unlike[0]} is not what {files.get(unlike[0], 'the directory')} holds, and {len(unlike) - 1} more"
+        raise Wrong("the trainer's weights are not those that the model's index names", evidence)
+    return f"{len(files)} tensors of {len(set(files.values()))} files, and no other file of such"
+
+
+# what an update changes
+
+
+async def still(visit: Visit) -> str:
+    """An update at a learning rate of 0, and the sync after it, change no bit of a weight and none of an answer."""
+    patient, bandit = visit.patient, await visit.bandit()
+    before, said = await patient.ask_trainer(probes.learned_digests), await _answers(patient, bandit, "still")
+    await patient.read(bandit.batch)
+    await patient.ask_trainer(partial(probes.take_rate, rate=0.0))
+    await patient.update()
+    if await patient.ask_trainer(probes.learned_digests) != before:
+        raise Wrong("an update at a learning rate of 0 changes weights", "their digest is another one after it")
+    await patient.sync()
+    again = await _answers(patient, bandit, "still")
+    if (far := _difference(said, again)) > (0.0 if DEVICE_TYPE == "cpu" else visit.limits.token):
+        evidence = f"log-probabilities of the same seeds differ by up to {far:.2e}"
+        raise Wrong("a sync of unchanged weights changes answers", evidence)
+    return f"weights and {sum(len(each.tokens) for each in said)} sampled tokens are the same, bit for bit"
+
+
+async def _answers(patient: Patient, bandit: Bandit, name: str) -> list[Completion]:
+    return await patient.complete(bandit.prompt, _SEEDS, _TOKENS, name)
+
+
+def _difference(said: list[Completion], again: list[Completion]) -> float:
+    """The largest of two log-probabilities of one place; infinite if other tokens were drawn."""
+    if any(not np.array_equal(a.tokens, b.tokens) for a, b in zip(said, again, strict=True)):
+        return float("inf")
+    return max(float(np.abs(a.logprobs - b.logprobs).max()) for a, b in zip(said, again, strict=True))
+
+
+# what a sync changes
+
+
+async def sync(visit: Visit) -> str:
+    """After an update generators have the new weights, all of them, and say so."""
+    patient, bandit = visit.patient, await visit.bandit()
+    said = await _answers(patient, bandit, "sync")
+    visit.long_prompt = await _ask_long(patient, bandit.prompt)
+    before = await patient.ask_trainer(probes.learned_digests)
+    await bandit.move(patient)
+    if await patient.ask_trainer(probes.learned_digests) == before:
+        raise Wrong("an update changes no weight", "their digest is what it was")
+    version = await patient.sync()
+    pieces = [piece for rank in await patient.ask_generators(probes.fetched_pieces) for piece in rank]
+    found = await patient.ask_trainer(partial(probes.unlike_pieces, pieces=pieces))
+    if unlike := sorted({name for _, names in found for name in names}):
+        raise Wrong("generators fetched other bytes than the trainer has", f"{unlike[0]} and {len(unlike) - 1} more")
+    groups = usable(await patient.sample_groups())
+    labels = {int(v) for g in groups for r in g.rollouts for v in r.versions if v >= 0}
+    if labels != {version}:
+        evidence = f"version {version} is live, tokens sampled after it say {sorted(labels)}"
+        raise Wrong("tokens are labelled with a version that did not make them", evidence)
+    reading = await patient.read(patient.batch(groups))
+    told = compare(reading.tokens, visit.limits, "tokens that were sampled after an update")
+    if _difference(said, await _answers(patient, bandit, "sync")) == 0.0:
+        raise Wrong("generators answer as they did before the update", f"{_SEEDS} answers are the same, bit for bit")
+    return f"{len(pieces)} pieces as the trainer has them; {told}"
+
+
+async def _ask_long(patient: Patient, prompt: np.ndarray) -> np.ndarray:
+    """A prompt of many blocks, which is in the engines' caches from now on."""
+    long = np.resize(prompt, min(_LONG, patient.meshes.max_tokens - _TOKENS - 1)).astype(np.int32)
+    for _ in range(2 * len(patient.meshes.generators.replicas)):
+        await patient.complete(long, 2, 1)
+    return long
+
+
+async def cache(visit: Visit) -> str:
+    """A prompt that was asked before the update is answered by the weights that came after it."""
+    patient, long = visit.patient, visit.long_prompt
+    if long is None:
+        raise NotLookedAt("nothing was asked before an update")
+    answers = await patient.complete(long, _SEEDS, _TOKENS)
+    samples = [sample_of(long, answer, "doctor/cache", number) for number, answer in enumerate(answers)]
+    reading = await patient.read(patient.batch_of_samples([samples]))
+    told = compare(reading.tokens, visit.limits, "prompts that were asked before the update, too")
+    return f"a prompt of {len(long)} tokens: {told}"
+
+
+# what nothing changes
+
+
+async def reference(visit: Visit) -> str:
+    """Roles that never learn are in no optimizer, and an update leaves them as they were."""
+    patient = visit.patient
+    before = await _digests(patient)
+    if not before:
+        raise NotLookedAt("no model of this run is to stay as it is")
+    if named := sorted({name for names in await patient.ask_trainer(probes.trainable_roles) for name in names}):
+        raise Wrong(f"the {named[0]} can learn", "its parameters take a gradient, or are in the policy's optimizer")
+    await (await visit.bandit()).move(patient)
+    after = await _digests(patient)
+    if moved := [name for name in before if before[name] != after[name]]:
+        raise Wrong(f"an update moves the {moved[0]}", "the digest of its weights is another one after it")
+    return f"{', '.join(before)}: the same weights after an update, and in no optimizer"
+
+
+async def _digests(patient: Patient) -> dict[str, list[str]]:
+    shared, own = await patient.trainer.call("digests"), await patient.meshes.roles.digests()
+    return {role: [rank[role] for rank in shared if role in rank] for role in shared[0]} | own

@@ -1,0 +1,42 @@
+"""``titan-rl trace RUN``: who did what when, as JSON that https://ui.perfetto.dev and Chrome's trace viewer open."""
+
+import json
+import sys
+from pathlib import Path
+
+from titan_rl.config.load import ConfigError
+from titan_rl.records.rundir import existing_run_dir
+from titan_rl.records.trace import as_chrome, read_trace
+
+
+def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
+    """``steps``: ``A:B``, or one step; all by default. ``out``: a file; else it is printed. Errors: ConfigError."""
+    first, last = _range(steps)
+    trace = read_trace(existing_run_dir(run).root, first, last)
+    if not trace:
+        known = read_trace(run)
+        there = f"its steps {min(known)} to {max(known)} are" if known else "none of its steps is"
+        raise ConfigError(f"{run} has no trace of that: {there} recorded")
+    text = json.dumps(as_chrome(trace))
+    if out is None:
+        print(text)
+        return 0
+    try:
+        out.write_text(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}; give another --out") from None
+    print(
+        f"{out}: steps {min(trace)} to {max(trace)}, to be opened at ui.perfetto.dev or chrome://tracing",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _range(steps: str | None) -> tuple[int, int | None]:
+    if steps is None:
+        return 0, None
+    first, colon, last = steps.partition(":")
+    try:
+        return int(first or 0), (int(last) if last else None) if colon else int(first)
+    except ValueError:
+        raise ConfigError(f"--steps {steps}: give two steps as A:B, or one") from None

@@ -1,0 +1,83 @@
+"""The page as a whole: which run, which view."""
+
+from collections.abc import Callable
+
+from nicegui import ui
+
+from titan_rl.diagnostics.web.facts import state_of
+from titan_rl.diagnostics.web.mesh import mesh
+from titan_rl.diagnostics.web.overview import overview
+from titan_rl.diagnostics.web.rollouts_view import RolloutsView
+from titan_rl.diagnostics.web.steps import steps
+from titan_rl.diagnostics.web.style import CSS
+from titan_rl.diagnostics.web.watched import Watched
+
+_VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": "Mesh and faults"}
+
+
+class Pages:
+    """One for each browser's page. ``runs``: those that are watched."""
+
+    def __init__(self, runs: list[Watched], run: int, view: str):
+        self.runs, self.run = runs, runs[run if 0 <= run < len(runs) else 0]
+        self.view = view if view in _VIEWS else "curves"
+        ui.add_css(CSS)
+        ui.colors(primary="#2f7d8c")
+        self.dark = ui.dark_mode(None)
+        with ui.element("header").classes("top"):
+            self._top()
+        self.body = ui.column().classes("page")
+        self.show(self.view)
+        ui.timer(2.0, self._tell_state)
+
+    def _top(self) -> None:
+        ui.label("titan_rl").classes("brand")
+        if len(self.runs) > 1:
+            names = {number: run.name for number, run in enumerate(self.runs)}
+            ui.select(names, value=self.runs.index(self.run), on_change=lambda e: self._choose(e.value)).props(
+                "dense borderless options-dense aria-label=run"
+            )
+        else:
+            ui.label(self.run.name).classes("soft")
+        self.state = ui.label()
+        self._tell_state()
+        ui.element("div").classes("grow")
+        with ui.element("nav").classes("nav"):
+            self.buttons = {name: self._button(name, told) for name, told in _VIEWS.items()}
+        dark = ui.button(icon="contrast", on_click=self._switch).props("flat dense round aria-label='light or dark'")
+        dark.tooltip("light or dark")
+
+    def _button(self, name: str, told: str) -> ui.element:
+        button = ui.element("button").props(f"id=view-{name}")
+        with button:
+            ui.label(told)
+        return button.on("click", lambda: self.show(name))
+
+    async def _switch(self) -> None:
+        is_dark = await ui.run_javascript("document.body.classList.contains('body--dark')")
+        self.dark.set_value(not is_dark)
+
+    def _choose(self, number: int) -> None:
+        self.run = self.runs[number]
+        self._tell_state()
+        self.show(self.view)
+
+    def _tell_state(self) -> None:
+        state, told = state_of(self.run.run_dir)
+        self.state.set_text(f"{state}: {told}")
+        self.state.classes(replace=f"pill {state}")
+
+    def show(self, view: str) -> None:
+        self.view = view
+        for name, button in self.buttons.items():
+            button.classes(add="on") if name == view else button.classes(remove="on")
+        beside = [run for run in self.runs if run is not self.run]
+        draw: dict[str, Callable[[], object]] = {
+            "curves": lambda: overview(self.run, beside),
+            "steps": lambda: steps(self.run),
+            "rollouts": lambda: RolloutsView(self.run),
+            "mesh": lambda: mesh(self.run),
+        }
+        self.body.clear()
+        with self.body:
+            draw[view]()

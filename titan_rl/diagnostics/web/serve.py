@@ -1,0 +1,68 @@
+"""``titan-rl watch RUN [RUN …]``: serves the page on loopback until Ctrl-C.
+
+Rollouts are read once into memory, beside the serving; nothing is written into a run's directory, nor anywhere else.
+"""
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from titan_rl.config.load import ConfigError
+from titan_rl.diagnostics.web.guard import Guard
+
+_HOST = "127.0.0.1"
+
+
+def watch(roots: list[Path], port: int = 0, say: Callable[[str], None] = print) -> int:
+    """``port``: 0 for any. Errors: ConfigError before anything listens."""
+    app, runs = application(roots)
+    listening = _listen(port)
+    port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
+    import uvicorn
+
+    settings = uvicorn.Config(Guard(app, token, port), log_level="warning", access_log=False, ws_max_size=1 << 20)
+    settings.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(settings)
+    for run in runs:
+        threading.Thread(target=run.index.refresh, daemon=True).start()
+    say(f"http://{_HOST}:{port}/?token={token}")
+    say("This address is for you alone; only this machine reaches it. Ctrl-C ends it; the runs are not touched.")
+    with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
+        server.run(sockets=[listening])
+    return 0
+
+
+def application(roots: list[Path]):
+    """An ASGI application without a guard, and the runs that it shows. Errors: ConfigError where no run is."""
+    # before its import: it would make a folder in the current one, and load fonts and styles as it likes
+    os.environ.setdefault("MATPLOTLIB", "false")
+    from titan_rl.diagnostics.web.watched import watched
+
+    if len({root.resolve() for root in roots}) != len(roots):
+        raise ConfigError("a run is given twice: give each once")
+    runs = [watched(root) for root in roots]
+    from fastapi import FastAPI
+    from nicegui import ui
+
+    from titan_rl.diagnostics.web.pages import Pages
+
+    @ui.page("/", title=f"titan_rl: {', '.join(run.name for run in runs)}")
+    def page(run: int = 0, view: str = "curves") -> None:
+        Pages(runs, run, view)
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    ui.run_with(app, title="titan_rl", dark=None, show_welcome_message=False)
+    return app, runs
+
+
+def _listen(port: int) -> socket.socket:
+    """Errors: ConfigError if the port is taken, or is none."""
+    try:
+        return socket.create_server((_HOST, port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen at port {port}: {why}; give another --port, or leave it out") from None

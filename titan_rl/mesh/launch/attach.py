@@ -1,0 +1,38 @@
+"""Hosts that somebody has started: ``titan-rl host`` runs at each address, and there is nothing to bring up."""
+
+import asyncio
+import socket
+
+from titan_rl.config.hosts import HostsConfig, parse_address
+from titan_rl.config.load import ConfigError
+from titan_rl.mesh.launch.base import HostOrder, HostUnavailable
+
+
+class AttachLauncher:
+    """A host that was lost does not come back by itself: who starts it anew gives it a new port, for the next run."""
+
+    def __init__(self, settings: HostsConfig):
+        """Errors: ConfigError."""
+        if not settings.addresses:
+            raise ConfigError(
+                "hosts.launcher = 'attach' has nothing to attach to: start `titan-rl host tls://NAME:PORT` on each "
+                "host, and list these in hosts.addresses"
+            )
+        self._addresses, self.count = settings.addresses, len(settings.addresses)
+        self._name = settings.controller or socket.gethostname()
+
+    def rendezvous(self) -> str:
+        return f"{parse_address(self._addresses[0]).scheme}://{self._name}:0"
+
+    async def start(self, order: HostOrder) -> str:
+        """Errors: HostUnavailable for one that was lost."""
+        if order.attempt:
+            raise HostUnavailable("it was started by hand, and so it would have to be again")
+        return self._addresses[order.number]
+
+    async def watch(self, number: int) -> str:
+        """Its silence alone tells."""
+        return await asyncio.get_running_loop().create_future()
+
+    async def kill(self, number: int) -> None:
+        """It ends by itself when it hears no more of the controller."""

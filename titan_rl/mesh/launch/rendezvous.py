@@ -1,0 +1,37 @@
+"""Where ranks of a process group find each other: a file, for those of one host, or a store that one of them opens.
+
+    /run/titan_rl_x/trainer3            a file of the controller's host, which opens no port
+    tcp://10.0.0.2:41001/trainer3       a TCPStore in the process of the first rank, on the run's interface alone
+
+The store asks nobody who he is, and what passes through it is in the clear, as what gloo sends is: nothing secret does,
+but whoever reaches that port can keep ranks from meeting.
+"""
+
+import socket
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+_BACKLOG = 1024
+
+
+def store_at(rendezvous: str, world_size: int, seconds: float = 300.0) -> Any:
+    """The store of a process group. ``seconds``: how long to wait for it. A file must not exist yet."""
+    import torch.distributed as dist
+
+    place = urlsplit(rendezvous)
+    if place.scheme != "tcp":
+        return dist.FileStore(rendezvous, world_size)
+    patience = timedelta(seconds=seconds)
+    store = dist.TCPStore(place.hostname, place.port, is_master=False, timeout=patience)
+    return dist.PrefixStore(place.path, store)
+
+
+def open_store(address: str) -> tuple[Any, str]:
+    """A TCPStore that listens at this address of the host alone, for as long as it is held; and where that is."""
+    import torch.distributed as dist
+
+    listener = socket.create_server((address, 0), backlog=_BACKLOG)
+    port = listener.getsockname()[1]
+    options = dict(is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return dist.TCPStore(address, port, **options), f"tcp://{address}:{port}"

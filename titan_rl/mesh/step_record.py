@@ -1,0 +1,95 @@
+"""What actors tell of a step besides their answers, until the controller takes it: spans, and what the trainer gave
+each trained token.
+
+Dimensions: S trained tokens of a row.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from titan_rl.data.spans import Span
+
+_MOST = 4096
+"""Spans that nobody has taken: a bench or a replay takes none."""
+
+
+class ActorSpan(NamedTuple):
+    actor: str
+    name: str
+    begin: float
+    """Unix seconds."""
+    seconds: float
+
+
+FoundOfRow = np.ndarray
+"""Float32 [1, S]: the trainer's log-probabilities before the update; or [2, S], the advantages that the loss got below
+them, where the trainer refined those that it was given."""
+
+
+@dataclass(frozen=True)
+class RankTold:
+    """By one rank, of a step."""
+
+    spans: list[Span] = field(default_factory=list)
+    group: int = 0
+    """Of the groups of ranks that take rows of their own, the one that it speaks for."""
+    found: list[dict[int, FoundOfRow]] = field(default_factory=list)
+    """For each update, by the place of a row among those of the group."""
+
+
+Found = list[dict[tuple[int, int], FoundOfRow]]
+"""For each update, by (group of ranks, place of the row among its rows)."""
+
+
+class StepRecord:
+    """Owns it. What nobody takes is forgotten."""
+
+    def __init__(self) -> None:
+        self._spans: deque[ActorSpan] = deque(maxlen=_MOST)
+        self._found: Found = []
+
+    def note(self, actor: str, spans: Iterable[Span]) -> None:
+        self._spans.extend(ActorSpan(actor, *span) for span in spans)
+
+    @contextmanager
+    def span(self, name: str, *actors: str) -> Iterator[None]:
+        """The block is what these actors do meanwhile."""
+        begin = time.time()
+        try:
+            yield
+        finally:
+            for actor in actors:
+                self._spans.append(ActorSpan(actor, name, begin, time.time() - begin))
+
+    def trained(self, told: Mapping[str, RankTold], of_policy: Sequence[str]) -> None:
+        """A step, by each rank's name. ``of_policy``: the ranks that hold the policy; the last step's replaces what
+        was known."""
+        for actor, rank in told.items():
+            self.note(actor, rank.spans)
+        self._found = found_of([told[name] for name in of_policy])
+
+    def take_spans(self) -> list[ActorSpan]:
+        taken = sorted(self._spans, key=lambda span: span.begin)
+        self._spans.clear()
+        return taken
+
+    def take_found(self) -> Found:
+        """Of the step that was trained last."""
+        taken, self._found = self._found, []
+        return taken
+
+
+def found_of(ranks: Iterable[RankTold]) -> Found:
+    """What all ranks found together."""
+    joined: Found = []
+    for rank in ranks:
+        joined += [{} for _ in range(len(rank.found) - len(joined))]
+        for update, rows in enumerate(rank.found):
+            joined[update] |= {(rank.group, place): values for place, values in rows.items()}
+    return joined

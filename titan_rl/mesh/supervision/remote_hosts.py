@@ -1,0 +1,240 @@
+"""Hosts of other machines: brought up, watched, lost, and asked for again.
+
+    launcher: an address ─▶ attach ─▶ agent (agent.py): what there is ─▶ files ─▶ processes may be spawned there
+                                          │ two beats a second
+    lost: silent for too long, its agent died, or the launcher says so ─▶ its processes are dead, it is told to end,
+                                                                          and the launcher is asked for it again
+
+A host that was lost never comes back as it was: what does so is another one, of the same number.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from monarch.actor import attach_to_workers, enable_transport
+from monarch.config import configure
+
+from titan_rl.config.hosts import HostsConfig, parse_address
+from titan_rl.mesh.launch.base import HostLauncher, HostOrder, HostUnavailable
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address
+from titan_rl.mesh.launch.placement import Crew
+from titan_rl.mesh.supervision.agent import Beat, HostAgent, HostFacts
+from titan_rl.mesh.supervision.background import BackgroundTasks
+from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
+from titan_rl.mesh.supervision.host_files import bring
+from titan_rl.mesh.supervision.hosts import Host
+from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
+
+_BEAT_SECONDS = 0.5
+_LEASE_SHARE = 0.85
+"""Of ``hosts.silence``: after so much of it a host ends its processes itself."""
+_FAREWELL_SECONDS = 5.0
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class NoHosts(RuntimeError):
+    """All hosts are lost."""
+
+
+@dataclass(frozen=True)
+class HostNeeds:
+    """What a run has on its hosts."""
+
+    home: Path | None
+    """The run directory, which is the controller's: on a host, what it is to hold is in that host's scratch folder."""
+    model: Path
+    """Which is brought to each host."""
+    crew: Crew
+    elsewhere: Sequence[str] = ()
+    """Paths that must be on every host already."""
+
+
+class RemoteHosts:
+    """Owns them."""
+
+    def __init__(
+        self,
+        launcher: HostLauncher,
+        settings: HostsConfig,
+        needs: HostNeeds,
+        *,
+        seconds: float,
+        logs: str | None,
+        say: Callable[[str], None],
+    ):
+        """``seconds``: for a host to come up."""
+        self._launcher, self._settings, self._needs, self._seconds = launcher, settings, needs, seconds
+        self._logs, self._say = logs, say
+        self._hosts: dict[int, Host] = {}
+        self._background = BackgroundTasks()
+        self._told: set[str] = set()
+        self.num_lost, self._names_this = 0, False
+
+    def configure_monarch(self) -> None:
+        """Before anything else of Monarch's: how this process listens, and is patient with a network. What hosts have
+        in their environment (host_command.py) is the same."""
+        enable_transport(self._launcher.rendezvous())
+        # 30 s by default: an address that was silent for longer is dead to this process for good
+        configure(message_delivery_timeout="10m", mesh_orphan_timeout="60s")
+
+    def tell(self, on_start: Callable[[Host], None], on_death: Callable[[Host], None]) -> None:
+        """Of one that has come, and of one that was lost."""
+        self._on_start, self._on_death = on_start, on_death
+
+    async def open(self) -> None:
+        """All of them, side by side. Errors: HostUnavailable."""
+        await together(self._bring_up(number, 0) for number in range(self._launcher.count))
+        self._name_this_host()
+
+    def _name_this_host(self) -> None:
+        """Until the run ends: trainer ranks ask this process for their batches."""
+        if self.alive and not has_address():
+            os.environ[HOST_ADDRESS] = address_for([host.facts.address for host in self.alive.values()])
+            self._names_this = True
+
+    async def _bring_up(self, number: int, attempt: int) -> None:
+        name = f"host {number}"
+        try:
+            address = await within(self._seconds, f"starting {name}", self._launcher.start(HostOrder(number, attempt)))
+            host = await within(self._seconds, f"reaching {name} at {address}", self._attach(number, attempt, address))
+        except DeadlineError as error:
+            raise HostUnavailable(
+                f"{error}: `titan-rl host` must run there, at that address, with a certificate of the same authority"
+            ) from None
+        self._hosts[number] = host
+        self._on_start(host)
+        self._background.start(self._beat(number, host))
+        self._background.start(self._ask_launcher(number, host))
+
+    async def _attach(self, number: int, attempt: int, address: str) -> Host:
+        mesh = attach_to_workers(ca="trust_all_connections", workers=[address], name=f"host{number}_{attempt}")
+        agent = mesh.spawn_procs(name=f"agent{number}_{attempt}").spawn(f"agent{number}_{attempt}", HostAgent)
+        lease, towards = _LEASE_SHARE * self._settings.silence, parse_address(self._launcher.rendezvous()).host
+        facts: HostFacts = await agent.begin.call_one(lease, time.monotonic(), towards)
+        if missing := await agent.missing.call_one(list(self._needs.elsewhere)):
+            raise HostUnavailable(f"host {number} ({facts.name}) has no {missing[0]}: put it there, at the same path")
+        host = Host(f"host {number} ({facts.name})", mesh, facts=facts, agent=agent, number=number)
+        host.processes = RemoteProcesses(agent)
+        host.paths = await self._bring_model(host)
+        return host
+
+    async def _bring_model(self, host: Host) -> dict[str, str]:
+        """Where paths of the controller are on the host."""
+        home, model, scratch = self._needs.home, self._needs.model, host.facts.scratch
+        await bring(host.agent, model, f"{scratch}/model")
+        homes = {} if home is None else {str(home): f"{scratch}/run", str(home.absolute()): f"{scratch}/run"}
+        return {str(model): f"{scratch}/model"} | homes
+
+    # who goes where
+
+    @property
+    def alive(self) -> dict[int, Host]:
+        """By number, in its order."""
+        return {number: host for number, host in sorted(self._hosts.items()) if not host.died.done()}
+
+    def choose(self, kind: str) -> Host:
+        """As ``Hosts.choose``. Errors: NoHosts."""
+        alive, wanted = self.alive, hosts_of(self._settings, kind, self._launcher.count)
+        if not alive:
+            raise NoHosts("all hosts of the run are lost")
+        able = [host for number, host in alive.items() if number in wanted]
+        if not able:
+            self._tell_once(f"no host for a {kind} is left: it goes to those that are there")
+        host = min(able or alive.values(), key=lambda host: (host.kinds.count(kind), len(host.kinds)))
+        host.kinds.append(kind)
+        return host
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
+
+    def environment(self, host: Host, kind: str) -> dict[str, str]:
+        """Of a process of that kind there, over what such a process has anywhere."""
+        facts, threads = host.facts, self._threads(host, kind)
+        found = facts.mark | {"TMPDIR": facts.scratch, HOST_ADDRESS: facts.address}
+        found |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        # peers on other hosts are not to be reached by ``lo``, nor by what the host's name resolves to
+        return found | ({key: facts.interface for key in _INTERFACES} if facts.interface else {})
+
+    def _threads(self, host: Host, kind: str) -> int | None:
+        """None: of one that does not compute."""
+        here = {
+            role: -(-count // len(wanted))
+            for role, count in self._needs.crew.counts.items()
+            if host.number in (wanted := hosts_of(self._settings, role, self._launcher.count))
+        }
+        return self._needs.crew.threads(kind, host.facts.cores, here)
+
+    # how they fare
+
+    async def _beat(self, number: int, host: Host) -> None:
+        silence, what = self._settings.silence, f"the network of {host.name}"
+        while not host.died.done():
+            try:
+                beat = await within(silence, what, host.agent.beat.call_one(time.monotonic()))
+            except DeadlineError:
+                return self._lose(number, host, f"was silent for {silence:g} s")
+            except Exception:  # of Monarch's, by many names
+                return self._lose(number, host, "its agent died")
+            await asyncio.to_thread(self._take, host, beat)
+            await asyncio.sleep(_BEAT_SECONDS)
+
+    def _take(self, host: Host, beat: Beat) -> None:
+        host.processes.stopped = beat.stopped
+        for name, text in beat.printed.items() if self._logs else ():
+            with open(Path(self._logs) / Path(name).name, "ab") as file:
+                file.write(text)
+
+    async def _ask_launcher(self, number: int, host: Host) -> None:
+        self._lose(number, host, await self._launcher.watch(number))
+
+    def _lose(self, number: int, host: Host, why: str) -> None:
+        """From now on whatever comes from there is nobody's."""
+        if host.died.done():
+            return
+        self.num_lost += 1
+        host.why = why
+        host.processes.is_lost = True
+        host.died.set_result(None)
+        self._background.start(_end(host))  # it may be there all the same, and hear of it when it can be reached
+        self._on_death(host)
+        self._background.start(self._again(number, 1 + self.num_lost))
+
+    async def _again(self, number: int, attempt: int) -> None:
+        try:
+            await self._launcher.kill(number)
+            await self._bring_up(number, attempt)
+        except Exception as error:  # the run goes on without it
+            self._say(f"host {number} does not come back: {error}")
+
+    async def close(self) -> None:
+        """All end. Never raises."""
+        self._background.cancel()
+        if self._names_this:
+            del os.environ[HOST_ADDRESS]
+            self._names_this = False
+        ends = [asyncio.ensure_future(_end(host)) for host in self.alive.values()]
+        if ends:
+            await asyncio.wait(ends, timeout=_FAREWELL_SECONDS)
+        with suppress(Exception):
+            kills = (self._launcher.kill(number) for number in range(self._launcher.count))
+            await within(_FAREWELL_SECONDS, "giving hosts back", asyncio.gather(*kills, return_exceptions=True))
+
+
+async def _end(host: Host) -> None:
+    with suppress(Exception):  # it is gone, which is what was wanted
+        await host.agent.end.call_one()
+
+
+def hosts_of(settings: HostsConfig, kind: str, count: int) -> set[int]:
+    """Numbers of the hosts that a kind of process goes to."""
+    named = getattr(settings, kind if kind in ("generator", "verifier") else "trainer")
+    if not named:
+        return set(range(count))
+    return {number for number in range(count) if number in named or settings.label_of(number) in named}
