@@ -12,6 +12,7 @@ from test_weight_sync import ask, learn, meshes_of, pid_of, worst_difference
 
 from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS
 from titan_rl.mesh.launch.identity import HOST_ID
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
 from titan_rl.mesh.launch.local import LocalLauncher
 from titan_rl.models.tiny import make_tiny
 
@@ -21,7 +22,7 @@ GENERATORS = 4
 
 @contextmanager
 def hosts_of_their_own():
-    """Worker loops that are started now."""
+    """Worker loops that are started now; the controller serves their batches."""
     numbers, launch = itertools.count(), LocalLauncher.launch
 
     def launched(self, command, *, environment, output):
@@ -30,6 +31,7 @@ def hosts_of_their_own():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalLauncher, "launch", launched)
+        patch.setenv(HOST_ADDRESS, "127.0.0.1")
         yield
 
 
