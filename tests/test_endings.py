@@ -15,6 +15,7 @@ import pytest
 
 from titan_rl.mesh.launch import scratch
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.processes import ending, new_mark, running
 from titan_rl.mesh.supervision.reaper import reap
 
@@ -153,7 +154,7 @@ def make_processes(told: list[tuple[str, str]], tmp_path: Path) -> ActorProcesse
 
 def make_process(processes: ActorProcesses, name: str, sidecar=None) -> ActorProcess:
     died = asyncio.get_running_loop().create_future()
-    host = SimpleNamespace(kinds=[name.split()[0]], died=died, name="host 0", pid=0)
+    host = Host("host 0", None, died=died, kinds=[name.split()[0]])
     process = ActorProcess(name, None, None, sidecar, host)
     process.on_death.append(processes._on_death)
     processes.all.append(process)

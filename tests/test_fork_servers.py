@@ -15,7 +15,7 @@ import pytest
 import running
 
 from titan_rl.mesh.launch import placement
-from titan_rl.mesh.supervision import fork_client
+from titan_rl.mesh.supervision import fork_client, forking
 from titan_rl.mesh.supervision.forking import ForkServers
 from titan_rl.mesh.supervision.processes import MARK, process_state
 from titan_rl.mesh.supervision.processes import running as marked
@@ -122,6 +122,19 @@ def test_who_asks_whether_it_is_ready_gets_no_process(server):
     asyncio.run(forks.ready("socket"))
     asyncio.run(forks.ready("nobody"))
     assert told(path)["parent"] == process.pid, "and it goes on"
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, tmp_path, monkeypatch):
+    monkeypatch.delenv(forking.FORK_SERVERS, raising=False)
+    with pytest.raises(ZeroDivisionError), forking.begun_ahead():
+        [ahead] = forking._ahead
+        assert (ahead._folder / "trainer").is_socket()
+        if is_taken:
+            ForkServers(tmp_path, {}, str(tmp_path)).start()
+            assert (tmp_path / "trainer").is_socket() and not forking._ahead
+        raise ZeroDivisionError
+    assert gone(ahead._process.pid) and not ahead._folder.exists() and not forking._ahead
 
 
 def test_no_two_have_the_same_randomness(server):

@@ -12,6 +12,7 @@ from titan_rl.config.placement import PlacementConfig
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.mesh import generators, trainers
 from titan_rl.mesh.launch.devices import Crew, Devices, EngineSeats, Seat, devices_of, place
+from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.models import device
 
 
@@ -128,7 +129,7 @@ def joined(monkeypatch) -> list[tuple]:
 
     class FakeStandby:
         async def take(self, name):
-            return SimpleNamespace(name=name, kill=lambda: None, on_death=[])
+            return SimpleNamespace(name=name, kill=lambda: None, on_death=[], host=Host("controller", None))
 
     for module in (trainers, generators):
         monkeypatch.setattr(module, "call_each", call_each)

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.standby import Standby, State
 
 
 class FakeProcess:
     def __init__(self, name: str, prepare):
         self.name, self.pid, self.why, self.on_death, self.wakes = name, 0, "died", [], set()
-        self.died = asyncio.get_running_loop().create_future()
+        self.died, self.host = asyncio.get_running_loop().create_future(), Host("controller", None)
         self.actor = SimpleNamespace(prepare=SimpleNamespace(call_one=prepare))
 
     @property

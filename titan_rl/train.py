@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -25,6 +26,7 @@ from titan_rl.config.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
 from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, tell_torchrun, world_of
 from titan_rl.data.files import is_full
+from titan_rl.mesh.supervision.forking import begun_ahead, can_begin_ahead
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from titan_rl.controller.session import Session
@@ -40,12 +42,14 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 
 def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume: bool) -> int:
-    """Run to the end; the exit code. Errors: ConfigError before any process is started."""
+    """Run to the end; the exit code. Errors: ConfigError before any actor is started. (On a CPU what actors import is
+    being imported by then: it ends with the error, too.)"""
     config, world = load_config(config_file, overrides), world_of(os.environ)
     if config.hosts.is_on and world is None:
         return _train_over_hosts(config, config_file, resume)
     if world is None:
-        return drive(run_to_end(_open(config, config_file, resume)))
+        with begun_ahead() if can_begin_ahead(config) else nullcontext():
+            return drive(run_to_end(_open(config, config_file, resume)))
     return _train_under_torchrun(world, config, config_file, resume)
 
 

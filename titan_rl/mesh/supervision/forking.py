@@ -1,15 +1,26 @@
-"""The controller's side of fork servers: a run's own, or those that are there for all runs of a machine."""
+"""The controller's side of fork servers: a run's own, or those that are there for all runs of a machine.
+
+A run's own may be begun ahead of it, so that their imports and the controller's go on side by side: the first run of
+this process takes them over.
+"""
 
 import asyncio
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from titan_rl.config.schema import Config
 from titan_rl.mesh.launch.imports import IMPORTS
+from titan_rl.mesh.launch.placement import fork_environment
+from titan_rl.mesh.launch.scratch import make_scratch
 from titan_rl.mesh.supervision import fork_client
 from titan_rl.mesh.supervision.logs import log_file
 from titan_rl.mesh.supervision.processes import MARK
@@ -33,6 +44,8 @@ class ForkServers:
         """Begin with the imports, and come back at once."""
         if others := os.environ.get(FORK_SERVERS):
             self._folder = Path(others)
+        elif _ahead:
+            _ahead.pop().move(self._folder, self._logs)
         else:
             with log_file(self._logs, "fork_servers") as output:
                 self._process = start(self._folder, self._environment, output)
@@ -81,6 +94,57 @@ def _listen(path: Path) -> socket.socket:
     listener.bind(str(path))
     listener.listen(_MOST_WAITING)
     return listener
+
+
+class Ahead:
+    """Servers that nobody has taken yet. They carry no run's mark; whoever began them ends them."""
+
+    def __init__(self) -> None:
+        self._folder = make_scratch()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (``end`` closes it)
+        self._logs: str | None = None
+        self._process = start(self._folder, fork_environment() | no_mark(), self._output)
+
+    def move(self, folder: Path, logs: str | None) -> None:
+        """From now on they listen in that folder."""
+        for kind in IMPORTS:
+            (self._folder / kind).rename(folder / kind)
+        self._folder.rmdir()
+        self._logs = logs
+
+    def end(self) -> None:
+        """At once, imports or not."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._output.seek(0)
+        with log_file(self._logs, "fork_servers") as log:
+            log.write(self._output.read().decode(errors="replace"))
+        self._output.close()
+
+
+_ahead: list[Ahead] = []
+"""At most one, until it is taken."""
+
+
+def can_begin_ahead(config: Config) -> bool:
+    """Whether a run of this is likely to take them, as far as it can be told before torch is there."""
+    mesh, is_cpu = config.mesh, not os.path.exists("/dev/nvidiactl")
+    is_free = FORK_SERVERS not in os.environ and not os.environ.get("LD_PRELOAD")
+    return mesh.fork_servers and is_cpu and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
+
+
+@contextmanager
+def begun_ahead() -> Iterator[None]:
+    """Servers begin with their imports; who needs some within takes them over. All end here."""
+    ahead = Ahead()
+    _ahead.append(ahead)
+    try:
+        yield
+    finally:
+        _ahead.clear()
+        ahead.end()
 
 
 def no_mark() -> dict[str, str]:
