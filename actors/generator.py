@@ -8,8 +8,10 @@ from monarch.actor import Actor, concurrent_endpoint
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request
 from titan_rl.mesh.channel.plan import Interner, Units
+from titan_rl.mesh.channel.reader import ReaderSetup
+from titan_rl.mesh.channel.relay.gathering import Fetched, Route
+from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
-from titan_rl.mesh.channel.weights import ReaderSetup
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.supervision.examined import examined
 
@@ -56,14 +58,16 @@ class Generator(Actor):
         return needs(self.engine.recorded, Interner())
 
     @concurrent_endpoint
-    async def connect(self, setup: ReaderSetup) -> None:
-        """Open the trainer's regions: before the first update, and again after a repair of the trainer."""
+    async def connect(self, setup: ReaderSetup) -> RelayHandle | None:
+        """Open the trainer's regions: before the first update, and again after a repair of the trainer. Where other
+        ranks can take versions that come here, if they are to."""
         self.reader = await asyncio.to_thread(self.engine.connect, setup)
+        return self.reader.relay
 
     @concurrent_endpoint
-    async def fetch(self, version: int, timeout: float) -> None:
-        """Copy this rank's bytes of a version here, while the engine goes on."""
-        await self.reader.fetch(version, timeout)
+    async def fetch(self, version: int, timeout: float, route: Route | None = None) -> Fetched:
+        """Copy this rank's bytes of a version here, while the engine goes on. ``route``: from whom."""
+        return await self.reader.fetch(version, timeout, route)
 
     @concurrent_endpoint
     async def apply(self, version: int) -> EngineStatistics:

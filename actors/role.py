@@ -7,7 +7,6 @@ from monarch.actor import Actor, endpoint
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
-from titan_rl.mesh.channel.transports import row_ways
 
 if TYPE_CHECKING:  # it needs torch
     from titan_rl.trainer.lone_role import LoneRole
@@ -57,7 +56,7 @@ class Role(Actor):
         self._staged.close()
         if found is None:
             return None
-        return self._staged.enter_context(StagedRows(found, *row_ways(self.config)))
+        return self._staged.enter_context(StagedRows.by(found, self.config.mesh.transport))
 
     @endpoint
     def load_role(self, path: str) -> None:

@@ -166,12 +166,15 @@ class Trainer(Actor):
         return holdings(self.learner.shards(), Interner())
 
     @endpoint
-    def open_region(self, layout: SlotLayout, over_rdma: bool, on_host: bool) -> RegionHandle:
-        """This rank's side of the weight channel. ``on_host``: as to ``WeightWriter``."""
+    def open_region(
+        self, layout: SlotLayout, over_rdma: bool, on_host: bool, over_tcp: bool = False, epoch: int = 0
+    ) -> RegionHandle:
+        """This rank's side of the weight channel. ``over_rdma``, ``over_tcp``: whether somebody reads so. ``on_host``,
+        ``epoch``: as to ``WeightWriter``."""
         self._withdraw()
-        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device, on_host)
+        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device, on_host, epoch)
         self.learner.before_update = self._before_update
-        return self.writer.region.handle(over_rdma)
+        return self.writer.region.handle(over_rdma, over_tcp)
 
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
@@ -271,9 +274,10 @@ class Trainer(Actor):
         return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]
 
     @endpoint
-    def publish(self, version: int) -> None:
-        """Begin to stage the weights for the generators; the next update waits until they are copied."""
-        self.writer.publish(version)
+    def publish(self, version: int, epoch: int = 0) -> None:
+        """Begin to stage the weights for the generators; the next update waits until they are copied. Errors:
+        ValueError if the regions of that epoch were closed, or are not open yet."""
+        self.writer.publish(version, epoch)
 
     @endpoint
     def begin_checkpoint(self, folder: str) -> None:

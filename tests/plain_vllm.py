@@ -13,7 +13,8 @@ from vllm import LLM, SamplingParams
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import needs
 from titan_rl.mesh.channel.plan import Interner, Plan
-from titan_rl.mesh.channel.weights import ReaderSetup, WeightWriter, holdings
+from titan_rl.mesh.channel.reader import ReaderSetup
+from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.models.shards import Shard
 
 PROMPT = list(range(10, 30))

@@ -9,6 +9,10 @@ import pytest
 
 from titan_rl.data.types import Row, Segment
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
+from titan_rl.mesh.channel.tcp.client import Refused
+from titan_rl.mesh.channel.tcp.server import block_server
+from titan_rl.mesh.launch.identity import HOST_ID
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
 
 
 def row_of(seed: int) -> Row:
@@ -51,3 +55,30 @@ def test_memory_goes_with_the_block():
         assert os.path.exists(f"/proc/{handle.pid}/fd/{handle.fd}")
     with pytest.raises(FileNotFoundError):
         pull_rows(handle, 1.0)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_rows_reach_another_host_over_tcp(monkeypatch, transport):
+    """By itself only if the controller's host was told an address; and to its own host by memory."""
+    monkeypatch.setenv(HOST_ADDRESS, "127.0.0.1")
+    rows = [[row_of(0), row_of(1)], [row_of(2)], []]
+    with StagedRows.by(rows, transport) as handles:
+        region = handles[0].tcp[0].region
+        monkeypatch.setenv(HOST_ID, "another")
+        pulled = [pull_rows(handle, 5.0) for handle in handles]
+        assert block_server().bytes_sent[region] == sum(handle.nbytes for handle in handles)
+        monkeypatch.delenv(HOST_ID)
+        pull_rows(handles[0], 5.0)
+        again = handles[0].nbytes if transport == "tcp" else 0
+        assert block_server().bytes_sent[region] == sum(handle.nbytes for handle in handles) + again
+    for wanted, got in zip(rows, pulled, strict=True):
+        assert len(wanted) == len(got) and all(same(a, b) for a, b in zip(wanted, got, strict=True))
+    monkeypatch.setenv(HOST_ID, "another")
+    with pytest.raises(Refused):
+        pull_rows(handles[0], 5.0)
+
+
+def test_a_run_on_one_host_opens_no_port(monkeypatch):
+    monkeypatch.delenv(HOST_ADDRESS, raising=False)
+    with StagedRows.by([[row_of(0)]], "auto") as [handle]:
+        assert handle.tcp is None

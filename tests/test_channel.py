@@ -14,12 +14,13 @@ from titan_rl.mesh.channel import pinned, slots
 from titan_rl.mesh.channel import region as region_module
 from titan_rl.mesh.channel.checksums import checksums, sums_for
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
+from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
 from titan_rl.mesh.channel.slots import SlotWriter
 from titan_rl.mesh.channel.sources import TornRead, share_out
 from titan_rl.mesh.channel.streams import NoStream, stream_for
 from titan_rl.mesh.channel.transports import Place, choose_transport, describe, from_host, staged_on_host
-from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader, WeightWriter, holdings
+from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.models.shards import Shard
 
 CPU = torch.device("cpu")
@@ -369,7 +370,7 @@ def test_transport_follows_the_places_unless_it_is_set():
     assert choose_transport("auto", cpu, cpu) == choose_transport("auto", gpu, cpu) == "shared_memory"
     assert choose_transport("auto", gpu, gpu) == "cuda_ipc"
     assert choose_transport("auto", gpu, far) == "rdma_ibverbs"
-    assert choose_transport("auto", cpu, far) == "rdma_tcp"
+    assert choose_transport("auto", cpu, far) == "tcp"
     assert choose_transport("rdma_tcp", cpu, cpu) == "rdma_tcp"
     assert describe(["rdma_tcp", "shared_memory", "rdma_tcp"]) == "shared_memory (1 pair), rdma_tcp (2 pairs)"
 

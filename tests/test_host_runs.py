@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import machines
 import pytest
 import running
 
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
@@ -90,6 +92,18 @@ def strangers_get(cluster: machines.Machines, *addresses: str) -> list[str]:
     return [line.split(": ", 1)[1] for line in said.splitlines()]
 
 
+def told(cluster: machines.Machines, name: str) -> list[tuple[str, str]]:
+    """Of each process on a host that knows where others reach it: that address, and the certificate that it shows."""
+    found = []
+    for pid in cluster.processes(name):
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            known = dict(field.split("=", 1) for field in fields if "=" in field)
+            if HOST_ADDRESS in known:
+                found.append((known[HOST_ADDRESS], known.get("HYPERACTOR_TLS_CERT", "")))
+    return found
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("hosts")
@@ -99,6 +113,7 @@ def run(tmp_path_factory):
         run.got = strangers_get(cluster, "tls://A:26600", "tcp://C:26600")
         run.begin()
         run.wait_for_step(2)
+        run.told = {name: told(cluster, name) for name in HOSTS}
         cluster.off("B")
         run.code = run.controller.wait(_SECONDS)
         run.codes = {name: run.hosts[name].wait(30) for name in ("A", "C")}
@@ -118,6 +133,17 @@ def test_it_learns_what_it_learns_on_one_host(run, tmp_path):
     assert ledger(run.root) == ledger(tmp_path / "one")
     for name in ("checkpoints/step-000016", "checkpoints/step-000024", "model"):
         assert files(run.root / name) == files(tmp_path / "one" / name), "carried from the hosts"
+
+
+def test_weights_and_batches_travel_over_tcp_inside_the_run_s_tls(run):
+    assert "weights by tcp (" in run.output.read_text(), run.output.read_text()[-3000:]
+    for name in HOSTS:
+        mine = run.cluster.address(name), str(Path(run.certificates, f"{name}.pem"))
+        assert run.told[name] and set(run.told[name]) == {mine}
+    synced = [
+        row["weight_bytes_from_trainers"] for row in read_metrics(run.root) if "weight_bytes_from_trainers" in row
+    ]
+    assert synced and all(synced)
 
 
 def ledger(root: Path) -> dict:

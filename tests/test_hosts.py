@@ -16,7 +16,7 @@ from titan_rl.data.folders import manifest_of, read_part, remove_files, write_pa
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
 from titan_rl.mesh.launch.base import HostUnavailable, make_host_launcher
 from titan_rl.mesh.launch.certificates import make_certificates, use_certificates
-from titan_rl.mesh.launch.interfaces import interface_of, own_address
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address, interface_of, own_address
 from titan_rl.mesh.launch.placement import Crew
 from titan_rl.mesh.launch.rendezvous import open_store, store_at
 from titan_rl.mesh.snapshots import can_map
@@ -25,7 +25,7 @@ from titan_rl.mesh.supervision.collectives import hang_up
 from titan_rl.mesh.supervision.host_command import checked_address
 from titan_rl.mesh.supervision.host_files import WrongFiles, bring, fetch
 from titan_rl.mesh.supervision.hosts import Host
-from titan_rl.mesh.supervision.remote_hosts import hosts_of
+from titan_rl.mesh.supervision.remote_hosts import HostNeeds, RemoteHosts, hosts_of
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
 
 TWO = '["tls://A:26600", "tls://B:26600"]'
@@ -275,11 +275,45 @@ def test_the_way_to_another_host_is_by_an_interface():
     )
 
 
+def test_each_host_is_told_at_which_address_others_reach_it(monkeypatch):
+    """Its processes by their environment, and the controller for as long as the run lasts; who was told keeps it."""
+
+    async def run():
+        needs = HostNeeds(None, Path("model"), Crew({"trainer": 1}, alternating=True))
+        launcher = SimpleNamespace(count=0)
+        hosts = RemoteHosts(launcher, HostsConfig(), needs, seconds=5.0, logs=None, say=print)
+        await hosts.open()
+        assert not has_address(), "a run on one host"
+        facts = dict(address="127.0.0.2", mark={}, scratch="/tmp/s", cores=2, interface="")
+        hosts._hosts[0] = there = Host(
+            "host 0", None, facts=SimpleNamespace(**facts), agent=FakeAgent(end=lambda: asyncio.sleep(0))
+        )
+        assert hosts.environment(there, "trainer")[HOST_ADDRESS] == "127.0.0.2"
+        await hosts.open()
+        assert os.environ[HOST_ADDRESS] == own_address("127.0.0.2")
+        await hosts.close()
+        assert not has_address()
+        monkeypatch.setenv(HOST_ADDRESS, "10.0.0.7")
+        await hosts.open()
+        await hosts.close()
+        assert os.environ[HOST_ADDRESS] == "10.0.0.7"
+
+    monkeypatch.delenv(HOST_ADDRESS, raising=False)
+    asyncio.run(run())
+
+
+def test_a_loopback_is_not_what_other_machines_reach(monkeypatch):
+    monkeypatch.delenv(HOST_ADDRESS, raising=False)
+    monkeypatch.setattr("titan_rl.mesh.launch.interfaces.own_address", lambda other: other)
+    assert address_for(["127.0.1.1", "10.0.0.2", "10.0.0.3"]) == "10.0.0.2"
+    assert address_for(["127.0.1.1"]) == "127.0.1.1"
+
+
 def test_rows_of_another_host_are_not_looked_for_in_this_one_s_memory():
     with StagedRows([[1, 2]], over_rdma=False) as [handle]:
         assert pull_rows(handle, 5.0) == [1, 2]
         elsewhere = type(handle)(**{**vars(handle), "host": "another"})
-        with pytest.raises(AttributeError, match="read_into"):  # the buffer that nobody laid down
+        with pytest.raises(ValueError, match="another host's memory"):
             pull_rows(elsewhere, 5.0)
 
 

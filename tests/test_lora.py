@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check_model
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
-from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader, WeightWriter, holdings
+from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
+from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.models.peft_files import CONFIG, WEIGHTS
 from titan_rl.models.shards import is_adapter
 from titan_rl.models.spec import read_hf_config

@@ -256,7 +256,7 @@ class SlowLink(WeightLink):
     async def _connect(self, replica: Replica) -> None:
         await self.may_connect.wait()
 
-    async def _deliver_to(self, replica: Replica, version: int) -> None:
+    async def _deliver_to(self, replica: Replica, version: int, routes: list) -> None:
         self.taken.append((replica.number, version))
 
 

@@ -18,7 +18,7 @@ def digest(data: torch.Tensor) -> str:
 
 
 def main() -> None:
-    from titan_rl.mesh.channel.weights import WeightReader
+    from titan_rl.mesh.channel.reader import WeightReader
 
     setup, device, versions = pickle.loads(sys.stdin.buffer.read())
     begun = time.perf_counter()

@@ -274,7 +274,7 @@ class RecoveryConfig:
 
 @dataclass(kw_only=True)
 class MeshConfig:
-    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"] = "auto"
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp", "tcp"] = "auto"
     """How weights and batches travel; auto: the fastest that both ends have, for each pair of ranks."""
     worker_loops: Whole = 0
     """Processes here over which all others are spread, each a failure of its own; 0: the controller spawns them."""

@@ -74,7 +74,7 @@ def _check_with_others(config: Config) -> None:
     hosts, mesh = config.hosts, config.mesh
     if mesh.worker_loops or mesh.launcher != "local":
         raise ConfigError("mesh.worker_loops is for a run on this host alone: leave it out where [hosts] is given")
-    if mesh.transport not in ("auto", "rdma_ibverbs", "rdma_tcp"):
+    if mesh.transport not in ("auto", "rdma_ibverbs", "rdma_tcp", "tcp"):
         raise ConfigError(f"mesh.transport = {mesh.transport!r} does not reach other hosts: leave it out")
     if config.generator.tensor_parallel > 1:
         raise ConfigError(

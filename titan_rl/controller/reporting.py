@@ -15,7 +15,14 @@ from titan_rl.data.files import unless_full
 from titan_rl.data.spans import Span
 from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
 from titan_rl.mesh.stragglers import Stragglers
-from titan_rl.records.metrics import MetricsLog, agreement_limit, sampling_metrics, speeds, trained_metrics
+from titan_rl.records.metrics import (
+    MetricsLog,
+    agreement_limit,
+    bytes_between_hosts,
+    sampling_metrics,
+    speeds,
+    trained_metrics,
+)
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.statistics import Proportion
 
@@ -109,6 +116,7 @@ class Reporter:
         record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
+        record |= bytes_between_hosts(statistics)
         return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(asked, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:

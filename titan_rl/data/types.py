@@ -306,6 +306,10 @@ class EngineStatistics:
     """The replica's number."""
     seconds_update: float = 0.0
     """How long generation stood still for the update that ended the version."""
+    bytes_from_trainers: int = 0
+    """Of the weights of the update, what came over TCP from trainers' hosts."""
+    bytes_from_generators: int = 0
+    """And from other generators' hosts."""
     spans: list[Span] = field(default_factory=list)
     """When it generated, and took the version that came next."""
 

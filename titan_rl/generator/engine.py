@@ -33,7 +33,7 @@ from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ra
 from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
-from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
+from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
 

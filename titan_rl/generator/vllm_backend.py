@@ -30,7 +30,7 @@ from vllm.platforms import current_platform
 from titan_rl.generator.vllm_head import widen_head_once
 from titan_rl.generator.vllm_recording import Recorded, Target, record
 from titan_rl.mesh.channel.plan import Box
-from titan_rl.mesh.channel.weights import ReaderSetup, WeightReader
+from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 
 BACKEND = "titan_rl"
 _FETCH_SECONDS = 600.0

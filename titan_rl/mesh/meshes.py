@@ -155,7 +155,7 @@ class Meshes:
             devices=devices_of(devices, "trainer", *learned_roles),
             record=self.record,
         )
-        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record)
+        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, tell)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)

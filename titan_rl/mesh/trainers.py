@@ -12,7 +12,6 @@ from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
-from titan_rl.mesh.channel.transports import row_ways
 from titan_rl.mesh.roles import Roles
 from titan_rl.mesh.run_files import collect, spread
 from titan_rl.mesh.step_record import StepRecord
@@ -168,7 +167,7 @@ class Trainers:
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""
         rows = [list(steps) for steps in zip(*batches, strict=True)]
-        return StagedRows(rows, *row_ways(self.config))
+        return StagedRows.by(rows, self.config.mesh.transport)
 
     def stop(self) -> None:
         self._peers.stop()

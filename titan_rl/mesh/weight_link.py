@@ -11,7 +11,9 @@ from contextlib import suppress
 
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.channel.plan import Interner, Plan
+from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.mesh.channel.relay.gathering import Route
 from titan_rl.mesh.channel.transports import (
     RDMA,
     Place,
@@ -21,12 +23,12 @@ from titan_rl.mesh.channel.transports import (
     from_host,
     staged_on_host,
 )
-from titan_rl.mesh.channel.weights import ReaderSetup
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
 from titan_rl.mesh.supervision.calls import call, call_all, call_each
 from titan_rl.mesh.trainers import Trainers
+from titan_rl.mesh.weight_routes import WeightRoutes, is_relay
 
 
 class WeightLink:
@@ -35,10 +37,21 @@ class WeightLink:
     Errors of all calls: ActorDied; whatever an actor raises.
     """
 
-    def __init__(self, trainers: Trainers, setting: str, seconds: float, record: StepRecord | None = None):
-        """``setting``: ``mesh.transport``. ``seconds``: of any call. ``record``: who took how long."""
-        self._record = record or StepRecord()
+    def __init__(
+        self,
+        trainers: Trainers,
+        setting: str,
+        seconds: float,
+        record: StepRecord | None = None,
+        tell: Callable[..., None] = lambda kind, **fields: None,
+    ):
+        """``setting``: ``mesh.transport``. ``seconds``: of any call. ``record``: who took how long. ``tell(kind,
+        **fields)`` hears who was to hand a version on and did not."""
         self.trainers, self.setting, self.seconds = trainers, setting, seconds
+        self._record, self._tell = record or StepRecord(), tell
+        self.routes = WeightRoutes(setting)
+        self.epoch = 0
+        """Grows whenever the trainer's regions are opened: what is published in an earlier one is refused."""
         self.plan: Plan | None = None
         """None until ``connect``."""
         self.regions: list[RegionHandle] = []
@@ -70,9 +83,13 @@ class WeightLink:
         used = _used(pairs)
         self.transports = describe([transport for _, transport in used])
         self._over_rdma = {holder for holder, transport in used if transport in RDMA}
+        self._over_tcp = {holder for holder, transport in used if transport == "tcp"}
         await self._open()
-        await asyncio.gather(*(self._connect(r, t) for r, t in zip(replicas, pairs, strict=True)))
+        known = zip(replicas, places, pairs, strict=True)
+        await asyncio.gather(*(self._connect(replica, *found) for replica, *found in known))
         self._connected = list(replicas)
+        if (count := self.routes.num_hosts) > 1:
+            self.transports += f", handed on between {count} hosts"
 
     async def _call_all(self, processes: list[ActorProcess], endpoint: str, *arguments) -> list:
         return await call_all(processes, endpoint, *arguments, seconds=self.seconds, what="connecting generators")
@@ -94,23 +111,41 @@ class WeightLink:
         return {rank: from_host(way) if rank in self._on_host else way for rank, way in chosen.items()}
 
     async def _open(self) -> None:
-        ranks = enumerate(self.trainers.of_policy)
+        self.epoch += 1
         opens = [
-            (process, (self.plan.slot(rank), rank in self._over_rdma, rank in self._on_host)) for rank, process in ranks
+            (process, (self.plan.slot(rank), *(rank in kind for kind in self._kinds), self.epoch))
+            for rank, process in enumerate(self.trainers.of_policy)
         ]
         self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
 
-    async def _connect(self, replica: Replica, transports: list[dict[int, Transport]] | None = None) -> None:
+    @property
+    def _kinds(self) -> tuple[set[int], set[int], set[int]]:
+        """Ranks that ``open_region`` is told more about."""
+        return self._over_rdma, self._on_host, self._over_tcp
+
+    async def _connect(
+        self,
+        replica: Replica,
+        places: list[Place] | None = None,
+        transports: list[dict[int, Transport]] | None = None,
+    ) -> None:
         """Each rank is told what it has to know, and no more."""
-        if transports is None:
-            transports = self._transports(replica, await self._call_all(replica.ranks, "place"))
-        setups = []
-        for reader, chosen in enumerate(transports):
-            plan = self.plan.reads(reader, replica.number)
-            regions = [self.regions[holder] for holder in plan.holders]
-            setups.append(ReaderSetup(plan, regions, [chosen[holder] for holder in plan.holders]))
-        calls = [(process, (setup,)) for process, setup in zip(replica.ranks, setups, strict=True)]
-        await call_each(calls, "connect", seconds=self.seconds, what=f"connecting generator {replica.number}")
+        if places is None:
+            places = await self._call_all(replica.ranks, "place")
+            transports = self._transports(replica, places)
+        calls = [
+            (process, (self._setup(process, reader, replica.number, chosen),))
+            for reader, (process, chosen) in enumerate(zip(replica.ranks, transports, strict=True))
+        ]
+        what = f"connecting generator {replica.number}"
+        relays = await call_each(calls, "connect", seconds=self.seconds, what=what)
+        self.routes.connected(replica, places, relays)
+
+    def _setup(self, process: ActorProcess, reader: int, replica: int, chosen: dict[int, Transport]) -> ReaderSetup:
+        plan = self.plan.reads(reader, replica)
+        transports = [chosen[holder] for holder in plan.holders]
+        relay = process.name if is_relay(transports) else ""
+        return ReaderSetup(plan, [self.regions[holder] for holder in plan.holders], transports, self.epoch, relay)
 
     def undisturbed(self) -> asyncio.Lock:
         """A context in which no replica connects or takes a version."""
@@ -123,7 +158,8 @@ class WeightLink:
         async with self._lock:
             await self._connect(replica)
             if self.version is not None:
-                await self._deliver_to(replica, self.version)
+                await self._deliver_to(replica, self.version, self.routes.alone(replica, self.epoch))
+                self.routes.hold([*self.routes.holders, replica])
             self._connected.append(replica)
 
     # after the trainer was repaired (trainer_mesh.Follower)
@@ -133,6 +169,7 @@ class WeightLink:
         if self.plan is None:
             return
         async with self._lock:
+            self.routes.hold([])
             await self._open()
             self._connected = [replica for replica in self._connected if not replica.is_dead]
             for replica in self._connected:
@@ -155,7 +192,7 @@ class WeightLink:
         what = f"publishing weights version {version}"
         ranks = self.trainers.of_policy
         with self._record.span("publish", *(rank.name for rank in ranks)):
-            await call_all(ranks, "publish", version, seconds=self.seconds, what=what)
+            await call_all(ranks, "publish", version, self.epoch, seconds=self.seconds, what=what)
         self.published = version
 
     async def deliver(
@@ -169,8 +206,12 @@ class WeightLink:
         """
         async with self._lock:
             replicas = healthy()
-            done = await asyncio.gather(*(self._deliver_to(r, version) for r in replicas), return_exceptions=True)
+            routes = self.routes.together(replicas, self.epoch)
+            works = (self._deliver_to(r, version, route) for r, route in zip(replicas, routes, strict=True))
+            done = await asyncio.gather(*works, return_exceptions=True)
             self.version = version
+            took = [r for r, result in zip(replicas, done, strict=True) if isinstance(result, EngineStatistics)]
+            self.routes.hold(took)
         for replica, result in zip(replicas, done, strict=True):
             if isinstance(result, Exception) and not isinstance(result, ActorDied):
                 failed(replica.number, f"failed weights version {version}: {last_line(result)}")
@@ -178,14 +219,25 @@ class WeightLink:
                 raise result
         return [result for result in done if isinstance(result, EngineStatistics)]
 
-    async def _deliver_to(self, replica: Replica, version: int) -> EngineStatistics:
+    async def _deliver_to(self, replica: Replica, version: int, routes: list[Route]) -> EngineStatistics:
         what = f"updating generator {replica.number} to version {version}"
         # the reader's own deadline comes first, and says which rank it waited for
+        fetches = [
+            (process, (version, 0.9 * self.seconds, route))
+            for process, route in zip(replica.ranks, routes, strict=True)
+        ]
         with self._record.span("fetch", f"generator {replica.number}"):
-            await call_all(replica.ranks, "fetch", version, 0.9 * self.seconds, seconds=self.seconds, what=what)
+            fetched = await call_each(fetches, "fetch", seconds=self.seconds, what=what)
+        for left in (reason for one in fetched for reason in one.left):
+            self._tell("not_handed_on", to=f"generator {replica.number}", version=version, why=left)
         statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
         self._record.note(f"generator {replica.number}", statistics.spans)
-        return dataclasses.replace(statistics, generator=replica.number)
+        return dataclasses.replace(
+            statistics,
+            generator=replica.number,
+            bytes_from_trainers=sum(one.bytes_from_trainers for one in fetched),
+            bytes_from_generators=sum(one.bytes_from_generators for one in fetched),
+        )
 
 
 def _used(pairs: list[list[dict[int, Transport]]]) -> list[tuple[int, Transport]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from titan_rl.data.files import LineFile
-from titan_rl.data.types import Group, Provenance, Rollout, StepMetrics, is_model
+from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, is_model
 from titan_rl.environments.base import correct
 from titan_rl.records.trackers import Trackers
 
@@ -139,6 +139,16 @@ def speeds(seconds: dict[str, float], generated: int, trained: int) -> dict[str,
     """Tokens a second of each phase: generated ones, or those that went through the trainer."""
     tokens = {"generate": generated, "score": generated, "forward_backward": trained, "step": generated}
     return {f"tokens_per_second_{phase}": count / max(seconds[phase], 1e-9) for phase, count in tokens.items()}
+
+
+def bytes_between_hosts(statistics: list[EngineStatistics]) -> dict[str, float]:
+    """Of the weights that a step published, over TCP, to all generators: from the trainers, and handed on. Nothing
+    where none went that way."""
+    trainers = sum(engine.bytes_from_trainers for engine in statistics)
+    generators = sum(engine.bytes_from_generators for engine in statistics)
+    if not trainers + generators:
+        return {}
+    return {"weight_bytes_from_trainers": trainers, "weight_bytes_from_generators": generators}
 
 
 class MetricsLog:

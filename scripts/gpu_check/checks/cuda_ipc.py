@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from gpu_check.house import House
-from titan_rl.mesh.channel.weights import ReaderSetup
+from titan_rl.mesh.channel.reader import ReaderSetup
 
 
 def check(house: House) -> dict[str, Any]:

@@ -21,6 +21,7 @@ BENCHES = {
     "session": "titan_rl.diagnostics.bench.session",
     "generate": "titan_rl.diagnostics.bench.generate",
     "weight-sync": "titan_rl.diagnostics.bench.weight_sync",
+    "between-hosts": "titan_rl.diagnostics.bench.between_hosts",
     "learning": "titan_rl.diagnostics.bench.learning",
     "learning-smollm2": "titan_rl.diagnostics.bench.learning_smollm2",
     "off-policy": "titan_rl.diagnostics.bench.off_policy",

@@ -1,12 +1,14 @@
 """Packed rows for trainer ranks: the controller stages them once, and each rank pulls those of its own group.
 
-What is sent is a handle. On one host the bytes lie in an anonymous shared mapping; between hosts an RDMABuffer is read.
+What is sent is a handle. On one host the bytes lie in an anonymous shared mapping; between hosts an RDMABuffer is read,
+or they are asked for over TCP.
 """
 
 import math
 import mmap
 import os
 import pickle
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,13 @@ import torch
 import xxhash
 
 from titan_rl.data.types import Row
+from titan_rl.mesh.channel.plan import Read
+from titan_rl.mesh.channel.tcp.client import BlockClient
+from titan_rl.mesh.channel.tcp.protocol import Status
+from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
+from titan_rl.mesh.channel.transports import RDMA
 from titan_rl.mesh.launch.identity import host_identity
+from titan_rl.mesh.launch.interfaces import has_address
 
 
 @dataclass(frozen=True)
@@ -27,27 +35,49 @@ class RowsHandle:
     nbytes: int
     checksum: int
     host: str
-    """By its identity; empty if even its own processes are to read by RDMA."""
+    """Whose processes map them, by its identity; empty if even its own are to read in another way."""
     rdma: Any = None
-    """An RDMABuffer, if some reader is on another host."""
+    """An RDMABuffer, if some reader does not map them."""
+    tcp: tuple[Address, int] | None = None
+    """Or where they are served, and their number there."""
 
 
 class StagedRows:
     """Rows of all groups, for as long as the block lasts. ``rows[group]`` is anything that pickles."""
 
-    def __init__(self, rows: list[list], over_rdma: bool, maps: bool = True):
-        """``over_rdma``: some reader is on another host, or is to read so; ``maps``: those of this one map."""
+    fd = -1
+    """For the server (tcp/server.py: Served): it sends from memory, since the file is closed with the block."""
+
+    def __init__(self, rows: list[list], over_rdma: bool, over_tcp: bool = False, maps: bool = True):
+        """``over_rdma``, ``over_tcp``: some reader may be on another host, or is to read so; ``maps``: those of this
+        one map."""
         pickled = [pickle.dumps(group, protocol=pickle.HIGHEST_PROTOCOL) for group in rows]
         self._fd = os.memfd_create("titan_rl_rows")
         for data in pickled:
             os.write(self._fd, data)
         self._memory = mmap.mmap(self._fd, sum(map(len, pickled)))
+        self.memory = memoryview(self._memory)
         self.handles, offset, host = [], 0, host_identity() if maps else ""
+        self._address = block_server().serve(self) if over_tcp else None
         for data in pickled:
             rdma = self._register(offset, len(data)) if over_rdma else None
             digest = xxhash.xxh3_64_intdigest(data)
-            self.handles.append(RowsHandle(os.getpid(), self._fd, offset, len(data), digest, host, rdma))
+            tcp = (self._address, len(self.handles)) if over_tcp else None
+            self.handles.append(RowsHandle(os.getpid(), self._fd, offset, len(data), digest, host, rdma, tcp))
             offset += len(data)
+
+    @classmethod
+    def by(cls, rows: list[list], transport: str) -> "StagedRows":
+        """As ``mesh.transport`` says. By itself: over TCP to whoever is on another host, if this one has an address."""
+        over_rdma, over_tcp = transport in RDMA, transport == "tcp"
+        return cls(rows, over_rdma, over_tcp or (transport == "auto" and has_address()), not (over_rdma or over_tcp))
+
+    def look(self, slot: int, block: int, stamp: int) -> tuple[Status, int]:
+        return (Status.READY if self.handles[block] and not slot + stamp else Status.GONE), 0
+
+    def block(self, slot: int, block: int) -> Block:
+        handle = self.handles[block]
+        return Block(handle.offset, handle.nbytes, handle.checksum)
 
     def _register(self, offset: int, nbytes: int):
         from monarch.rdma import RDMABuffer
@@ -58,6 +88,8 @@ class StagedRows:
         return self.handles
 
     def __exit__(self, *_) -> None:
+        if self._address is not None:
+            block_server().forget(self._address)
         os.close(self._fd)
         for handle in self.handles:
             if handle.rdma is not None:
@@ -65,14 +97,26 @@ class StagedRows:
 
 
 def pull_rows(handle: RowsHandle, timeout: float) -> list[Row]:
-    """Call it inside an actor if the rows come over RDMA. Errors: ValueError if the bytes are not what was staged."""
-    if handle.host != host_identity():
+    """Call it inside an actor if the rows come over RDMA. Errors: ValueError if they lie in another host's memory, or
+    the bytes are not what was staged; Refused, WrongBlock or OSError if they do not come over TCP."""
+    if handle.host == host_identity():
+        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
+            data = os.pread(file.fileno(), handle.nbytes, handle.offset)
+    elif handle.rdma is not None:
         data = torch.empty(handle.nbytes, dtype=torch.uint8)
         handle.rdma.read_into(data, timeout=math.ceil(timeout)).get()
         data = data.numpy()
+    elif handle.tcp is not None:
+        data = _asked_for(handle, *handle.tcp, timeout)
     else:
-        with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
-            data = os.pread(file.fileno(), handle.nbytes, handle.offset)
+        raise ValueError("a batch's rows lie in another host's memory, and are not served to others")
     if xxhash.xxh3_64_intdigest(data) != handle.checksum:
         raise ValueError("a batch's rows fail their checksum")
     return pickle.loads(data)
+
+
+def _asked_for(handle: RowsHandle, address: Address, number: int, timeout: float):
+    data = torch.empty(handle.nbytes, dtype=torch.uint8)
+    read, deadline = Read(0, number, 0, handle.nbytes, 0), time.monotonic() + timeout
+    BlockClient(address).take(0, 0, [read], data, deadline, lambda read, checksum: None)
+    return data.numpy()

@@ -1,7 +1,7 @@
 """A reader's ways to one holder's region. Each copies blocks into the reader's own memory and checks them.
 
-Every source has ``header`` (as it was when last refreshed), ``refresh``, and ``take``, which leaves checked blocks in
-the buffer; what comes by RDMA is fetched before that.
+Every source but Tcp has ``header`` (as it was when last refreshed), ``refresh``, and ``take``, which leaves checked
+blocks in the buffer; what comes by RDMA is fetched before that. Over TCP stamps and checksums come with the blocks.
 """
 
 import math
@@ -17,6 +17,7 @@ from titan_rl.mesh.channel.checksums import checksums
 from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.region import NUM_SLOTS, Header, RegionHandle, header_pages
 from titan_rl.mesh.channel.streams import stream_for
+from titan_rl.mesh.channel.tcp.client import BlockClient
 from titan_rl.mesh.channel.transports import RDMA, Transport
 
 _CHUNK_BYTES = 256 << 10
@@ -25,6 +26,10 @@ _CHUNK_BYTES = 256 << 10
 
 class TornRead(RuntimeError):
     """What was read is not the version that was asked for, or not all of it."""
+
+
+class Gone(TornRead):
+    """The version that was asked for will not come, or come back."""
 
 
 class SharedMemory:
@@ -131,31 +136,46 @@ class Rdma:
             _check(self, slot, reads, buffer)
 
 
-Source = SharedMemory | CudaIpc | Rdma
+class Tcp:
+    """The holder's block server (relay/gathering.py takes from it)."""
+
+    def __init__(self, handle: RegionHandle):
+        self.handle, self.client = handle, BlockClient(handle.tcp)
+
+    @property
+    def name(self) -> str:
+        return f"trainer rank {self.handle.rank}"
+
+
+Polled = SharedMemory | CudaIpc | Rdma
+"""Those whose header is looked at."""
+Source = Polled | Tcp
 
 
 def open_source(handle: RegionHandle, transport: Transport, device: torch.device) -> Source:
     """``device``: of the buffer that is read into. Errors: ValueError if this transport does not reach the region."""
     if transport in RDMA:
         return Rdma(handle, device)
+    if transport == "tcp":
+        return Tcp(handle)
     if bool(handle.cuda) != (transport == "cuda_ipc"):
         where = "on its GPU" if handle.cuda else "in its host's memory"
         raise ValueError(f"trainer rank {handle.rank} stages its weights {where}, which {transport} does not reach")
     return CudaIpc(handle, device) if transport == "cuda_ipc" else SharedMemory(handle)
 
 
-def _check(source: Source, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
+def _check(source: Polled, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
     found = checksums(source.handle.sums, buffer, [(read.into, read.into + read.nbytes) for read in reads])
     _compare(found, source, slot, reads)
 
 
-def _compare(digests: Sequence[int], source: Source, slot: int, reads: list[Read]) -> None:
+def _compare(digests: Sequence[int], source: Polled, slot: int, reads: list[Read]) -> None:
     for digest, read in zip(digests, reads, strict=True):
         if int(digest) != int(source.header.checksums[slot, read.block]):
             raise TornRead(f"block {read.block} of trainer rank {source.handle.rank} fails its checksum")
 
 
-def share_out(reads: list[tuple[Source, Read]], workers: int) -> Iterator[list[tuple[Source, Read]]]:
+def share_out(reads: list[tuple[Polled, Read]], workers: int) -> Iterator[list[tuple[Polled, Read]]]:
     """Split reads into about as many bytes for each worker."""
     share, size, total = [], 0, sum(read.nbytes for _, read in reads)
     for item in reads:

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from titan_rl.config.schema import Config
 from titan_rl.mesh.launch.identity import host_identity
 
-Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp"]
+Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp", "tcp"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 RDMA = frozenset({"rdma_ibverbs", "rdma_tcp"})
 ON_GPU = frozenset({"cuda_ipc", "rdma_ibverbs"})
@@ -25,6 +24,11 @@ class Place:
     """``cpu`` or ``cuda``."""
     has_ibverbs: bool = False
 
+    @property
+    def in_memory(self) -> "Place":
+        """Of what it keeps in its host's memory, whatever it computes with."""
+        return Place(self.host, "cpu")
+
 
 def here() -> Place:
     """This process's place."""
@@ -40,14 +44,7 @@ def choose_transport(setting: str, source: Place, destination: Place) -> Transpo
         return setting
     if source.host == destination.host:
         return "cuda_ipc" if source.device == destination.device == "cuda" else "shared_memory"
-    return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "rdma_tcp"
-
-
-def row_ways(config: Config) -> tuple[bool, bool]:
-    """How rows are laid down: whether for RDMA, since some reader is on another host or it was asked for; and whether
-    readers of this host map them."""
-    is_asked_for = config.mesh.transport in RDMA
-    return is_asked_for or config.hosts.is_on, not is_asked_for
+    return "rdma_ibverbs" if source.has_ibverbs and destination.has_ibverbs else "tcp"
 
 
 def staged_on_host(used: Iterable[tuple[int, Transport]]) -> set[int]:

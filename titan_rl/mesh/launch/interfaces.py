@@ -1,11 +1,39 @@
-"""This host's way to another: the address that others reach it at, and the interface that has it."""
+"""This host's way to another: the address that others reach it at, and the interface that has it.
+
+A process listens at one address for peers that come from other hosts. Who starts it says which in its environment: the
+run for all of its processes (supervision/remote_hosts.py), or who starts a host, for one that has several.
+"""
 
 import fcntl
+import ipaddress
+import os
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import closing
 
+HOST_ADDRESS = "TITAN_RL_HOST_ADDRESS"
+"""Environment variable: at which of its addresses the run's other hosts reach this one."""
+_LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
+
+
+def has_address() -> bool:
+    """Whether this host was told one, since there are others that may want to reach it."""
+    return bool(os.environ.get(HOST_ADDRESS))
+
+
+def host_address() -> str:
+    """Of the one interface that this process may listen at. Loopback, unless the host was told another."""
+    return os.environ.get(HOST_ADDRESS) or _LOOPBACK
+
+
+def address_for(others: Sequence[str]) -> str:
+    """The one that this host was told, or one on the way to another: a loopback only if all of them are on it."""
+    if has_address():
+        return host_address()
+    found = [own_address(other) for other in others]
+    return next((address for address in found if not ipaddress.ip_address(address).is_loopback), found[0])
 
 
 def own_address(towards: str) -> str:

@@ -18,7 +18,7 @@ from monarch.actor import Actor, concurrent_endpoint
 
 from titan_rl.data.folders import Manifest, manifest_of, read_part, remove_files, write_part
 from titan_rl.mesh.launch.identity import host_identity
-from titan_rl.mesh.launch.interfaces import interface_of, own_address
+from titan_rl.mesh.launch.interfaces import address_for, interface_of
 from titan_rl.mesh.launch.placement import available_cores
 from titan_rl.mesh.supervision import processes
 from titan_rl.mesh.supervision.worker_loop import AGENT_FILE
@@ -95,7 +95,7 @@ class HostAgent(Actor):
         self.lease = Lease(lease)
         self.lease.renew(sent, time.monotonic())
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
-        address = own_address(towards)
+        address = address_for([towards])
         where = host_identity(), socket.gethostname(), sys.executable, available_cores()
         return HostFacts(*where, address, interface_of(address), str(self._scratch), self._mark)
 

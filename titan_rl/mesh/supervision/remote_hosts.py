@@ -9,6 +9,7 @@ A host that was lost never comes back as it was: what does so is another one, of
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from monarch.config import configure
 
 from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.mesh.launch.base import HostLauncher, HostOrder, HostUnavailable
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address
 from titan_rl.mesh.launch.placement import Crew
 from titan_rl.mesh.supervision.agent import Beat, HostAgent, HostFacts
 from titan_rl.mesh.supervision.background import BackgroundTasks
@@ -71,7 +73,7 @@ class RemoteHosts:
         self._hosts: dict[int, Host] = {}
         self._background = BackgroundTasks()
         self._told: set[str] = set()
-        self.num_lost = 0
+        self.num_lost, self._names_this = 0, False
 
     def configure_monarch(self) -> None:
         """Before anything else of Monarch's: how this process listens, and is patient with a network. What hosts have
@@ -87,6 +89,13 @@ class RemoteHosts:
     async def open(self) -> None:
         """All of them, side by side. Errors: HostUnavailable."""
         await together(self._bring_up(number, 0) for number in range(self._launcher.count))
+        self._name_this_host()
+
+    def _name_this_host(self) -> None:
+        """Until the run ends: trainer ranks ask this process for their batches."""
+        if self.alive and not has_address():
+            os.environ[HOST_ADDRESS] = address_for([host.facts.address for host in self.alive.values()])
+            self._names_this = True
 
     async def _bring_up(self, number: int, attempt: int) -> None:
         name = f"host {number}"
@@ -148,7 +157,8 @@ class RemoteHosts:
     def environment(self, host: Host, kind: str) -> dict[str, str]:
         """Of a process of that kind there, over what such a process has anywhere."""
         facts, threads = host.facts, self._threads(host, kind)
-        found = facts.mark | {"TMPDIR": facts.scratch} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+        found = facts.mark | {"TMPDIR": facts.scratch, HOST_ADDRESS: facts.address}
+        found |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         # peers on other hosts are not to be reached by ``lo``, nor by what the host's name resolves to
         return found | ({key: facts.interface for key in _INTERFACES} if facts.interface else {})
 
@@ -206,6 +216,9 @@ class RemoteHosts:
     async def close(self) -> None:
         """All end. Never raises."""
         self._background.cancel()
+        if self._names_this:
+            del os.environ[HOST_ADDRESS]
+            self._names_this = False
         ends = [asyncio.ensure_future(_end(host)) for host in self.alive.values()]
         if ends:
             await asyncio.wait(ends, timeout=_FAREWELL_SECONDS)

@@ -1,0 +1,261 @@
+"""A generator rank's side of the weight channel: it fetches the bytes that it stores of a version.
+
+It accepts only what stamp and checksum confirm. Over TCP they come with each block; elsewhere they are looked at in the
+trainers' headers, before the blocks are read and again after. A rank that is a relay lets others take what it has
+(relay/).
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from titan_rl.mesh.channel.plan import Box, Read, ReadPlan
+from titan_rl.mesh.channel.region import (
+    FAILED,
+    NUM_SLOTS,
+    RegionHandle,
+    epoch_of,
+    stamp_of,
+    version_of,
+    will_not_come,
+)
+from titan_rl.mesh.channel.relay.gathering import (
+    Fetched,
+    Parents,
+    Route,
+    Unreachable,
+    Version,
+    ended,
+    take_from_trainer,
+)
+from titan_rl.mesh.channel.relay.memory import Relay, RelayHandle
+from titan_rl.mesh.channel.sources import Gone, Polled, Rdma, Source, Tcp, TornRead, open_source, share_out
+from titan_rl.mesh.channel.tcp.client import streams_each
+from titan_rl.mesh.channel.transports import ON_GPU, Transport
+from titan_rl.mesh.channel.weights import piece_view
+from titan_rl.mesh.freed_memory import drop_contents
+
+_HOST = torch.device("cpu")
+_FIRST_POLL, _LAST_POLL = 0.0005, 0.02
+"""Seconds between two looks at a version that is not there yet."""
+
+
+@dataclass(frozen=True)
+class ReaderSetup:
+    """All that a generator rank is told, once."""
+
+    plan: ReadPlan
+    regions: list[RegionHandle]
+    """Of the holders that it reads from."""
+    transports: list[Transport]
+    """One for each region."""
+    epoch: int = 0
+    """In which the regions were opened."""
+    relay: str = ""
+    """If other ranks may take versions from this one: the name of its process, for them."""
+
+
+class WeightReader:
+    """One generator rank's side: a copy of its bytes of one version, fetched while the engine goes on."""
+
+    def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 1):
+        self.plan, self._threads = setup.plan, threads
+        device = device if all(transport in ON_GPU for transport in setup.transports) else _HOST
+        self._sources = {
+            handle.rank: open_source(handle, transport, device)
+            for handle, transport in zip(setup.regions, setup.transports, strict=True)
+        }
+        self._relay, self.epoch = Relay(self.plan, setup.relay) if setup.relay else None, setup.epoch
+        self._parents = Parents(self.plan.reads)
+        zeros = partial(torch.zeros, self.plan.nbytes, dtype=torch.uint8, device=device)
+        self.buffer = zeros() if self._relay is None else self._relay.data
+        self.held: int | None = None
+        """The version in ``buffer``; None while that holds no complete one."""
+        self._is_closed = False
+        self.bytes_read = 0
+        """In all fetches so far."""
+
+    @property
+    def relay(self) -> RelayHandle | None:
+        """Where other ranks can take versions that are fetched here."""
+        return None if self._relay is None else self._relay.handle
+
+    async def fetch(self, version: int, timeout: float, route: Route | None = None) -> Fetched:
+        """Copy a version here. One that is being written is waited for; what fails its checksum is read again.
+
+        ``route``: from whom; by default from the trainers. Errors: TornRead if it was superseded, is of another epoch,
+        or is still not complete after ``timeout`` seconds.
+        """
+        route, fetched, before = route or Route(self.epoch), Fetched(), self._bytes_received()
+        if route.epoch != self.epoch:
+            raise Gone(f"version {version} is of epoch {route.epoch}, and the trainers known here are of {self.epoch}")
+        stamp = stamp_of(self.epoch, version)
+        wanted = Version(stamp, version % NUM_SLOTS, time.monotonic() + timeout)
+        if self._relay is not None:
+            self._relay.begin(stamp)
+        try:
+            await self._fetch(wanted, route, fetched)
+        except BaseException:
+            self._fail(stamp)
+            raise
+        finally:
+            fetched.bytes_from_trainers = self._bytes_received() - before
+        self.bytes_read += sum(read.nbytes for read in self.plan.reads)
+        self.held = version
+        return fetched
+
+    def _bytes_received(self) -> int:
+        """Over TCP from trainers, ever."""
+        return sum(source.client.bytes_received for source in self._sources.values() if isinstance(source, Tcp))
+
+    async def _fetch(self, wanted: Version, route: Route, fetched: Fetched) -> None:
+        """All stripes at once, each repeated by itself: what another host lacks may depend on one alone. Errors:
+        TornRead."""
+        if any(isinstance(source, Tcp) for source in self._sources.values()):
+            self._overwrite()
+        shares = self._parents.shares(route, range(len(self.plan.reads)))
+        own = shares.pop(None)
+        handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in shares.items())
+        await ended(self._from_trainers(own, wanted), *handed)
+
+    def _overwrite(self) -> None:
+        """``buffer`` holds no complete version from here on."""
+        self.held = None
+        if (storage := self.buffer.untyped_storage()).nbytes() < self.plan.nbytes:
+            storage.resize_(self.plan.nbytes)
+
+    async def _await_stamps(self, wanted: Version, sources: Iterable[Source], at_once: bool = False) -> None:
+        deadline, version = (time.monotonic() if at_once else wanted.deadline), version_of(wanted.stamp)
+        pause = _FIRST_POLL
+        for source in sources:
+            rank = source.handle.rank
+            while not isinstance(source, Tcp):
+                await source.refresh(max(deadline - time.monotonic(), 1.0))
+                stamp = int(source.header.stamps[wanted.slot])
+                if stamp == wanted.stamp:
+                    break
+                if self._is_closed:
+                    raise Gone("the trainer has begun anew")
+                if stamp == FAILED:
+                    raise Gone(f"trainer rank {rank} failed to stage version {version}, or began anew")
+                if source.is_gone():
+                    raise Gone(f"trainer rank {rank} is gone")
+                if will_not_come(stamp, wanted.stamp):
+                    raise Gone(f"trainer rank {rank} has version {_said(stamp, wanted.stamp)} was asked for")
+                if time.monotonic() >= deadline:
+                    raise TornRead(f"trainer rank {rank} has not finished version {version}")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_POLL)
+
+    async def _from_parent(self, parent, wanted: Version, places: list[int], fetched: Fetched) -> None:
+        reads = [dataclasses.replace(r, block=p, offset=r.into) for p, r in self._planned(places)]
+
+        async def others() -> None:
+            await self._from_trainers(places, wanted)
+
+        done = partial(self._put, wanted.stamp)
+        await self._parents.take(parent, wanted, reads, self.buffer, done, fetched, others)
+
+    def _planned(self, places: Iterable[int]) -> list[tuple[int, Read]]:
+        return [(place, self.plan.reads[place]) for place in places]
+
+    def _put(self, stamp: int, read: Read, checksum: int) -> None:
+        if self._relay is not None:
+            self._relay.put(read.block, stamp, checksum)
+
+    async def _from_trainers(self, places: list[int], wanted: Version) -> None:
+        """Those that are not here yet, again and again. Errors: TornRead."""
+        while True:
+            try:
+                return await self._from_trainers_once([p for p in places if not self._has(p, wanted.stamp)], wanted)
+            except Gone:
+                self._fail(wanted.stamp)  # at once: another host may wait for this one, and this one for that
+                raise
+            except TornRead as error:
+                if time.monotonic() > wanted.deadline or (self._is_closed and isinstance(error, Unreachable)):
+                    raise
+
+    def _has(self, place: int, stamp: int) -> bool:
+        return self._relay is not None and self._relay.has(place, stamp)
+
+    def _fail(self, stamp: int) -> None:
+        """Whoever waits for it here must not go on doing so."""
+        if self._relay is not None:
+            self._relay.fail(stamp)
+
+    async def _from_trainers_once(self, places: list[int], wanted: Version) -> None:
+        by_source: dict[Source, list[tuple[int, Read]]] = {}
+        for place, read in self._planned(places):
+            by_source.setdefault(self._sources[read.holder], []).append((place, read))
+        remote = {source: found for source, found in by_source.items() if isinstance(source, Tcp)}
+        near = [(source, *one) for source, found in by_source.items() if source not in remote for one in found]
+        count = streams_each(len(remote))
+        asks = (self._from_trainer(source, found, wanted, count) for source, found in remote.items())
+        await ended(self._poll(near, wanted), *asks)
+
+    async def _from_trainer(self, source: Tcp, found: list[tuple[int, Read]], wanted: Version, count: int) -> None:
+        place_of = {read: place for place, read in found}
+
+        def done(read: Read, checksum: int) -> None:
+            if self._relay is not None:
+                self._relay.put(place_of[read], wanted.stamp, checksum)
+
+        await take_from_trainer(source, wanted, [read for _, read in found], self.buffer, done, count)
+
+    def let_go(self) -> None:
+        """Hold no version, and no memory for one, until the next is fetched."""
+        self.held = None
+        if self._relay is not None:
+            self._relay.let_go()
+            return
+        storage = self.buffer.untyped_storage()
+        if self.buffer.device.type != "cpu":
+            storage.resize_(0)
+        elif not self.buffer.is_pinned():  # others have views of its address
+            drop_contents(storage)
+
+    def close(self) -> None:
+        """Those who still wait for a version here are told that it will not come."""
+        self._is_closed = True
+        if self._relay is not None:
+            self._relay.close()
+
+    async def _poll(self, near: list[tuple[Polled, int, Read]], wanted: Version) -> None:
+        """Blocks of regions whose header tells when they are there."""
+        reads, slot = [(source, read) for source, _, read in near], wanted.slot
+        sources = dict.fromkeys(source for source, _ in reads)
+        await self._await_stamps(wanted, sources)
+        if sources:
+            self._overwrite()
+        remote = [(source, read) for source, read in reads if isinstance(source, Rdma)]
+        for source in dict.fromkeys(source for source, _ in remote):
+            timeout = max(wanted.deadline - time.monotonic(), 1.0)
+            await source.fetch(slot, [read for s, read in remote if s is source], self.buffer, timeout)
+
+        def work(share: list[tuple[Polled, Read]]) -> None:
+            for source in dict.fromkeys(source for source, _ in share):
+                source.take(slot, [read for s, read in share if s is source], self.buffer)
+
+        await asyncio.gather(*(asyncio.to_thread(work, share) for share in share_out(reads, self._threads)))
+        await self._await_stamps(wanted, sources, at_once=True)
+        if self._relay is not None:
+            for source, place, read in near:
+                self._relay.put(place, wanted.stamp, int(source.header.checksums[slot, read.block]))
+
+    def pieces(self) -> Iterator[tuple[str, Box, Box, torch.Tensor]]:
+        """(tensor name, the need that it belongs to, its box, values) of all that was fetched."""
+        for base, segment in self.plan.segments:
+            for placed in segment.placed():
+                yield placed.name, placed.piece.need, placed.piece.box, piece_view(self.buffer, base, placed)
+
+
+def _said(found: int, wanted: int) -> str:
+    """Two stamps in words."""
+    if epoch_of(found) == epoch_of(wanted):
+        return f"{version_of(found)} where {version_of(wanted)}"
+    return f"{version_of(found)} of epoch {epoch_of(found)} where {version_of(wanted)} of epoch {epoch_of(wanted)}"

@@ -1,0 +1,1 @@
+"""Generator hosts hand a version on to each other."""

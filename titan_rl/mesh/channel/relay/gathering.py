@@ -1,0 +1,164 @@
+"""One rank's blocks of a version, from trainers and from ranks of other hosts at once; others can have each block as
+soon as it is here.
+
+Whoever was to hand blocks on and does not (gone, silent, failed, not begun in time) is left: what is missing is taken
+from the trainers, and the caller is told. No thread is left behind: one that wrote later would spoil the next version.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from titan_rl.mesh.channel.plan import Read
+from titan_rl.mesh.channel.region import version_of
+from titan_rl.mesh.channel.relay.memory import RelayHandle, RelayView
+from titan_rl.mesh.channel.relay.trees import stripes
+from titan_rl.mesh.channel.sources import Gone, Tcp, TornRead
+from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Refused, WrongBlock, dealt, streams_each
+from titan_rl.mesh.channel.tcp.protocol import Status
+from titan_rl.mesh.channel.transports import Transport
+
+_PAUSE_SECONDS = 0.5
+"""Before a trainer that could not be reached is asked again."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """Another rank, which has or gets the same bytes, and how it is read."""
+
+    handle: RelayHandle
+    transport: Transport
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where one rank takes a version from; it is told anew with each."""
+
+    epoch: int
+    """Of the trainer's regions that the version is in."""
+    parents: tuple[Parent | None, ...] = (None,)
+    """For each stripe (trees.py); None: the trainers."""
+
+
+@dataclass
+class Fetched:
+    """What one rank took of a version over the network; from its own host it is not counted."""
+
+    bytes_from_trainers: int = 0
+    bytes_from_generators: int = 0
+    left: list[str] = field(default_factory=list)
+    """Who was left, and why."""
+
+
+class Unreachable(TornRead):
+    """A trainer rank does not answer; it may again."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What is gathered, and until when (``time.monotonic``)."""
+
+    stamp: int
+    slot: int
+    deadline: float
+
+
+async def ended(*works: Awaitable) -> None:
+    """Until all have ended, whatever some of them raise. Errors: Gone if one raised that; else the first."""
+    errors = [one for one in await asyncio.gather(*works, return_exceptions=True) if one is not None]
+    for error in sorted(errors, key=lambda error: not isinstance(error, Gone)):
+        raise error
+
+
+async def take_over_streams(
+    source: BlockClient | RelayView,
+    version: Version,
+    reads: Sequence[Read],
+    buffer: torch.Tensor,
+    done: Done,
+    count: int,
+) -> None:
+    """By as many threads and connections. Errors: those of ``BlockClient.take``."""
+    shares = dealt(reads, count)
+    if not shares:
+        return
+    pool, loop = ThreadPoolExecutor(len(shares), "blocks"), asyncio.get_running_loop()
+    whole = version.stamp, version.slot
+    try:
+        works = (loop.run_in_executor(pool, source.take, *whole, s, buffer, version.deadline, done) for s in shares)
+        await ended(*works)
+    finally:
+        pool.shutdown(wait=False)
+
+
+async def take_from_trainer(
+    source: Tcp, version: Version, reads: Sequence[Read], buffer: torch.Tensor, done: Done, count: int
+) -> None:
+    """Errors: Gone; TornRead, Unreachable among them."""
+    name, number = source.name, version_of(version.stamp)
+    try:
+        await take_over_streams(source.client, version, reads, buffer, done, count)
+    except WrongBlock as error:
+        raise TornRead(f"block {error.read.block} of {name} fails its checksum") from error
+    except Refused as error:
+        if error.status is Status.LATE:
+            raise TornRead(f"{name} has not finished version {number}") from error
+        if error.stamp > version.stamp:
+            raise Gone(f"{name} has version {version_of(error.stamp)} where {number} was asked for") from error
+        raise Gone(f"{name} failed to stage version {number}, or began anew") from error
+    except OSError as error:
+        await asyncio.sleep(_PAUSE_SECONDS)
+        raise Unreachable(f"{name} cannot be reached: {error}") from error
+
+
+class Parents:
+    """The ranks that one rank takes blocks from, by the stripes of its plan."""
+
+    def __init__(self, reads: Sequence[Read]):
+        self._stripe_of = stripes([read.nbytes for read in reads])
+        self._views: dict[RelayHandle, RelayView] = {}
+
+    def shares(self, route: Route, missing: Sequence[int]) -> dict[Parent | None, list[int]]:
+        """Of blocks by their place in the plan: from whom each is taken."""
+        found: dict[Parent | None, list[int]] = {None: []}
+        for place in missing:
+            parent = route.parents[self._stripe_of[place] % len(route.parents)]
+            found.setdefault(parent, []).append(place)
+        return found
+
+    async def take(
+        self,
+        parent: Parent,
+        version: Version,
+        reads: Sequence[Read],
+        buffer: torch.Tensor,
+        done: Done,
+        fetched: Fetched,
+        others: Callable[[], Awaitable[None]],
+    ) -> None:
+        """From the parent, and what it does not give by ``others``. Errors: those of ``others``."""
+        source = None
+        try:
+            source = self._open(parent)
+            count = streams_each(2) if isinstance(source, BlockClient) else 1
+            await take_over_streams(source, version, reads, buffer, done, count)
+        except (OSError, Refused, WrongBlock) as error:
+            if time.monotonic() > version.deadline:
+                raise TornRead(f"{parent.handle.name} did not hand on all of the version: {error}") from error
+            fetched.left.append(f"{parent.handle.name} was left, for the trainers: {type(error).__name__}: {error}")
+            await others()
+        finally:
+            if isinstance(source, BlockClient):
+                fetched.bytes_from_generators += source.bytes_received
+
+    def _open(self, parent: Parent) -> BlockClient | RelayView:
+        """Errors: OSError if a process of this host is gone."""
+        if parent.transport == "tcp":
+            return BlockClient(parent.handle.tcp)
+        if parent.handle not in self._views:
+            self._views = {parent.handle: RelayView(parent.handle)}
+        return self._views[parent.handle]

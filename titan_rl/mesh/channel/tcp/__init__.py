@@ -1,0 +1,1 @@
+"""Blocks over TCP between hosts that have no RDMA hardware."""

@@ -1,0 +1,96 @@
+"""What two ends of a block connection say to each other: frames of fixed size, and bytes whose number both know.
+
+    client: MAGIC, token ─▶                              server: (nothing, and the end, if the token is wrong)
+    client: region, stamp, slot, seconds, N, N numbers ─▶
+                       ◀─ for each block in turn: WAITING or IDLE while it is not there, then READY, checksum, its bytes
+                       ◀─ or one frame that says why no more will come
+
+Nothing is read whose length the other end could choose without a limit.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = b"titan_rl blocks 1"
+TOKEN_BYTES = 32
+HELLO_BYTES = len(MAGIC) + TOKEN_BYTES
+MAX_BLOCKS = 1 << 16
+"""In one request: 512 GiB in blocks of 8 MiB."""
+MAX_SECONDS = 24 * 3600.0
+MAX_BLOCK_BYTES = 1 << 40
+_REQUEST = struct.Struct(">IqIdI")
+_NUMBER = struct.Struct(">I")
+_FRAME = struct.Struct(">BqQQ")
+REQUEST_BYTES, NUMBER_BYTES, FRAME_BYTES = _REQUEST.size, _NUMBER.size, _FRAME.size
+
+
+class ProtocolError(ConnectionError):
+    """The other end says what this protocol does not have."""
+
+
+class Status(IntEnum):
+    """Of a block that was asked for under a stamp."""
+
+    READY = 0
+    """Its bytes follow."""
+    WAITING = 1
+    """It is on its way here. Sent again and again, so that silence means that the host or the link is gone."""
+    IDLE = 2
+    """Nobody here has begun that version. Sent likewise."""
+    GONE = 3
+    """It will not come: it was superseded, or failed."""
+    LATE = 4
+    """It was not there after the seconds that were asked for."""
+    UNKNOWN = 5
+    """There is no such region, slot or block (any more)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Blocks of one slot, in the order in which they are wanted."""
+
+    region: int
+    stamp: int
+    slot: int
+    seconds: float
+    """For which the server may wait for them."""
+    blocks: list[int]
+
+    def pack(self) -> bytes:
+        head = _REQUEST.pack(self.region, self.stamp, self.slot, self.seconds, len(self.blocks))
+        return head + b"".join(map(_NUMBER.pack, self.blocks))
+
+    @staticmethod
+    def count_in(head: bytes) -> int:
+        """How many blocks follow a request's first bytes. Errors: ProtocolError if it says too much."""
+        _, stamp, _, seconds, count = _REQUEST.unpack(head)
+        if not 0 < count <= MAX_BLOCKS or not 0 <= seconds <= MAX_SECONDS or stamp < 0:
+            raise ProtocolError(f"a request of {count} blocks of {stamp} within {seconds} s")
+        return count
+
+    @staticmethod
+    def unpack(head: bytes, numbers: bytes) -> "Request":
+        region, stamp, slot, seconds, _ = _REQUEST.unpack(head)
+        return Request(region, stamp, slot, seconds, [number for (number,) in _NUMBER.iter_unpack(numbers)])
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is said of a block. ``stamp``: what the slot holds by now."""
+
+    status: Status
+    stamp: int = 0
+    checksum: int = 0
+    nbytes: int = 0
+
+    def pack(self) -> bytes:
+        return _FRAME.pack(self.status, self.stamp, self.checksum, self.nbytes)
+
+    @staticmethod
+    def unpack(data: bytes) -> "Frame":
+        """Errors: ProtocolError."""
+        status, stamp, checksum, nbytes = _FRAME.unpack(data)
+        if status > max(Status) or nbytes > MAX_BLOCK_BYTES:
+            raise ProtocolError(f"a frame of kind {status} for {nbytes} bytes")
+        return Frame(Status(status), stamp, checksum, nbytes)

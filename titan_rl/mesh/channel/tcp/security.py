@@ -1,0 +1,50 @@
+"""Who may ask for blocks: inside a run that has certificates, their holders; always, who knows the server's token.
+
+The certificates are those of Monarch's own ports (HYPERACTOR_TLS_CERT, _KEY, _CA: files). Both ends must show one of
+the run's CA; names are not compared, since a CA is made for one run. Without certificates bytes travel in the clear.
+"""
+
+import os
+import ssl
+from functools import cache
+
+from titan_rl.mesh.launch.certificates import VARIABLES
+
+_VARIABLES = tuple(VARIABLES)
+
+
+def certificate_files() -> tuple[str, str, str] | None:
+    """Certificate, key and CA of this process; None where it has none. Errors: ValueError if only some are named."""
+    found = [os.environ.get(name, "") for name in _VARIABLES]
+    if any(found) and not all(found):
+        missing = [name for name, value in zip(_VARIABLES, found, strict=True) if not value]
+        raise ValueError(f"TLS needs {', '.join(_VARIABLES)}: {', '.join(missing)} is not set")
+    return tuple(found) if all(found) else None
+
+
+@cache
+def _context(files: tuple[str, str, str], server_side: bool) -> ssl.SSLContext:
+    certificate, key, authority = files
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(authority)
+    return context
+
+
+def accepted(connection, files: tuple[str, str, str] | None):
+    """A server's end of a new connection, inside TLS if there are ``files``; its handshake ends within the connection's
+    timeout. Errors: OSError (ssl.SSLError among them)."""
+    return connection if files is None else _context(files, True).wrap_socket(connection, server_side=True)
+
+
+def connected(connection, is_tls: bool):
+    """A client's end, likewise. Errors: OSError; ConnectionError if TLS is wanted and this process has no
+    certificate."""
+    if not is_tls:
+        return connection
+    if (files := certificate_files()) is None:
+        raise ConnectionError(f"the other end speaks TLS, and {_VARIABLES[0]} is not set here")
+    return _context(files, False).wrap_socket(connection)

@@ -1,0 +1,232 @@
+"""Serves blocks of this process's regions to other hosts: reads only, of versions that are published.
+
+It is bound to one interface, and a client that does not know its token hears nothing and is cut off. From shared memory
+bytes go by sendfile, so they are not copied here; inside TLS they are encrypted straight from the mapping.
+"""
+
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from titan_rl.mesh.channel.tcp.protocol import (
+    HELLO_BYTES,
+    MAGIC,
+    NUMBER_BYTES,
+    REQUEST_BYTES,
+    TOKEN_BYTES,
+    Frame,
+    Request,
+    Status,
+)
+from titan_rl.mesh.channel.tcp.security import accepted, certificate_files
+from titan_rl.mesh.launch.interfaces import host_address
+
+_HANDSHAKE_SECONDS, _IDLE_SECONDS, _SEND_SECONDS = 10.0, 60.0, 60.0
+"""How long a client may take to show who it is; between two requests; to take any bytes."""
+_TOLD_EVERY = 0.5
+"""Seconds between two frames that say that a block is not there yet."""
+_FIRST_POLL, _LAST_POLL = 0.0002, 0.01
+_MAX_STRANGERS, _MAX_CLIENTS = 64, 4096
+"""Connections at a time: of those who have not shown a token yet; of all."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a block lies in the file."""
+
+    offset: int
+    nbytes: int
+    checksum: int
+
+
+class Served(Protocol):
+    """Memory whose blocks may be read: a file without a name, and what is known of each block."""
+
+    fd: int
+    """-1: it may be closed at any time, and is not to be sent from."""
+    memory: memoryview
+    """All of the file."""
+
+    def look(self, slot: int, block: int, stamp: int) -> tuple[Status, int]:
+        """Whether a block is there under this stamp, and the stamp that it has. Errors: IndexError if there is none."""
+        ...
+
+    def block(self, slot: int, block: int) -> Block: ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a region is served, and what opens it. It travels in messages between the run's actors alone."""
+
+    host: str
+    port: int
+    region: int
+    is_tls: bool
+    token: bytes = field(repr=False)
+
+
+class BlockServer:
+    """Owns its socket and its clients' threads. One of a process is enough (``serve``)."""
+
+    def __init__(self, host: str):
+        """Errors: OSError if nothing can listen there; ValueError if only some of TLS's variables are set."""
+        self.host, self._certificate = host, certificate_files()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.port, self._token = self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)
+        self._served: dict[int, Served] = {}
+        self._numbers = iter(range(1, 1 << 32))
+        self._strangers = threading.Semaphore(_MAX_STRANGERS)
+        self._clients = threading.Semaphore(_MAX_CLIENTS)
+        self._counting = threading.Lock()
+        self.bytes_sent: Counter[int] = Counter()
+        """Of each region that was ever served, counted when a block is begun."""
+        self.num_refused = 0
+        """Connections that showed no certificate or no token."""
+        threading.Thread(target=self._accept, name="block server", daemon=True).start()
+
+    def serve(self, served: Served) -> Address:
+        number = next(self._numbers)
+        self._served[number] = served
+        return Address(self.host, self.port, number, self._certificate is not None, self._token)
+
+    def forget(self, address: Address) -> None:
+        """It is not served any more."""
+        self._served.pop(address.region, None)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # it was closed
+                return
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._meet, args=(connection,), name="block client", daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        """Everything with one client. What it does wrong ends its connection, and nothing else."""
+        with connection:
+            stream = self._admitted(connection)
+            self._strangers.release()
+            if stream is None or not self._clients.acquire(blocking=False):
+                return
+            try:
+                with stream:
+                    self._answer_all(stream)
+            except (OSError, LookupError):  # it went away, or said what it may not; or the region went
+                pass
+            finally:
+                self._clients.release()
+
+    def _admitted(self, connection: socket.socket):
+        """The stream to a client that knows the token; None for any other."""
+        try:
+            connection.settimeout(_HANDSHAKE_SECONDS)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = accepted(connection, self._certificate)
+            hello = read_exactly(stream, HELLO_BYTES, time.monotonic() + _HANDSHAKE_SECONDS)
+            if secrets.compare_digest(hello, MAGIC + self._token):
+                return stream
+        except (OSError, ValueError):
+            pass
+        with self._counting:
+            self.num_refused += 1
+        return None
+
+    def _answer_all(self, stream) -> None:
+        while True:
+            head = read_exactly(stream, REQUEST_BYTES, time.monotonic() + _IDLE_SECONDS)
+            numbers = NUMBER_BYTES * Request.count_in(head)
+            request = Request.unpack(head, read_exactly(stream, numbers, time.monotonic() + _IDLE_SECONDS))
+            stream.settimeout(_SEND_SECONDS)
+            for frame, block in self._answers(request):
+                stream.sendall(frame.pack())
+                if block is not None:
+                    self._send(stream, request.region, block)
+
+    def _answers(self, request: Request) -> Iterator[tuple[Frame, Block | None]]:
+        """Frames, and behind some of them a block."""
+        deadline = time.monotonic() + request.seconds
+        for number in request.blocks:
+            for status, stamp in self._looks(request, number, deadline):
+                if status is not Status.READY:
+                    yield Frame(status, stamp), None
+            if status is not Status.READY:
+                return
+            block = self._served[request.region].block(request.slot, number)
+            if self._look(request, number)[0] is not Status.READY:  # the checksum may be another version's
+                yield Frame(Status.GONE, stamp), None
+                return
+            yield Frame(status, stamp, block.checksum, block.nbytes), block
+
+    def _looks(self, request: Request, number: int, deadline: float) -> Iterator[tuple[Status, int]]:
+        """What a client is to be told of a block: now and then that it is not there, and at last how that ended."""
+        pause, told = _FIRST_POLL, time.monotonic()
+        while True:
+            status, stamp = self._look(request, number)
+            now = time.monotonic()
+            if status not in (Status.WAITING, Status.IDLE):
+                break
+            if now >= deadline:
+                status = Status.LATE
+                break
+            if now >= told + _TOLD_EVERY:
+                told = now
+                yield status, stamp
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_POLL)
+        yield status, stamp
+
+    def _look(self, request: Request, number: int) -> tuple[Status, int]:
+        try:
+            return self._served[request.region].look(request.slot, number, request.stamp)
+        except LookupError:
+            return Status.UNKNOWN, 0
+
+    def _send(self, stream, region: int, block: Block) -> None:
+        served = self._served.get(region)
+        if served is None:
+            raise ConnectionError("the region is served no more")
+        with self._counting:
+            self.bytes_sent[region] += block.nbytes
+        if self._certificate is not None or served.fd < 0:
+            stream.sendall(served.memory[block.offset : block.offset + block.nbytes])
+        else:
+            with open(served.fd, "rb", closefd=False) as file:
+                stream.sendfile(file, block.offset, block.nbytes)
+
+
+def read_exactly(stream, count: int, deadline: float) -> bytes:
+    """So many bytes. Errors: ConnectionError if the stream ends before; TimeoutError."""
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        stream.settimeout(max(deadline - time.monotonic(), 0.001))
+        got = stream.recv_into(view)
+        if not got:
+            raise ConnectionError("the other end closed the connection")
+        view = view[got:]
+    return bytes(data)
+
+
+_one: dict[str, BlockServer] = {}
+_making = threading.Lock()
+
+
+def block_server() -> BlockServer:
+    """This process's, at its host's address. Started when somebody asks for the first time."""
+    with _making:
+        host = host_address()
+        if host not in _one:
+            _one[host] = BlockServer(host)
+        return _one[host]
