@@ -23,7 +23,7 @@ from titan_rl.mesh.launch.placement import fork_environment
 from titan_rl.mesh.launch.scratch import make_scratch
 from titan_rl.mesh.supervision import fork_client
 from titan_rl.mesh.supervision.logs import log_file
-from titan_rl.mesh.supervision.processes import MARK
+from titan_rl.mesh.supervision.processes import MARK, new_mark
 
 FORK_SERVERS = "TITAN_RL_FORK_SERVERS"
 """Environment variable: the folder of servers that others started, and that outlive a run."""
@@ -97,13 +97,13 @@ def _listen(path: Path) -> socket.socket:
 
 
 class Ahead:
-    """Servers that nobody has taken yet. They carry no run's mark; whoever began them ends them."""
+    """Servers that nobody has taken yet. They carry a mark of their own; whoever began them ends them."""
 
     def __init__(self) -> None:
         self._folder = make_scratch()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (``end`` closes it)
         self._logs: str | None = None
-        self._process = start(self._folder, fork_environment() | no_mark(), self._output)
+        self._process = start(self._folder, fork_environment() | new_mark(), self._output)
 
     def move(self, folder: Path, logs: str | None) -> None:
         """From now on they listen in that folder."""
