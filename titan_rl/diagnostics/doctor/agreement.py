@@ -30,6 +30,11 @@ class Limits:
     token: float
     """Of one token's difference."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether no token may be off by what bf16 rounds away, which depends on what is computed beside it."""
+        return self.token < _CUT
+
 
 def limits(generator_dtype: str, trainer_dtype: str) -> Limits:
     """In fp32 what was seen is 1.000001 on average and 1e-3 at a token; in bf16 a token may be off by 1."""
