@@ -151,7 +151,7 @@ def check_prompts(checked: Checked) -> None:
     check_known(task, tokenizer, prompts)
     check_seats(task, config.rollout.group_size)
     if config.sft.steps:
-        check_demonstrations(task, config.run.seed)
+        check_demonstrations(task, config.run.seed, tokenizer, checked.titan.training.seq_len)
     if config.model.path != "tiny":
         _check_tokens(checked, tokenizer, prompts)
 
