@@ -27,6 +27,7 @@ SETTINGS = dict(
     parallelism__data_parallel_shard_degree=2,
     checkpoint__every=8,
     rollout__prompts_per_step=8,
+    generator__tensor_parallel=2,
 )
 ON_HOSTS = dict(
     hosts__launcher="attach",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from titan_rl.config.hosts import HostsConfig, parse_address
+from titan_rl.config.hosts import HostsConfig, hosts_of, parse_address
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.data.folders import manifest_of, read_part, remove_files, write_part
@@ -25,7 +25,7 @@ from titan_rl.mesh.supervision.collectives import hang_up
 from titan_rl.mesh.supervision.host_command import checked_address
 from titan_rl.mesh.supervision.host_files import WrongFiles, bring, fetch
 from titan_rl.mesh.supervision.hosts import Host
-from titan_rl.mesh.supervision.remote_hosts import HostNeeds, RemoteHosts, hosts_of
+from titan_rl.mesh.supervision.remote_hosts import HostNeeds, RemoteHosts
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
 
 TWO = '["tls://A:26600", "tls://B:26600"]'
@@ -67,7 +67,7 @@ def test_plain_tcp_is_refused_unless_it_is_asked_for_by_name():
         ({"launcher": "attach", "addresses": TWO, "silence": "1"}, ("hosts.silence",)),
         ({"launcher": "attach", "addresses": TWO, "mesh.worker_loops": "2"}, ("mesh.worker_loops",)),
         ({"launcher": "attach", "addresses": TWO, "mesh.transport": "shared_memory"}, ("mesh.transport",)),
-        ({"launcher": "attach", "addresses": TWO, "generator.tensor_parallel": "2"}, ("tensor_parallel",)),
+        ({"launcher": "attach", "addresses": TWO, "gpus": "8"}, ("hosts.gpus", "hosts.gpu_memory_gib", "together")),
         ({"launcher": "attach", "addresses": TWO}, ("certificates", "--make-certificates")),
     ],
 )

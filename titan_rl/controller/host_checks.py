@@ -9,7 +9,6 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
 from titan_rl.mesh.launch.certificates import use_certificates
-from titan_rl.models.device import DEVICE_TYPE
 
 _LEAST_SILENCE = 5.0
 
@@ -76,11 +75,10 @@ def _check_with_others(config: Config) -> None:
         raise ConfigError("mesh.worker_loops is for a run on this host alone: leave it out where [hosts] is given")
     if mesh.transport not in ("auto", "rdma_ibverbs", "rdma_tcp", "tcp"):
         raise ConfigError(f"mesh.transport = {mesh.transport!r} does not reach other hosts: leave it out")
-    if config.generator.tensor_parallel > 1:
+    if bool(hosts.gpus) != bool(hosts.gpu_memory_gib):
         raise ConfigError(
-            "generator.tensor_parallel > 1 needs its ranks on one host, which [hosts] does not see to yet"
+            f"hosts.gpus = {hosts.gpus} and hosts.gpu_memory_gib = {hosts.gpu_memory_gib:g} belong together: give what "
+            f"each host has, such as 8 and 79, or neither for a run on the hosts' cores"
         )
-    if DEVICE_TYPE != "cpu":
-        raise ConfigError("[hosts] does not give out the GPUs of other hosts yet: leave it out, or run on CPUs")
     if hosts.silence < _LEAST_SILENCE:
         raise ConfigError(f"hosts.silence = {hosts.silence:g} would take a busy host for lost: give {_LEAST_SILENCE:g}")

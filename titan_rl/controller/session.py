@@ -166,7 +166,7 @@ class Session:
         recovery = self._data_recovery() if on_data else self._recovery()
         self.meshes = self._meshes(path, recovery)
         await self.stop_request.interrupts(self.meshes.start())
-        await note_trainer_device(self.meshes.trainer, self.note)
+        await note_trainer_device(self.meshes.trainer, self.config, self.note)
         seconds = time.perf_counter() - self.progress.started
         if on_data:
             self.say(f"trainer up after {seconds:.1f} s")

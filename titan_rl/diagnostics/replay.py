@@ -64,7 +64,7 @@ async def replay_steps(
     kept = kept_policy(config, checked.algorithm, plan.run_dir)
     async with Actors(lone, path, frozenset({"trainer"}), kept) as actors:
         trainer = actors.meshes.trainer
-        hear_of(await trainer_device(trainer))
+        hear_of(await trainer_device(trainer, actors.checked.config))
         if plan.checkpoint is not None:
             await trainer.call("load_checkpoint", str(plan.checkpoint))
         elif plan.sft and config.sft.steps:
