@@ -252,6 +252,9 @@ class CheckpointConfig:
     every: Whole = 0
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep_latest_k: Count = 2
+    store: str = ""
+    """Where each rank writes its own files: a folder that all hosts share, or a URL of fsspec's, such as
+    ``s3://bucket/runs``; empty: the run directory, to which what ranks of other hosts wrote is carried."""
 
 
 @dataclass(kw_only=True)

@@ -18,6 +18,7 @@ from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.datasets import Dataset
+from titan_rl.data.shards import StoreError
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
@@ -35,6 +36,7 @@ from titan_rl.models.rope import num_positions
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.records.shard_store import check_store
 from titan_rl.records.trackers import check_trackers
 from titan_rl.trainer.layout import check_compile, check_layout
 from titan_rl.trainer.lora_checks import check_lora
@@ -106,6 +108,7 @@ def check(config: Config) -> Checked:
     check_judges(config.task, config.verifier.score_timeout)
     check_transport(config)
     check_placement(config)
+    check_checkpoints(config)
     checked = replace(checked, host_launcher=check_hosts(config))
     check_trackers(config.metrics)
     if config.data.file:
@@ -275,6 +278,15 @@ def check_placement(config: Config) -> None:
         raise ConfigError(
             f"{asked}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
         )
+
+
+def check_checkpoints(config: Config) -> None:
+    """Errors: ConfigError for a store that cannot be used from here."""
+    if store := config.checkpoint.store:
+        try:
+            check_store(store)
+        except StoreError as error:
+            raise ConfigError(f"checkpoint.store = {store!r}: {error}") from None
 
 
 def check_transport(config: Config) -> None:

@@ -127,7 +127,7 @@ class Session:
         trackers = Trackers(config.metrics, run_dir.root, self.checked.as_dict(), self.say)
         self.metrics = MetricsLog(run_dir.root, trackers)
         self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
-        self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+        self._folder = CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
 
     def _curriculum(self) -> Curriculum | None:
         config, task = self.config, self.checked.task
