@@ -1,14 +1,12 @@
 """``[hosts]``: what it can be refused for, before anything starts."""
 
-import os
-import socket
 from dataclasses import replace
 
 from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
-from titan_rl.mesh.launch.certificates import use_certificates
+from titan_rl.mesh.launch.certificates import certify
 from titan_rl.models.device import DEVICE_TYPE
 
 _LEAST_SILENCE = 5.0
@@ -22,11 +20,15 @@ def check_hosts(config: Config) -> HostLauncher | None:
         return None
     _check_addresses(hosts)
     launcher = make_host_launcher(hosts, config.run.plugin_path)
-    _check_placed(hosts, launcher.count)
-    _check_with_others(config)
-    if not hosts.insecure:
-        use_certificates(hosts.certificates, hosts.controller or socket.gethostname(), os.environ, "[hosts]")
+    check_placed(config, launcher.count)
+    certify(hosts)
     return launcher
+
+
+def check_placed(config: Config, count: int) -> None:
+    """Of a run that has so many hosts: who goes where, and what else it is asked for. Errors: ConfigError."""
+    _check_named(config.hosts, count)
+    _check_with_others(config)
 
 
 def without_hosts(config: Config) -> Config:
@@ -59,7 +61,7 @@ def _check_addresses(hosts: HostsConfig) -> None:
         raise ConfigError("hosts.addresses names an address twice: name each once")
 
 
-def _check_placed(hosts: HostsConfig, count: int) -> None:
+def _check_named(hosts: HostsConfig, count: int) -> None:
     if len(hosts.labels) > count:
         raise ConfigError(f"hosts.labels has {len(hosts.labels)} words, and there are {count} hosts: give one for each")
     for role in ("trainer", "generator", "verifier"):

@@ -26,7 +26,11 @@ from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve
 from titan_rl.mesh.launch.local import LocalLauncher
 
-BUILT_IN = {"attach": "titan_rl.mesh.launch.attach:AttachLauncher"}
+BUILT_IN = {
+    "attach": "titan_rl.mesh.launch.attach:AttachLauncher",
+    "slurm": "titan_rl.mesh.launch.slurm.launcher:SlurmLauncher",
+    "kubernetes": "titan_rl.mesh.launch.kubernetes.launcher:KubernetesLauncher",
+}
 """Launchers of hosts by name."""
 
 
@@ -88,8 +92,10 @@ def make_host_launcher(settings: HostsConfig, folders: Sequence[str]) -> HostLau
     if not settings.is_on:
         return None
     if not is_reference(settings.launcher) and settings.launcher not in BUILT_IN:
-        known = nearest(settings.launcher, ["local", *BUILT_IN])
-        raise ConfigError(f"{said} is unknown: {known}; or give 'module:name' of your own")
+        names = sorted(["local", *BUILT_IN])
+        close = nearest(settings.launcher, names).removeprefix("known: ")
+        hint = f"{close} Known" if close.endswith("?") else "known"
+        raise ConfigError(f"{said} is unknown: {hint}: {', '.join(names)}; or give 'module:name' of your own")
     found = resolve("hosts.launcher", BUILT_IN.get(settings.launcher, settings.launcher), folders)
     check_signature(said, found, ("settings",))
     launcher = found(settings)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from titan_rl.config.hosts import Address, parse_address
 from titan_rl.config.load import ConfigError
-from titan_rl.mesh.launch.certificates import use_certificates
+from titan_rl.mesh.launch.announcing import Announcer, free_port
+from titan_rl.mesh.launch.certificates import VARIABLES, complete, use_certificates
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 from titan_rl.mesh.supervision import processes
 from titan_rl.mesh.supervision.worker_loop import AGENT_FILE, ENDS_WITH
@@ -33,13 +34,29 @@ _POLL_SECONDS = 0.1
 _END_SECONDS = 5.0
 
 
-def be_host(address: str, *, certificates: str = "", wait: float = 600.0, insecure: bool = False) -> int:
+def be_host(
+    address: str, *, certificates: str = "", wait: float = 600.0, insecure: bool = False, announce: int = 0
+) -> int:
     """The exit code: 0 when a run was served and is over, 1 if none came within ``wait`` seconds or the worker loop
-    died. Errors: ConfigError before anything starts."""
+    died. ``announce``: a port at which it is told where the worker loop listens, until a run has come (announcing.py).
+    Errors: ConfigError before anything starts."""
     address, environment = checked_address(address, insecure=insecure), dict(os.environ)
-    if address.scheme == "tls":
-        use_certificates(certificates, address.host, environment, f"titan-rl host {address}")
-    scratch, mark = make_scratch(), processes.new_mark()
+    scratch = make_scratch()
+    try:
+        if address.scheme == "tls":
+            own = complete(certificates, address.host, scratch / "certificates")
+            use_certificates(own, address.host, environment, f"titan-rl host {address}")
+        address = address if address.port else address._replace(port=free_port(address.host))
+        if announce:
+            files = tuple(environment[key] for key in VARIABLES) if address.scheme == "tls" else None
+            Announcer(address, announce, files, is_free=lambda: not (scratch / AGENT_FILE).exists()).start()
+        return _be_host(address, environment, scratch, wait)
+    finally:
+        remove_scratch(scratch)
+
+
+def _be_host(address: Address, environment: dict[str, str], scratch: Path, wait: float) -> int:
+    mark = processes.new_mark()
     environment |= DELIVERY | mark | {"TMPDIR": str(scratch), ENDS_WITH: str(os.getpid())}
     command = [sys.executable, "-m", "titan_rl.mesh.supervision.worker_loop", str(address)]
     asked: list[int] = []
@@ -57,7 +74,6 @@ def be_host(address: str, *, certificates: str = "", wait: float = 600.0, insecu
         for _ in processes.ending(mark, _END_SECONDS):
             time.sleep(0.02)
         loop.wait()
-        remove_scratch(scratch)
 
 
 def checked_address(address: str, *, insecure: bool) -> Address:
