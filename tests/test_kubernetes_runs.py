@@ -140,10 +140,6 @@ def pods(tmp_path_factory):
 def test_a_pod_that_comes_back_is_taken_up(pods):
     assert pods.starts_of("host 1") == 3, "at first, after its death, and for the next controller"
     assert max(pods.steps_at_return) < STEPS
-    ports = [
-        line.split(":")[-1].split()[0] for line in (pods.out / "B.txt").read_text().splitlines() if "listening" in line
-    ]
-    assert len(ports) == len(set(ports)) >= 3, "each time at another port"
 
 
 def test_a_controller_that_is_started_again_goes_on(pods):

@@ -7,10 +7,9 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import stat
 import subprocess
-from contextlib import closing, suppress
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,10 @@ from fake_slurm import FakeSlurm
 from manifest_checks import flaws
 
 from titan_rl.cli import main
-from titan_rl.config.hosts import Address, HostsConfig
-from titan_rl.config.load import ConfigError
+from titan_rl.config.hosts import HostsConfig
 from titan_rl.controller.launching.kubernetes import dns_name
-from titan_rl.mesh.launch.announcing import Announcer, ask, free_port
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable, make_host_launcher
-from titan_rl.mesh.launch.certificates import VARIABLES, complete, make_certificates, use_certificates
+from titan_rl.mesh.launch.certificates import complete, make_certificates, use_certificates
 from titan_rl.mesh.launch.kubernetes.options import kubernetes_options
 from titan_rl.mesh.launch.resumable import resumable
 from titan_rl.mesh.launch.slurm.commands import JobState, job_environment, parse_jobs
@@ -126,6 +123,7 @@ def test_jobs_of_an_earlier_controller_are_cancelled_first_and_its_own_at_the_en
         await launcher.kill(0)
         await launcher.kill(0)
         await launcher.kill(1)
+        assert await launcher.watch(0) == "it was given back"
         shutil.rmtree(slurm.folder)
         await launcher.kill(0)
         return launcher
@@ -192,11 +190,12 @@ def test_the_first_start_begins_a_run_and_others_go_on_with_it(tmp_path):
 
 
 def test_a_machine_makes_its_own_where_the_authority_s_key_is(tmp_path):
-    given, own = tmp_path / "given", tmp_path / "own"
+    given = tmp_path / "given"
     make_certificates(given, ["A"])
-    assert complete(str(given), "A", own) == str(given) and not own.exists()
-    assert complete(str(given), "B", own) == str(own)
-    assert sorted(path.name for path in own.iterdir()) == ["B.key", "B.pem", "ca.pem"], "and it leaves that key there"
+    assert complete(str(given), "A", aside=True) == str(given)
+    own = Path(complete(str(given), "B", aside=True))
+    assert sorted(path.name for path in own.iterdir()) == ["B.key", "B.pem", "ca.pem"], "and leaves that key behind"
+    assert not (given / "B.key").exists() and stat.S_IMODE(own.stat().st_mode) == 0o700
     use_certificates(str(own), "B", {}, "x")
     assert complete(str(given), "C") == str(given) and (given / "C.key").exists()
     (given / "ca.key").unlink()
@@ -204,66 +203,30 @@ def test_a_machine_makes_its_own_where_the_authority_s_key_is(tmp_path):
     assert complete("", "D") == ""
 
 
-# a host that tells where it listens
+def test_what_was_made_aside_goes_with_the_process(tmp_path):
+    make_certificates(tmp_path / "c", [])
+    program = (
+        "import sys; from titan_rl.mesh.launch.certificates import complete as c; print(c(*sys.argv[1:], aside=True))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "c"), "B"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "titan_rl_" in done.stdout and not Path(done.stdout.strip()).exists()
 
 
-@pytest.fixture
-def certified(tmp_path, monkeypatch):
-    make_certificates(tmp_path / "c", ["h"])
-    found: dict[str, str] = {}
-    use_certificates(str(tmp_path / "c"), "h", found, "x")
-    for key, value in found.items():
-        monkeypatch.setenv(key, value)
-    return tuple(found[key] for key in VARIABLES)
+# pods
 
 
-def test_a_host_tells_its_address_until_a_run_has_come(certified):
-    free = [True]
-    announcer = Announcer(Address("tls", "127.0.0.1", 4711), 0, certified, lambda: free[0])
-    announcer.start()
-    socket.create_connection(("127.0.0.1", announcer.port)).close()  # a probe
-    assert ask("127.0.0.1", announcer.port, is_tls=True) == 4711
-    free[0] = False
-    assert ask("127.0.0.1", announcer.port, is_tls=True) == 0
-
-
-def test_it_tells_nobody_else(certified, tmp_path, monkeypatch):
-    announcer = Announcer(Address("tls", "127.0.0.1", 4711), 0, certified, lambda: True)
-    announcer.start()
-    with closing(socket.create_connection(("127.0.0.1", announcer.port), 5)) as plain:
-        plain.sendall(b"hello\n\n")
-        with suppress(ConnectionResetError):
-            assert b"4711" not in plain.recv(100)
-    make_certificates(tmp_path / "other", ["h"])
-    for key, file in VARIABLES.items():
-        monkeypatch.setenv(key, str(tmp_path / "other" / file.format(name="h")))
-    with pytest.raises(OSError):
-        ask("127.0.0.1", announcer.port, is_tls=True)
-
-
-def test_a_pod_that_comes_back_is_taken_up_at_its_new_port_alone(monkeypatch):
+def test_a_pod_is_known_by_its_name(monkeypatch):
     settings = HostsConfig(launcher="kubernetes", count=2, options={"name": "r", "namespace": "ml"})
-    launcher = make_host_launcher(settings, [])
-    told = iter([0, 5001, 5001, 0, 5002])
+    launcher, looked = make_host_launcher(settings, []), []
 
-    def answer(host, port, *, is_tls):
-        assert host == "r-host-1.r.ml.svc.cluster.local" and is_tls
-        if not (found := next(told)):
-            raise OSError("nobody is there")
-        return found
+    async def listens(address):
+        looked.append(str(address))
 
-    monkeypatch.setattr("titan_rl.mesh.launch.kubernetes.launcher.ask", answer)
-    monkeypatch.setattr("titan_rl.mesh.launch.kubernetes.launcher._POLL_SECONDS", 0.01)
-    assert launcher.rendezvous() == "tls://controller.r.ml.svc.cluster.local:0"
-    assert asyncio.run(launcher.start(HostOrder(1, 0))).endswith(":5001")
-    assert asyncio.run(launcher.start(HostOrder(1, 1))).endswith(":5002")
-
-
-def test_a_free_port_is_free():
-    port = free_port("127.0.0.1")
-    socket.create_server(("127.0.0.1", port)).close()
-    with pytest.raises(ConfigError, match="cannot listen"):
-        free_port("192.0.2.1")
+    monkeypatch.setattr("titan_rl.mesh.launch.kubernetes.launcher.until_it_listens", listens)
+    assert launcher.count == 2 and launcher.rendezvous() == "tls://controller.r.ml.svc.cluster.local:0"
+    address = asyncio.run(launcher.start(HostOrder(1, 0)))
+    assert looked == [address] == ["tls://r-host-1.r.ml.svc.cluster.local:26600"]
 
 
 # what is refused
@@ -461,7 +424,7 @@ def test_pods_find_the_names_that_their_certificates_have(written):
     domain = f"{hosts['spec']['serviceName']}.{hosts['metadata']['namespace']}.svc.cluster.local"
     assert options.host(2) == f"{hosts['metadata']['name']}-2.{domain}"
     assert options.controller == f"{job['hostname']}.{job['subdomain']}.default.svc.cluster.local"
-    assert f'"tls://$POD.{domain}:0"' in hosts["spec"]["template"]["spec"]["containers"][0]["command"][-1]
+    assert f'"tls://$POD.{domain}:26600"' in hosts["spec"]["template"]["spec"]["containers"][0]["command"][-1]
 
 
 def test_a_launch_applies_what_it_wrote(tmp_path, monkeypatch, capsys):

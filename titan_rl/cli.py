@@ -99,14 +99,12 @@ def _parser() -> Parser:
     )
     chaos.add_argument("--json", action="store_true")
 
-    host = commands.add_parser("host", help="make this machine a host of a run, until that is over; or certificates")
+    host = commands.add_parser("host", help="make this machine a host, for one run after another; or certificates")
     host.add_argument("address", nargs="?", help="where to listen, tls://NAME:PORT; without NAME: this machine's")
     host.add_argument("--certificates", default="", metavar="FOLDER", help="with ca.pem, NAME.pem and NAME.key")
-    host.add_argument("--wait", type=float, default=600.0, metavar="S", help="seconds for a run to come (600)")
+    host.add_argument("--once", action="store_true", help="for a single run, and end with it")
+    host.add_argument("--wait", type=float, default=600.0, metavar="S", help="with --once: seconds to wait (600)")
     host.add_argument("--insecure", action="store_true", help="let the address be tcp://, open to whoever reaches it")
-    host.add_argument(
-        "--announce", type=int, default=0, metavar="PORT", help="tell there where it listens, for who finds it by name"
-    )
     host.add_argument(
         "--make-certificates", nargs="+", metavar=("FOLDER", "NAME"), help="write those of these hosts, and end"
     )
@@ -266,8 +264,8 @@ def _host(options: argparse.Namespace, overrides: dict) -> int:
         return 0
     if options.address is None:
         raise ConfigError("host needs an address to listen at, such as tls://:26600, or --make-certificates")
-    asked = {key: getattr(options, key) for key in ("certificates", "wait", "insecure", "announce")}
-    return be_host(options.address, **asked)
+    given = dict(certificates=options.certificates, insecure=options.insecure, once=options.once)
+    return be_host(options.address, wait=options.wait, **given)
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:

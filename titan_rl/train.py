@@ -168,6 +168,8 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
         if session.stop_request.is_asked:  # the second Ctrl-C
             why, code = "stopped by the user at once", EXIT_STOPPED
+    except ConfigError as mistake:  # that a host of another machine was needed to tell
+        error, why, code = mistake, str(mistake), EXIT_USER
     except Exception as fault:  # told whole, written into the summary, and an exit code that says so
         error, why, code = fault, one_line(fault), EXIT_FAULT
         if is_full(fault):

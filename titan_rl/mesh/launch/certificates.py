@@ -5,6 +5,7 @@ is needed for nothing once the certificates are made. Monarch reads HYPERACTOR_T
 must be in the environment before that.
 """
 
+import atexit
 import datetime
 import ipaddress
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.load import ConfigError
+from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 
 if TYPE_CHECKING:  # it takes a moment, and most runs have one host
     from cryptography import x509
@@ -60,20 +62,21 @@ def certify(hosts: HostsConfig) -> None:
         use_certificates(complete(hosts.certificates, name), name, os.environ, "[hosts]")
 
 
-def complete(folder: str, name: str, into: Path | None = None) -> str:
+def complete(folder: str, name: str, *, aside: bool = False) -> str:
     """Where a machine of that name finds its own: ``folder``, unless that has none for it and the authority's key. Then
-    they are made, ``into`` another folder if one is given. Errors: ConfigError."""
+    they are made: there, or (``aside``) in a folder that goes with this process. Errors: ConfigError."""
     there, files = Path(folder), [file.format(name=name) for file in VARIABLES.values()]
     if not folder or not (there / "ca.key").exists() or all((there / file).exists() for file in files):
         return folder
-    if into is not None:
-        into.mkdir(mode=0o700)
+    own = there
+    if aside:
+        atexit.register(remove_scratch, own := make_scratch())
         for file in ("ca.pem", "ca.key"):
-            _copy_private(there / file, into / file)
-    make_certificates(into or there, [name])
-    if into is not None:
-        (into / "ca.key").unlink()  # nobody needs it there any more
-    return str(into or there)
+            _copy_private(there / file, own / file)
+    make_certificates(own, [name])
+    if aside:
+        (own / "ca.key").unlink()  # nobody needs it there any more
+    return str(own)
 
 
 def _copy_private(file: Path, to: Path) -> None:

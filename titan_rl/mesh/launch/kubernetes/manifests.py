@@ -1,7 +1,7 @@
 """A run as Kubernetes takes it: its hosts, its controller, and who may reach them.
 
     Service NAME (no address of its own)    a name in DNS for each pod, which stays when the pod is another
-    StatefulSet NAME-host                   hosts: `titan-rl host` in each, started again when it has ended
+    StatefulSet NAME-host                   hosts: `titan-rl host` in each, for one controller after another
     Job NAME-controller                     `titan-rl train`; started again, it goes on from the claim NAME-runs
     NetworkPolicy NAME                      pods of the run reach each other, and nobody else reaches them
     Secret NAME-certificates                who else reaches them has none of these
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
-from titan_rl.mesh.launch.kubernetes.options import ANNOUNCE_PORT, KubernetesOptions
+from titan_rl.mesh.launch.kubernetes.options import HOST_PORT, KubernetesOptions
 from titan_rl.mesh.launch.kubernetes.pods import (
     CERTIFICATES,
     RUN,
@@ -29,7 +29,6 @@ from titan_rl.mesh.launch.kubernetes.pods import (
 from titan_rl.mesh.launch.resumable import resumable
 
 CONFIG, RUNS = "/etc/titan-rl/config", "/runs"
-_WAIT_SECONDS = 7 * 86400
 _GRACE_SECONDS = 120
 """For the step at hand and its checkpoint, when a controller is told to end."""
 _MAX_SECRET = 1 << 20
@@ -75,7 +74,7 @@ def _service(options: KubernetesOptions) -> Manifest:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": {RUN: options.name},
-        "ports": [{"name": "announce", "port": ANNOUNCE_PORT}],
+        "ports": [{"name": "host", "port": HOST_PORT}],
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(options, options.name), "spec": spec}
 
@@ -96,12 +95,11 @@ def _config_map(options: KubernetesOptions, config: Path) -> Manifest:
 def _hosts(options: KubernetesOptions, count: int) -> Manifest:
     resources = {"cpu": options.cpu, "memory": options.memory}
     resources |= {options.gpu_resource: str(options.gpus)} if options.gpus else {}
-    address = f"tls://$POD.{options.service}:0"
-    command = f"--certificates {CERTIFICATES} --announce {ANNOUNCE_PORT} --wait {_WAIT_SECONDS}"
-    host = container("host", options, f'exec titan-rl host "{address}" {command}', resources)
+    address = f"tls://$POD.{options.service}:{HOST_PORT}"
+    host = container("host", options, f'exec titan-rl host "{address}" --certificates {CERTIFICATES}', resources)
     host["env"].append({"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
-    host["ports"] = [{"name": "announce", "containerPort": ANNOUNCE_PORT}]
-    host["readinessProbe"] = {"tcpSocket": {"port": "announce"}, "periodSeconds": 5}
+    host["ports"] = [{"name": "host", "containerPort": HOST_PORT}]
+    host["readinessProbe"] = {"tcpSocket": {"port": "host"}, "periodSeconds": 5}
     spec = {
         "replicas": count,
         "serviceName": options.name,

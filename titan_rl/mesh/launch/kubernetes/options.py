@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Whole
+from titan_rl.config.kinds import Seconds, Whole
 from titan_rl.config.load import ConfigError, build_section
 
-ANNOUNCE_PORT = 26599
-"""Where a host's pod tells at which port its worker loop listens."""
+HOST_PORT = 26600
+"""Where ``titan-rl host`` listens in a pod."""
 _SAID = "hosts.launcher = 'kubernetes'"
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -39,6 +39,8 @@ class KubernetesOptions:
     """Empty: the cluster's own."""
     user: Whole = 1000
     """Whom all processes belong to; not root."""
+    wait: Seconds = 1800.0
+    """For which pods may be on their way, besides ``mesh.start_timeout``."""
     retries: Whole = 6
     """How often a controller that failed is started again."""
 

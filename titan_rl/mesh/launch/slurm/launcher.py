@@ -31,7 +31,7 @@ class SlurmLauncher:
         """Errors: ConfigError."""
         self._options = slurm_options(settings)
         check_commands("hosts.launcher = 'slurm'")
-        self.count = settings.count
+        self.count, self.wait = settings.count, self._options.wait
         self._scheme = "tcp" if settings.insecure else "tls"
         self._certificates = "" if settings.insecure else str(Path(settings.certificates).absolute())
         self._name = settings.controller or socket.gethostname()
@@ -79,7 +79,8 @@ class SlurmLauncher:
 
     async def watch(self, number: int) -> str:
         """A job that ends is seen within a second or two."""
-        job = self._jobs[number]
+        if (job := self._jobs.get(number)) is None:
+            return "it was given back"
         while True:
             with suppress(SlurmError):  # that Slurm does not answer says nothing of the host
                 found = (await self._look()).get(job)

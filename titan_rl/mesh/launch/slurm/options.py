@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Whole
+from titan_rl.config.kinds import Seconds, Whole
 from titan_rl.config.load import ConfigError, build_section
 
 _SAID = "hosts.launcher = 'slurm'"
@@ -28,6 +28,8 @@ class SlurmOptions:
     cpus: Whole = 0
     """Of each host; 0: what the node, or the partition, gives."""
     memory: str = ""
+    wait: Seconds = 86400.0
+    """For which a host may be in the queue, besides ``mesh.start_timeout``."""
     exclusive: bool = True
     """Whether a host has its node for itself."""
     sbatch: list[str] = field(default_factory=list)

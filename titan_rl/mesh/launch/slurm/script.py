@@ -13,8 +13,7 @@ _WAIT_SECONDS = 600
 
 
 def port_of(job: int) -> int:
-    """Where the worker loop of a job listens. Jobs have numbers of their own, so no two of a cluster that run at once
-    share one, and none comes back to an address that was another's."""
+    """Where a host listens that is that job. Jobs have numbers of their own, so two that run at once share no port."""
     return FIRST_PORT + job % NUM_PORTS
 
 
@@ -24,8 +23,8 @@ def job_name(options: SlurmOptions, number: int) -> str:
 
 
 def host_script(options: SlurmOptions, number: int, certificates: str) -> str:
-    """A host: one job of one node. A multi-node job would end as a whole with any of its nodes. It is never requeued,
-    since it would come back at its old address. ``certificates``: a folder; empty: tcp."""
+    """A host: one job of one node. A multi-node job would end as a whole with any of its nodes. It is never requeued:
+    the run asks for another one. ``certificates``: a folder; empty: tcp."""
     name = job_name(options, number)
     asked = {"gpus-per-node": options.gpus, "cpus-per-task": options.cpus, "mem": options.memory}
     lines = [f"--job-name={name}", "--no-requeue", f"--output={shlex.quote(f'{options.folder}/{name}-%j.out')}"]
@@ -33,7 +32,7 @@ def host_script(options: SlurmOptions, number: int, certificates: str) -> str:
     lines += ["--exclusive"] if options.exclusive else []
     port = f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
     scheme, way = ("tls", f"--certificates {shlex.quote(certificates)}") if certificates else ("tcp", "--insecure")
-    command = f'host "{scheme}://$SLURMD_NODENAME:{port}" {way} --wait {_WAIT_SECONDS}'
+    command = f'host "{scheme}://$SLURMD_NODENAME:{port}" {way} --once --wait {_WAIT_SECONDS}'
     return _script(options, [*lines, *options.sbatch], [f"exec {program()} {command}"])
 
 
