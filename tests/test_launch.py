@@ -35,6 +35,10 @@ def slurm_settings(folder: Path, **more) -> HostsConfig:
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch) -> FakeSlurm:
+    async def listens(address):
+        assert address.port == port_of(int(address.host.removeprefix("node")))
+
+    monkeypatch.setattr("titan_rl.mesh.launch.slurm.launcher.until_it_listens", listens)
     return FakeSlurm(tmp_path / "slurm", monkeypatch)
 
 
@@ -84,10 +88,10 @@ def test_what_waits_in_the_queue_is_waited_for(slurm, tmp_path):
         slurm.mark("away", there=False)
         await asyncio.sleep(1.5)
         assert not starting.done(), "neither a silent server nor a queue ends it"
-        slurm.set(41, "RUNNING", "n7")
+        slurm.set(41, "RUNNING", "node41")
         return await starting
 
-    assert asyncio.run(run()).startswith("tls://n7:")
+    assert asyncio.run(run()).startswith("tls://node41:")
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"])
@@ -113,6 +117,17 @@ def test_a_job_that_never_ran_says_where_to_look(slurm, tmp_path):
     slurm.mark("refuses")
     with pytest.raises(HostUnavailable, match="invalid partition"):
         asyncio.run(launcher.start(HostOrder(0, 1)))
+
+
+def test_one_that_ends_before_it_listens_is_not_waited_for(slurm, tmp_path, monkeypatch):
+    async def never(address):
+        slurm.set(41, "FAILED", "node41")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("titan_rl.mesh.launch.slurm.launcher.until_it_listens", never)
+    launcher = make_host_launcher(slurm_settings(tmp_path), [])
+    with pytest.raises(HostUnavailable, match="41 is FAILED"):
+        asyncio.run(asyncio.wait_for(launcher.start(HostOrder(0, 0)), 20))
 
 
 def test_jobs_of_an_earlier_controller_are_cancelled_first_and_its_own_at_the_end(slurm, tmp_path):

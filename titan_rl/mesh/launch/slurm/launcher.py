@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from titan_rl.config.hosts import HostsConfig
+from titan_rl.config.hosts import Address, HostsConfig
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable
 from titan_rl.mesh.launch.slurm.commands import (
     Queue,
@@ -19,7 +19,11 @@ from titan_rl.mesh.launch.slurm.commands import (
 )
 from titan_rl.mesh.launch.slurm.options import slurm_options
 from titan_rl.mesh.launch.slurm.script import host_script, job_name, port_of
+from titan_rl.mesh.supervision.deadlines import within
+from titan_rl.mesh.supervision.reception import until_it_listens
 
+_LISTEN_SECONDS = 300.0
+"""From the start of a job: its node may have to load Python from a file system that is slow at first."""
 _NUM_REFUSALS = 30
 """Of squeue, one after another, that a waiting start forgives: its server may be started anew."""
 
@@ -46,12 +50,28 @@ class SlurmLauncher:
         number = order.number
         try:
             self._jobs[number] = job = await asyncio.to_thread(self._submit, order)
-            return f"{self._scheme}://{await self._node_of(job)}:{port_of(job)}"
+            address = Address(self._scheme, await self._node_of(job), port_of(job))
+            await within(
+                _LISTEN_SECONDS, f"Slurm job {job}: listening at {address}", self._until_listening(number, address)
+            )
+            return str(address)
         except SlurmError as error:
             raise HostUnavailable(f"host {number}: {error}") from None
         except BaseException:
             await self.kill(number)
             raise
+
+    async def _until_listening(self, number: int, address: Address) -> None:
+        """Errors: HostUnavailable if its job ends before."""
+        listening = asyncio.ensure_future(until_it_listens(address))
+        ended = asyncio.ensure_future(self.watch(number))
+        try:
+            await asyncio.wait({listening, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done():
+                raise HostUnavailable(ended.result())
+        finally:
+            listening.cancel()
+            ended.cancel()
 
     def _submit(self, order: HostOrder) -> int:
         with suppress(SlurmError):  # those of an earlier controller of this run
