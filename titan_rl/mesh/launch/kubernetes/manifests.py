@@ -133,7 +133,11 @@ def _controller(options: KubernetesOptions, script: Sequence[str]) -> Manifest:
 
 
 def _rules() -> list[Manifest]:
-    """A mistake in what was asked is none that another start mends; a node that is cleared is no failure."""
+    """A mistake in what was asked is none that another start mends; a node that is cleared is no failure. Schemas of
+    older releases want conditions in every rule."""
     mistake = {"containerName": "controller", "operator": "In", "values": [_EXIT_USER]}
     cleared = [{"type": "DisruptionTarget", "status": "True"}]
-    return [{"action": "FailJob", "onExitCodes": mistake}, {"action": "Ignore", "onPodConditions": cleared}]
+    return [
+        {"action": "FailJob", "onExitCodes": mistake, "onPodConditions": []},
+        {"action": "Ignore", "onPodConditions": cleared},
+    ]
