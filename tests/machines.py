@@ -3,6 +3,7 @@
 A host has a network, process ids, hostname, IPC, /dev/shm and /tmp of its own; what else there is on the disk all of
 them see, so a test keeps its run in a temporary folder. ``cut`` takes out a cable without a word (no carrier is lost,
 no connection reset), ``off`` is a power cut: first the cable, then every process at once, so that nobody hears of it.
+``on`` boots such a host anew. With a ``Link`` the switch is wire.py, which makes every way slow and lossy.
 """
 
 import os
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _BOOT_SECONDS = 10.0
@@ -44,11 +46,23 @@ def why_not() -> str:
     return f"namespaces may not be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
+@dataclass(frozen=True)
+class Link:
+    """From any host to any other."""
+
+    delay: float
+    """Seconds, one way."""
+    loss: float
+    """Share of the packets, one way."""
+
+
 class Machines:
     """Some hosts, by name; as a context they are gone at its end, with all that ran there."""
 
-    def __init__(self, *names: str, folder: Path | None = None):
-        """``folder``: kept visible to all, for keys and what a test wants to look at."""
+    def __init__(self, *names: str, folder: Path | None = None, link: Link | None = None):
+        """``folder``: kept visible to all, for keys and what a test wants to look at. ``link``: None for one as good as
+        the kernel's own."""
+        self._link, self._wire = link, None
         self.names, self._id = names, f"tt{os.getpid() % 100000}"
         self.state = Path(tempfile.mkdtemp(prefix="tt_", dir="/run"))
         self._boots: dict[str, subprocess.Popen] = {}
@@ -69,17 +83,25 @@ class Machines:
         (self.state / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         switch = f"{self._id}-switch"
         _ip("netns", "add", switch)
-        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
-        _ip("-n", switch, "link", "set", "br0", "up")
+        if self._link is None:
+            _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+            _ip("-n", switch, "link", "set", "br0", "up")
         for number, name in enumerate(self.names, 1):
             space = f"{self._id}-{name}"
             _ip("netns", "add", space)
             _ip("-n", space, "link", "set", "lo", "up")
-            _ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"v{name}", "netns", switch)
-            _ip("-n", switch, "link", "set", f"v{name}", "master", "br0", "up")
+            if self._link is None:
+                _ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", f"v{name}", "netns", switch)
+                _ip("-n", switch, "link", "set", f"v{name}", "master", "br0", "up")
+            else:
+                _ip("-n", space, "tuntap", "add", "dev", "eth0", "mode", "tap")
             _ip("-n", space, "addr", "add", f"10.78.0.{number}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             self._boot(name)
+        if self._link is not None:
+            command = [sys.executable, str(Path(__file__).with_name("wire.py")), str(self._link.delay)]
+            command += [str(self._link.loss), *(f"{self._id}-{name}" for name in self.names)]
+            self._wire = subprocess.Popen(command)
 
     def _boot(self, name: str) -> None:
         kept = [(path, f"{self.state}/kept{path}") for path in self._visible]
@@ -120,6 +142,7 @@ class Machines:
         return Path(f"/proc/{self._pids[name]}/root{path}")
 
     def cut(self, name: str) -> None:
+        assert self._link is None, "a wire of wire.py stays"
         _ip("-n", f"{self._id}-switch", "link", "set", f"v{name}", "nomaster")
 
     def join(self, name: str) -> None:
@@ -128,6 +151,16 @@ class Machines:
     def off(self, name: str) -> None:
         self.cut(name)
         os.kill(self._pids[name], signal.SIGKILL)
+
+    def on(self, name: str) -> None:
+        """After ``off``, when its last process is gone."""
+        deadline = time.monotonic() + _BOOT_SECONDS
+        while _ip("netns", "pids", f"{self._id}-{name}").split():
+            assert time.monotonic() < deadline, f"host {name} is not off"
+            time.sleep(0.02)
+        self._boots[name].wait()
+        self._boot(name)
+        self.join(name)
 
     def processes(self, name: str) -> list[int]:
         """Ids, as seen from here, of all that runs on a host besides its first."""
@@ -139,6 +172,9 @@ class Machines:
                 os.kill(pid, signal.SIGKILL)
         for boot in self._boots.values():
             boot.wait()
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.wait()
         for name in (*self.names, "switch"):
             with suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", f"{self._id}-{name}")

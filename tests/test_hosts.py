@@ -14,7 +14,7 @@ from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.data.folders import manifest_of, read_part, remove_files, write_part
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
-from titan_rl.mesh.launch.base import HostUnavailable, make_host_launcher
+from titan_rl.mesh.launch.base import make_host_launcher
 from titan_rl.mesh.launch.certificates import make_certificates, use_certificates
 from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address, interface_of, own_address
 from titan_rl.mesh.launch.placement import Crew
@@ -84,14 +84,24 @@ def test_a_run_without_hosts_has_no_launcher():
     assert check_hosts(load_config(None)) is None and make_host_launcher(HostsConfig(), []) is None
 
 
-def test_a_host_that_was_started_by_hand_does_not_come_back_by_itself():
+def test_a_host_that_was_lost_is_looked_for_until_it_listens_again():
     from titan_rl.mesh.launch.base import HostOrder
 
-    launcher = make_host_launcher(HostsConfig(launcher="attach", addresses=["tls://A:1"], controller="ctl"), [])
-    assert launcher.count == 1 and launcher.rendezvous() == "tls://ctl:0"
-    assert asyncio.run(launcher.start(HostOrder(0, 0))) == "tls://A:1"
-    with pytest.raises(HostUnavailable):
-        asyncio.run(launcher.start(HostOrder(0, 1)))
+    async def run():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        address = f"tls://127.0.0.1:{port}"
+        launcher = make_host_launcher(HostsConfig(launcher="attach", addresses=[address], controller="ctl"), [])
+        assert launcher.count == 1 and launcher.rendezvous() == "tls://ctl:0"
+        assert await launcher.start(HostOrder(0, 0)) == address, "at first it may come up a moment later"
+        looking = asyncio.ensure_future(launcher.start(HostOrder(0, 1)))
+        await asyncio.sleep(0.1)
+        assert not looking.done()
+        with socket.create_server(("127.0.0.1", port)):
+            assert await asyncio.wait_for(looking, 10) == address
+
+    asyncio.run(run())
 
 
 # certificates

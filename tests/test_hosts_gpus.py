@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.load import load_config
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller import device_report
 from titan_rl.controller.device_report import settle
 from titan_rl.controller.planning import plan
 from titan_rl.controller.preflight import check
 from titan_rl.controller.wiring import make_meshes
-from titan_rl.mesh.launch.base import HostUnavailable
 from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.launch.placement import Crew
 from titan_rl.mesh.supervision.hosts import Host
@@ -99,7 +98,7 @@ def test_a_host_that_has_less_than_was_said_is_refused(count, gib):
         async def gpus():
             return count, int(gib * 2**30)
 
-        with pytest.raises(HostUnavailable, match=rf"host 1 .B. has {count} GPUs .*hosts.gpus = 4"):
+        with pytest.raises(ConfigError, match=rf"host 1 .B. has {count} GPUs .*hosts.gpus = 4"):
             await hosts._check_gpus(1, "B", SimpleNamespace(gpus=SimpleNamespace(call_one=gpus)))
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from pathlib import Path
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
-from titan_rl.controller import plan_command
+from titan_rl.controller import launch_command, plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
 
@@ -99,13 +99,18 @@ def _parser() -> Parser:
     )
     chaos.add_argument("--json", action="store_true")
 
-    host = commands.add_parser("host", help="make this machine a host of a run, until that is over; or certificates")
+    host = commands.add_parser("host", help="make this machine a host, for one run after another; or certificates")
     host.add_argument("address", nargs="?", help="where to listen, tls://NAME:PORT; without NAME: this machine's")
     host.add_argument("--certificates", default="", metavar="FOLDER", help="with ca.pem, NAME.pem and NAME.key")
-    host.add_argument("--wait", type=float, default=600.0, metavar="S", help="seconds for a run to come (600)")
+    host.add_argument("--once", action="store_true", help="for a single run, and end with it")
+    host.add_argument("--wait", type=float, default=600.0, metavar="S", help="with --once: seconds to wait (600)")
     host.add_argument("--insecure", action="store_true", help="let the address be tcp://, open to whoever reaches it")
     host.add_argument(
         "--make-certificates", nargs="+", metavar=("FOLDER", "NAME"), help="write those of these hosts, and end"
+    )
+
+    launch_command.add_arguments(
+        commands.add_parser("launch", help="submit a run over several hosts, to Slurm or Kubernetes")
     )
 
     scale = commands.add_parser("scale", help="give an active run more generators, or fewer")
@@ -259,7 +264,8 @@ def _host(options: argparse.Namespace, overrides: dict) -> int:
         return 0
     if options.address is None:
         raise ConfigError("host needs an address to listen at, such as tls://:26600, or --make-certificates")
-    return be_host(options.address, certificates=options.certificates, wait=options.wait, insecure=options.insecure)
+    given = dict(certificates=options.certificates, insecure=options.insecure, once=options.once)
+    return be_host(options.address, wait=options.wait, **given)
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
@@ -295,6 +301,7 @@ _COMMANDS = {
     "chaos": _chaos,
     "scale": _scale,
     "host": _host,
+    "launch": launch_command.launch,
     "bench": _bench,
     "tasks": _tasks,
 }

@@ -10,7 +10,6 @@ import gc
 import itertools
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Coroutine
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
 from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, tell_torchrun, world_of
@@ -68,11 +68,12 @@ def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRa
 
 def _train_over_hosts(config: Config, config_file: str | None, resume: bool) -> int:
     """With hosts of other machines. Certificates must be known before Monarch is loaded."""
-    from titan_rl.mesh.launch.certificates import use_certificates
+    from titan_rl.mesh.launch.base import make_host_launcher
+    from titan_rl.mesh.launch.certificates import certify
 
-    hosts = config.hosts
-    if not hosts.insecure:
-        use_certificates(hosts.certificates, hosts.controller or socket.gethostname(), os.environ, "[hosts]")
+    if not is_reference(config.hosts.launcher):  # a user's own may load Monarch
+        make_host_launcher(config.hosts, config.run.plugin_path)
+    certify(config.hosts)
     session = _open(config, config_file, resume)
     code = drive(run_to_end(session))
     _exit_at_once(code)  # a host that was lost would be waited for
@@ -167,6 +168,8 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
         if session.stop_request.is_asked:  # the second Ctrl-C
             why, code = "stopped by the user at once", EXIT_STOPPED
+    except ConfigError as mistake:  # that a host of another machine was needed to tell
+        error, why, code = mistake, str(mistake), EXIT_USER
     except Exception as fault:  # told whole, written into the summary, and an exit code that says so
         error, why, code = fault, one_line(fault), EXIT_FAULT
         if is_full(fault):

@@ -38,7 +38,8 @@ def parse_address(text: str) -> Address:
 class HostsConfig:
     launcher: str = "local"
     """What brings hosts up. ``local``: there are none but this one; ``attach``: somebody has started ``titan-rl host``
-    at each of ``addresses``; or ``pkg.module:name`` of a launcher of your own (mesh/launch/base.py)."""
+    at each of ``addresses``; ``slurm``: a job for each; ``kubernetes``: pods that ``titan-rl launch k8s`` has made; or
+    ``pkg.module:name`` of a launcher of your own (mesh/launch/base.py)."""
     addresses: list[str] = field(default_factory=list)
     """Where the hosts' worker loops listen, such as ``tls://node1:26600``."""
     count: Whole = 0
@@ -58,7 +59,8 @@ class HostsConfig:
     """The name or address by which the hosts reach this machine; empty: its host name."""
     certificates: str = ""
     """A folder with ``ca.pem``, and ``NAME.pem`` and ``NAME.key`` of this machine, as ``titan-rl host
-    --make-certificates`` writes it; empty: what HYPERACTOR_TLS_CERT, _KEY and _CA name."""
+    --make-certificates`` writes it (with ``ca.key`` there, they are made); empty: what HYPERACTOR_TLS_CERT, _KEY and
+    _CA name."""
     insecure: bool = False
     """Let addresses be ``tcp://``: whoever can reach such a port runs code as the run's owner."""
     silence: Seconds = 18.0

@@ -1,16 +1,24 @@
 """``[hosts]``: what it can be refused for, before anything starts."""
 
-import os
-import socket
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import titan_rl
 from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.schema import TASKS_OF_FILES, Config
+from titan_rl.data.row_files import find_file
 from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
-from titan_rl.mesh.launch.certificates import use_certificates
+from titan_rl.mesh.launch.certificates import certify
+from titan_rl.records.epochs import next_epoch
+from titan_rl.records.rundir import RunDir
+from titan_rl.trainer.role_names import FROZEN, LEARNED
 
 _LEAST_SILENCE = 5.0
+_PACKAGE = Path(titan_rl.__file__).resolve().parent
 
 
 def check_hosts(config: Config) -> HostLauncher | None:
@@ -21,16 +29,53 @@ def check_hosts(config: Config) -> HostLauncher | None:
         return None
     _check_addresses(hosts)
     launcher = make_host_launcher(hosts, config.run.plugin_path)
-    _check_placed(hosts, launcher.count)
-    _check_with_others(config)
-    if not hosts.insecure:
-        use_certificates(hosts.certificates, hosts.controller or socket.gethostname(), os.environ, "[hosts]")
+    check_placed(config, launcher.count)
+    certify(hosts)
     return launcher
+
+
+def check_placed(config: Config, count: int) -> None:
+    """Of a run that has so many hosts: who goes where, and what else it is asked for. Errors: ConfigError."""
+    _check_named(config.hosts, count)
+    _check_with_others(config)
 
 
 def without_hosts(config: Config) -> Config:
     """For actors on this host alone, whatever the run had."""
     return replace(config, hosts=HostsConfig())
+
+
+def on_hosts(config: Config, run_dir: RunDir) -> dict[str, Any]:
+    """What the run is to its hosts, in a new epoch of it (``HostNeeds``). Errors: ConfigError."""
+    if not config.hosts.is_on:
+        return {}
+    run, epoch = next_epoch(run_dir.epoch)
+    return {"home": run_dir.root, "elsewhere": paths_on_hosts(config), "run": run, "epoch": epoch}
+
+
+def paths_on_hosts(config: Config) -> list[str]:
+    """Which processes on the run's hosts look for, and nobody brings there: files of tasks, directories of models that
+    roles begin with, and modules of run.plugin_path, as far as this process has imported them."""
+    named = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
+    files = [
+        find_file(option, name, config.run.plugin_path)
+        for task in all_tasks(config.task).values()
+        for option in ("file", "held_out_file")
+        if task.name in TASKS_OF_FILES and (name := task.options.get(option))
+    ]
+    paths = [path for path in named if path != config.model.path] + files + _own_modules(config.run.plugin_path)
+    return list(dict.fromkeys(str(path) for path in paths if path))
+
+
+def _own_modules(folders: list[str]) -> list[str]:
+    own, theirs = [Path(folder).resolve() for folder in folders], (Path(sys.prefix).resolve(), _PACKAGE)
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    paths = [Path(file).resolve() for file in files if file and Path(file).is_file()]
+    return [
+        str(path)
+        for path in paths
+        if any(folder in path.parents for folder in own) and not any(folder in path.parents for folder in theirs)
+    ]
 
 
 def _check_unused(hosts: HostsConfig) -> None:
@@ -58,7 +103,7 @@ def _check_addresses(hosts: HostsConfig) -> None:
         raise ConfigError("hosts.addresses names an address twice: name each once")
 
 
-def _check_placed(hosts: HostsConfig, count: int) -> None:
+def _check_named(hosts: HostsConfig, count: int) -> None:
     if len(hosts.labels) > count:
         raise ConfigError(f"hosts.labels has {len(hosts.labels)} words, and there are {count} hosts: give one for each")
     for role in ("trainer", "generator", "verifier"):

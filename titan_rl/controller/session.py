@@ -32,6 +32,7 @@ from titan_rl.controller.display import Display
 from titan_rl.controller.elastic import grant_scale_requests
 from titan_rl.controller.farewell import farewell, stopping
 from titan_rl.controller.frozen_weights import FrozenWeights
+from titan_rl.controller.host_checks import on_hosts
 from titan_rl.controller.kept_policy import kept_policy
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
@@ -265,11 +266,10 @@ class Session:
     def _meshes(self, model_path: str, recovery: Recovery | DataRecovery) -> Meshes:
         return make_meshes(
             *(self.config, self.titan, model_path),
-            family=self.checked.family,
-            needs=self.checked.algorithm.needs,
+            **{"family": self.checked.family, "needs": self.checked.algorithm.needs},
             kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             **self.checked.launchers,
-            **{"logs": self.run_dir.logs.absolute(), "run_dir": self.run_dir.root},
+            **{"logs": self.run_dir.logs.absolute(), "on_hosts": on_hosts(self.config, self.run_dir)},
             say=self.say,
             tell=self.note,
             reissued=self.ledger.count_retry,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import monarch.actor
 from monarch.config import configure
@@ -99,7 +100,7 @@ class Meshes:
         lost: Callable[[str], None] = lambda why: None,
         devices: Devices | None = None,
         host_launcher: HostLauncher | None = None,
-        run_dir: Path | None = None,
+        on_hosts: Mapping[str, Any] = MappingProxyType({}),
     ):
         """Nothing is started yet.
 
@@ -112,7 +113,7 @@ class Meshes:
         ``launcher``: how hosts are started (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's
         other processes, as hosts instead; ``lost(why)`` hears of the death of one, which cannot be repaired.
         ``devices``: where the processes are on GPUs; None on a CPU. ``host_launcher``: brings up hosts of other
-        machines, on which all processes are then; ``run_dir``: what of the run's files is theirs to write.
+        machines, on which all processes are then; ``on_hosts``: what is known of them (fields of ``HostNeeds``).
         """
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers, self.record = Stragglers(), StepRecord()
@@ -127,7 +128,11 @@ class Meshes:
             alternating=config.rollout.max_staleness == 0,
         )
         folder = None if logs is None else str(logs)
-        self._remote = None if host_launcher is None else self._make_hosts(host_launcher, world_size, run_dir, folder)
+        self._remote = (
+            None
+            if host_launcher is None
+            else self._make_hosts(*(host_launcher, world_size, on_hosts, folder), over=lost)
+        )
         self.processes = ActorProcesses(
             folder,
             scratch,
@@ -184,12 +189,20 @@ class Meshes:
         )
 
     def _make_hosts(
-        self, launcher: HostLauncher, world_size: int, run_dir: Path | None, logs: str | None
+        self,
+        launcher: HostLauncher,
+        world_size: int,
+        on_hosts: Mapping[str, Any],
+        logs: str | None,
+        over: Callable[[str], None],
     ) -> RemoteHosts:
         config = self.config
         counts = {"trainer": world_size, "generator": config.generator.replicas * config.generator.tensor_parallel}
-        needs = HostNeeds(run_dir, Path(self.model_path), Crew(counts, alternating=not config.rollout.max_staleness))
-        return RemoteHosts(launcher, config.hosts, needs, seconds=config.mesh.start_timeout, logs=logs, say=self.say)
+        crew = Crew(counts, alternating=not config.rollout.max_staleness)
+        fields = {"home": None, **on_hosts}
+        needs = HostNeeds(model=Path(self.model_path), crew=crew, can_fork=self._can_fork, **fields)
+        seconds = config.mesh.start_timeout
+        return RemoteHosts(launcher, config.hosts, needs, seconds=seconds, logs=logs, say=self.say, over=over)
 
     def _make_snapshots(self) -> TrainerSnapshots | None:
         """None if the config wants none."""
@@ -206,7 +219,7 @@ class Meshes:
         start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
         if self._remote is not None:
             await self._remote.open()
-        if self._can_fork:
+        if self._can_fork and self._remote is None:
             self.processes.forks.start()
         self._background.start(self.processes.patrol())
         owners = [*self._owners, self.roles] if "trainer" in self.parts else self._owners
@@ -234,7 +247,7 @@ class Meshes:
         mesh = self.config.mesh
         is_ours = mesh.launcher == "local" or not mesh.worker_loops
         is_plain = FORK_SERVERS in os.environ or not os.environ.get("LD_PRELOAD")
-        return mesh.fork_servers and self._on_cpu and is_ours and is_plain and self._remote is None
+        return mesh.fork_servers and self._on_cpu and is_ours and is_plain
 
     def _configure_monarch(self) -> None:
         if self._remote is not None:

@@ -15,7 +15,7 @@ from titan_rl.records.places import check_own, check_place
 from titan_rl.records.step_names import step_name, steps_of
 
 _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.jsonl", "log.txt", "lock", "phase")
-_FILES += ("ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
+_FILES += ("epoch.json", "ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
 _FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json", "trace.jsonl", "trace.before.jsonl")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
 _FOLDERS += ("implicit_reward", "earlier", "wandb", "trained")
@@ -55,6 +55,8 @@ class RunDir:
         self.log = root / "log.txt"
         self.logs = root / "logs"
         """The output of each actor."""
+        self.epoch = root / "epoch.json"
+        """How often the run was begun on other machines (epochs.py)."""
         self.pids = root / "pids.json"
         """Process id to name, of the processes that the run has now."""
         self.phase = root / "phase"

@@ -1,15 +1,20 @@
-"""Hosts that somebody has started: ``titan-rl host`` runs at each address, and there is nothing to bring up."""
+"""Hosts that somebody has started: ``titan-rl host`` runs at each address, and there is nothing to bring up.
+
+One that was lost, by a cable or since it booted anew, comes back when it can be reached again and ``titan-rl host``
+runs there: it is looked for as long as the run lasts.
+"""
 
 import asyncio
 import socket
 
 from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.config.load import ConfigError
-from titan_rl.mesh.launch.base import HostOrder, HostUnavailable
+from titan_rl.mesh.launch.base import HostOrder
+from titan_rl.mesh.supervision.reception import until_it_listens
 
 
 class AttachLauncher:
-    """A host that was lost does not come back by itself: who starts it anew gives it a new port, for the next run."""
+    """What knows nothing of a host but its address."""
 
     def __init__(self, settings: HostsConfig):
         """Errors: ConfigError."""
@@ -25,9 +30,9 @@ class AttachLauncher:
         return f"{parse_address(self._addresses[0]).scheme}://{self._name}:0"
 
     async def start(self, order: HostOrder) -> str:
-        """Errors: HostUnavailable for one that was lost."""
+        """One that was lost: as soon as something listens there."""
         if order.attempt:
-            raise HostUnavailable("it was started by hand, and so it would have to be again")
+            await until_it_listens(parse_address(self._addresses[order.number]))
         return self._addresses[order.number]
 
     async def watch(self, number: int) -> str:

@@ -2,11 +2,12 @@
 
 ``HostLauncher`` (``hosts.launcher``) is for other machines. Whatever it uses, what runs on a host in the end is
 
-    titan-rl host tls://NAME:PORT            (``host_command``; NAME may be left out: the machine's own)
+    titan-rl host tls://NAME:PORT --once     (``host_command``; NAME may be left out: the machine's own)
 
 which listens there until the run's controller is gone, or none has come in time. The run asks the launcher for a host,
-attaches to the address that it gets, and has an agent there (supervision/agent.py) that tells of processes. A host that
-is silent for ``hosts.silence`` is lost, whatever the launcher says; what it knows earlier it says by ``watch``.
+asks at the address that it gets for a worker loop (supervision/reception.py), and has an agent there
+(supervision/agent.py) that tells of processes. A host that is silent for ``hosts.silence`` is lost, whatever the
+launcher says; what it knows earlier it says by ``watch``.
 
 ``Launcher`` (``mesh.launcher``) is for worker loops on this machine. It starts the command that it is given, and hands
 back a process of this machine that lives exactly as long: the worker loop itself (local.py), or a client that waits for
@@ -26,7 +27,11 @@ from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve
 from titan_rl.mesh.launch.local import LocalLauncher
 
-BUILT_IN = {"attach": "titan_rl.mesh.launch.attach:AttachLauncher"}
+BUILT_IN = {
+    "attach": "titan_rl.mesh.launch.attach:AttachLauncher",
+    "slurm": "titan_rl.mesh.launch.slurm.launcher:SlurmLauncher",
+    "kubernetes": "titan_rl.mesh.launch.kubernetes.launcher:KubernetesLauncher",
+}
 """Launchers of hosts by name."""
 
 
@@ -44,8 +49,7 @@ class HostOrder:
     number: int
     """Of the host, from 0, as the lists of ``[hosts]`` count them."""
     attempt: int
-    """0, and one more each time that this host is asked for again after it was lost. One that comes back must listen at
-    another port: Monarch takes an address for its first process for good."""
+    """0, and more each time that this host is asked for again after it was lost. It may listen where it did before."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What ``titan-rl host`` must find in its environment, besides HYPERACTOR_TLS_*, which are the launcher's."""
 
@@ -61,9 +65,11 @@ class HostLauncher(Protocol):
         ...
 
     async def start(self, order: HostOrder) -> str:
-        """Have a host come up; the address of its worker loop (``tls://NODE:PORT``), which may listen a moment later.
+        """Have a host come up; the address of its ``titan-rl host`` (``tls://NODE:PORT``), which may listen later.
 
-        The run gives it ``mesh.start_timeout``, and starts all at once. Errors: HostUnavailable.
+        The run gives it ``mesh.start_timeout`` (and ``wait`` seconds more, if the launcher has an attribute of that
+        name: for a queue), and starts all at once; one that was lost may take as long as it likes.
+        Errors: HostUnavailable.
         """
         ...
 
@@ -78,8 +84,8 @@ class HostLauncher(Protocol):
 
 
 def host_command(address: str) -> list[str]:
-    """What has to run on a host."""
-    return [sys.executable, "-m", "titan_rl.cli", "host", address]
+    """What has to run on a host, for one run."""
+    return [sys.executable, "-m", "titan_rl.cli", "host", address, "--once"]
 
 
 def make_host_launcher(settings: HostsConfig, folders: Sequence[str]) -> HostLauncher | None:
@@ -88,8 +94,10 @@ def make_host_launcher(settings: HostsConfig, folders: Sequence[str]) -> HostLau
     if not settings.is_on:
         return None
     if not is_reference(settings.launcher) and settings.launcher not in BUILT_IN:
-        known = nearest(settings.launcher, ["local", *BUILT_IN])
-        raise ConfigError(f"{said} is unknown: {known}; or give 'module:name' of your own")
+        names = sorted(["local", *BUILT_IN])
+        close = nearest(settings.launcher, names).removeprefix("known: ")
+        hint = f"{close} Known" if close.endswith("?") else "known"
+        raise ConfigError(f"{said} is unknown: {hint}: {', '.join(names)}; or give 'module:name' of your own")
     found = resolve("hosts.launcher", BUILT_IN.get(settings.launcher, settings.launcher), folders)
     check_signature(said, found, ("settings",))
     launcher = found(settings)

@@ -5,16 +5,20 @@ is needed for nothing once the certificates are made. Monarch reads HYPERACTOR_T
 must be in the environment before that.
 """
 
+import atexit
 import datetime
 import ipaddress
 import os
+import socket
 import sys
 from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.load import ConfigError
+from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 
 if TYPE_CHECKING:  # it takes a moment, and most runs have one host
     from cryptography import x509
@@ -49,6 +53,38 @@ def use_certificates(folder: str, name: str, environment: MutableMapping[str, st
             f"{said}: Monarch is loaded already: set HYPERACTOR_TLS_CERT, _KEY and _CA before Python starts"
         )
     environment.update(found)
+
+
+def certify(hosts: HostsConfig) -> None:
+    """This process, as the controller of a run over these hosts. Errors: ConfigError."""
+    if not hosts.insecure:
+        name = hosts.controller or socket.gethostname()
+        use_certificates(complete(hosts.certificates, name), name, os.environ, "[hosts]")
+
+
+def complete(folder: str, name: str, *, aside: bool = False) -> str:
+    """Where a machine of that name finds its own: ``folder``, unless that has none for it and the authority's key. Then
+    they are made: there, or (``aside``) in a folder that goes with this process. Errors: ConfigError."""
+    there, files = Path(folder), [file.format(name=name) for file in VARIABLES.values()]
+    if not folder or not (there / "ca.key").exists() or all((there / file).exists() for file in files):
+        return folder
+    own = there
+    if aside:
+        atexit.register(remove_scratch, own := make_scratch())
+        for file in ("ca.pem", "ca.key"):
+            _copy_private(there / file, own / file)
+    make_certificates(own, [name])
+    if aside:
+        (own / "ca.key").unlink()  # nobody needs it there any more
+    return str(own)
+
+
+def _copy_private(file: Path, to: Path) -> None:
+    try:
+        with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as copy:
+            copy.write(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def make_certificates(folder: Path, names: Iterable[str]) -> list[Path]:

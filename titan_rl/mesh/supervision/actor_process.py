@@ -10,7 +10,7 @@ import asyncio
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -138,6 +138,20 @@ class ActorProcess:
         self.kill()
 
 
+async def _unless_lost(host: Host, asking: Awaitable[None]) -> None:
+    """Until this is answered, or its host is lost."""
+
+    async def wait() -> None:
+        await asking
+
+    work = asyncio.ensure_future(wait())
+    work.add_done_callback(retrieve_exception)
+    try:
+        await asyncio.wait({work, host.died}, return_when=_FIRST)
+    finally:
+        work.cancel()
+
+
 def _command(
     environment: dict[str, str], start: Callable[[str, list[str]], tuple[str, list[str]]], logs: str | None, name: str
 ) -> BootstrapCommand:
@@ -219,8 +233,11 @@ class ActorProcesses:
     async def _command_on(self, host: Host, kind: str, imports: str | None, environment: dict[str, str], tag: str):
         """To start a process of that kind there."""
         if host.is_remote:
-            here = environment | self.remote.environment(host, kind)
-            return _command(here, lambda _, arguments: (host.facts.python, arguments), host.facts.logs, tag)
+            here, can_fork = environment | self.remote.environment(host, kind), self.remote.can_fork
+            if can_fork and imports is not None:
+                await _unless_lost(host, host.agent.imports_done.call_one(imports))
+            start = host.facts.command if can_fork else host.facts.afresh
+            return _command(here, partial(start, imports), host.facts.logs, tag)
         await self.forks.ready(imports)  # Monarch gives a process 30 seconds, imports included
         return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
 

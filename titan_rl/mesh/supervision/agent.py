@@ -20,7 +20,8 @@ from titan_rl.data.folders import Manifest, manifest_of, read_part, remove_files
 from titan_rl.mesh.launch.identity import host_identity
 from titan_rl.mesh.launch.interfaces import address_for, interface_of
 from titan_rl.mesh.launch.placement import available_cores
-from titan_rl.mesh.supervision import processes
+from titan_rl.mesh.supervision import fork_client, processes
+from titan_rl.mesh.supervision.forking import FORK_SERVERS, client_arguments, imports_done
 from titan_rl.mesh.supervision.worker_loop import AGENT_FILE
 
 _LOG_BYTES = 1 << 18
@@ -46,6 +47,19 @@ class HostFacts:
     """A folder for what the run leaves lying there; it goes with the run."""
     mark: dict[str, str]
     """Environment of all the run's processes on this host."""
+    forks: str = ""
+    """The folder of the host's fork servers; empty if it has none."""
+    fork_client: str = ""
+
+    def afresh(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+        """To start a process there by: the host's own Python."""
+        return self.python, arguments
+
+    def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+        """The same, with the imports of that kind done: as ``ForkServers.command``."""
+        if not self.forks:
+            return self.afresh(kind, program, arguments)
+        return self.python, client_arguments(self.fork_client, self.forks, kind, self.python, arguments)
 
     @property
     def logs(self) -> str:
@@ -97,7 +111,8 @@ class HostAgent(Actor):
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
         address = address_for([towards])
         where = host_identity(), socket.gethostname(), sys.executable, available_cores()
-        return HostFacts(*where, address, interface_of(address), str(self._scratch), self._mark)
+        forks = os.environ.get(FORK_SERVERS, ""), fork_client.__file__
+        return HostFacts(*where, address, interface_of(address), str(self._scratch), self._mark, *forks)
 
     def _keep_lease(self) -> None:
         while not self.lease.is_over(time.monotonic()):
@@ -137,6 +152,12 @@ class HostAgent(Actor):
         return found
 
     # processes
+
+    @concurrent_endpoint
+    async def imports_done(self, kind: str) -> None:
+        """Answers once the host's fork server for that kind may be asked, or had its time."""
+        if forks := os.environ.get(FORK_SERVERS):
+            await imports_done(Path(forks), kind)
 
     @concurrent_endpoint
     async def gone(self, pid: int) -> None:

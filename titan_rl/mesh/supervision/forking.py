@@ -53,25 +53,33 @@ class ForkServers:
 
     async def ready(self, kind: str | None) -> None:
         """Until the server for that kind has done its imports, if there is one, and they do not take too long."""
-        if kind is None or not self._are_there:
-            return
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, suppress(OSError, TimeoutError):
-            asking.setblocking(False)
-            await loop.sock_connect(asking, str(self._folder / kind))
-            await loop.sock_sendall(asking, b"?")  # which asks for no process: the answer is that the server hangs up
-            await asyncio.wait_for(loop.sock_recv(asking, 1), fork_client.FORK_SECONDS)
+        if kind is not None and self._are_there:
+            await imports_done(self._folder, kind)
 
     def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """To start a process by: where there are servers the client, which becomes the program where there is none for
         that kind of actor. It sees to it that the process ends with its parent, which Monarch then does not."""
         if not self._are_there:
             return program, arguments
-        client = ["-I", "-S", fork_client.__file__, str(self._folder / (kind or "none")), program]
-        return sys.executable, client + arguments
+        return sys.executable, client_arguments(fork_client.__file__, str(self._folder), kind, program, arguments)
 
 
-def start(folder: Path, environment: dict[str, str], output: IO) -> subprocess.Popen:
+def client_arguments(file: str, folder: str, kind: str | None, program: str, arguments: list[str]) -> list[str]:
+    """Of a Python that becomes a program of that kind. ``file``, ``folder``: where the client and the servers are."""
+    return ["-I", "-S", file, f"{folder}/{kind or 'none'}", program, *arguments]
+
+
+async def imports_done(folder: Path, kind: str) -> None:
+    """Until the server for that kind there has done its imports, or does not exist, or takes too long."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, suppress(OSError, TimeoutError):
+        asking.setblocking(False)
+        await loop.sock_connect(asking, str(folder / kind))
+        await loop.sock_sendall(asking, b"?")  # which asks for no process: the answer is that the server hangs up
+        await asyncio.wait_for(loop.sock_recv(asking, 1), fork_client.FORK_SECONDS)
+
+
+def start(folder: Path, environment: dict[str, str], output: IO | None) -> subprocess.Popen:
     """Servers that listen in a folder, from now on, until the process's standard input is closed. ``environment`` is
     added to this process's own, and must hold a run's mark or ``no_mark()``."""
     with ExitStack() as opened:
@@ -130,9 +138,14 @@ _ahead: list[Ahead] = []
 
 def can_begin_ahead(config: Config) -> bool:
     """Whether a run of this is likely to take them, as far as it can be told before torch is there."""
-    mesh, is_cpu = config.mesh, not os.path.exists("/dev/nvidiactl")
-    is_free = FORK_SERVERS not in os.environ and not os.environ.get("LD_PRELOAD")
-    return mesh.fork_servers and is_cpu and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
+    mesh = config.mesh
+    is_free = FORK_SERVERS not in os.environ and can_fork_here()
+    return mesh.fork_servers and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
+
+
+def can_fork_here() -> bool:
+    """What is preloaded (allocators, OpenMP) need not survive a fork of ours, nor does a GPU."""
+    return not os.path.exists("/dev/nvidiactl") and not os.environ.get("LD_PRELOAD")
 
 
 @contextmanager

@@ -1,63 +1,66 @@
-"""``titan-rl host ADDRESS``: this machine becomes a host of a run, until the run's controller is gone.
+"""``titan-rl host ADDRESS``: this machine becomes a host, for one run after another.
 
-    this process ──starts──▶ worker loop (Monarch) ◀──attaches── controller
-         │                        └──starts──▶ agent (agent.py), which ends when the run does, or its lease
-         └── waits for whichever of the two ends first, then ends all, and removes what they left
+    reception (reception.py) ◀──claim── controller                   this process, and what it begins once:
+        └──starts──▶ worker loop (Monarch) ◀──attaches── controller      fork servers, which do imports ahead
+                         └──starts──▶ agent (agent.py), which ends when the run does, or its lease
 
-It needs no Monarch itself, so what it sees to does not depend on it. Whoever can attach to the worker loop runs code
-as its owner: it takes ``tls://`` with a certificate of the run's authority, and plain ``tcp://`` only if that is asked
-for.
+When the agent or the loop ends, all that ran there is ended and removed, and the next run may come. It needs no Monarch
+itself, so what it sees to does not depend on it. Whoever can attach to a worker loop runs code as its owner: both ports
+ask for a certificate of the run's authority, and plain ``tcp://`` is taken only if that is asked for.
 """
 
 import os
-import select
+import queue
 import signal
 import socket
 import subprocess
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 
 from titan_rl.config.hosts import Address, parse_address
 from titan_rl.config.load import ConfigError
-from titan_rl.mesh.launch.certificates import use_certificates
+from titan_rl.mesh.launch.certificates import VARIABLES, complete, use_certificates
+from titan_rl.mesh.launch.placement import fork_environment
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
-from titan_rl.mesh.supervision import processes
-from titan_rl.mesh.supervision.worker_loop import AGENT_FILE, ENDS_WITH
+from titan_rl.mesh.supervision import forking
+from titan_rl.mesh.supervision.host_service import HostService
+from titan_rl.mesh.supervision.reception import Caller, Claim, Reception
 
-DELIVERY = {"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "10m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "60s"}
+MONARCH = {
+    "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "10m",
+    "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "60s",
+}
 """An address that was silent for longer than the first is dead to a process for good; a process that has not heard of
 its controller for the second ends, if its agent has not ended it before."""
+WAIT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
-_END_SECONDS = 5.0
 
 
-def be_host(address: str, *, certificates: str = "", wait: float = 600.0, insecure: bool = False) -> int:
-    """The exit code: 0 when a run was served and is over, 1 if none came within ``wait`` seconds or the worker loop
-    died. Errors: ConfigError before anything starts."""
+def be_host(
+    address: str, *, certificates: str = "", wait: float = WAIT_SECONDS, insecure: bool = False, once: bool = False
+) -> int:
+    """The exit code: 128 and the signal that ended it. ``once``: for a single run, 0 when that is over, and 1 if none
+    came within ``wait`` seconds or its worker loop died. Errors: ConfigError before anything starts."""
     address, environment = checked_address(address, insecure=insecure), dict(os.environ)
     if address.scheme == "tls":
-        use_certificates(certificates, address.host, environment, f"titan-rl host {address}")
-    scratch, mark = make_scratch(), processes.new_mark()
-    environment |= DELIVERY | mark | {"TMPDIR": str(scratch), ENDS_WITH: str(os.getpid())}
-    command = [sys.executable, "-m", "titan_rl.mesh.supervision.worker_loop", str(address)]
+        own = complete(certificates, address.host, aside=True)
+        use_certificates(own, address.host, environment, f"titan-rl host {address}")
+    files = tuple(environment[name] for name in VARIABLES) if address.scheme == "tls" else None
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: asked.append(number))
-    loop = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    print(
-        f"titan-rl host: listening at {address} (process {loop.pid}), for a run to come within {wait:g} s", flush=True
-    )
     try:
-        code, why = _serve(loop, scratch / AGENT_FILE, wait, asked)
+        reception = Reception(address, files)
+    except OSError as error:
+        raise ConfigError(f"titan-rl host cannot listen at {address}: {error.strerror or error}") from None
+    with closing(reception), _forks(environment) as forks:
+        waiting = f", for a run to come within {wait:g} s" if once else ""
+        print(f"titan-rl host: listening at {address} (process {os.getpid()}){waiting}", flush=True)
+        served = Served(address, environment | MONARCH | forks)
+        code, why = _serve(served, reception, asked, wait if once else None)
         print(f"titan-rl host: {why}", flush=True)
         return code
-    finally:
-        for _ in processes.ending(mark, _END_SECONDS):
-            time.sleep(0.02)
-        loop.wait()
-        remove_scratch(scratch)
 
 
 def checked_address(address: str, *, insecure: bool) -> Address:
@@ -74,24 +77,82 @@ def checked_address(address: str, *, insecure: bool) -> Address:
     return found._replace(name=found.name or socket.gethostname())
 
 
-def _serve(loop: subprocess.Popen, agent_file: Path, wait: float, asked: list[int]) -> tuple[int, str]:
-    """Until there is nothing more to serve: the exit code, and why."""
-    deadline, agent = time.monotonic() + wait, None
-    while not asked:
-        if loop.poll() is not None:
-            return 1, f"the worker loop has ended with {loop.returncode}"
-        if agent is None:
-            agent = _agent(agent_file)
-            if agent is None and time.monotonic() > deadline:
-                return 1, f"no run has come within {wait:g} s"
-        with suppress(InterruptedError):
-            if select.select([agent] if agent is not None else [], [], [], _POLL_SECONDS)[0]:
-                return 0, "the run is over, or has not been heard of for too long"
-    return 128 + asked[0], "it was told to end"
+@contextmanager
+def _forks(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Fork servers for all runs to come, and how their processes find them; nothing where there can be none."""
+    if os.path.isdir(os.environ.get(forking.FORK_SERVERS, "")) or not forking.can_fork_here():
+        yield {}
+        return
+    folder = make_scratch()
+    servers = forking.start(folder, {**environment, **fork_environment(), **forking.no_mark()}, None)
+    try:
+        yield {forking.FORK_SERVERS: str(folder)}
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(servers.pid, signal.SIGKILL)
+        servers.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            servers.wait(5)
+        remove_scratch(folder)
 
 
-def _agent(file: Path) -> int | None:
-    """A descriptor of the agent's process, once a run has come."""
-    with suppress(FileNotFoundError, ValueError):
-        return os.pidfd_open(int(file.read_text()))
-    return None
+class Served:
+    """Owns what the host does for a controller, and knows which claims are over."""
+
+    def __init__(self, address: Address, environment: Mapping[str, str]):
+        self._address, self._environment = address, environment
+        self.now: HostService | None = None
+        self._latest: dict[str, Claim] = {}
+        """Of each run that was ever served."""
+
+    def answer(self, caller: Caller) -> None:
+        """Give a loop, or say why not."""
+        claim, now = caller.claim, self.now
+        latest = self._latest.get(claim.run)
+        if now is not None and claim == now.claim:  # its answer was lost
+            caller.give(now.address())
+        elif latest is not None and not claim.goes_over(latest):
+            caller.refuse(f"a later controller of this run has come to {self._address}: this one is over", is_over=True)
+        elif now is not None and now.claim.run != claim.run:
+            caller.refuse("it serves another run, until that is over", is_over=False)
+        else:
+            self._begin(caller)
+
+    def _begin(self, caller: Caller) -> None:
+        self.end()
+        self._latest[caller.claim.run] = caller.claim
+        try:
+            self.now = HostService(self._address, self._environment, caller.claim)
+        except OSError as error:
+            return caller.refuse(f"no worker loop can be started: {error}", is_over=False)
+        if address := self.now.address():
+            caller.give(address)
+        else:
+            self.end()
+            del self._latest[caller.claim.run]
+            caller.refuse("its worker loop did not come up", is_over=False)
+
+    def end(self) -> None:
+        if self.now is not None:
+            self.now.end()
+            self.now = None
+
+
+def _serve(served: Served, reception: Reception, asked: list[int], wait: float | None) -> tuple[int, str]:
+    """Until it is told to end: the exit code, and why. ``wait``: seconds for the one run that is to be served."""
+    deadline = float("inf") if wait is None else time.monotonic() + wait
+    try:
+        while not asked:
+            with suppress(queue.Empty):
+                served.answer(reception.callers.get(timeout=_POLL_SECONDS))
+            if served.now is None:
+                if time.monotonic() > deadline:
+                    return 1, f"no run has come within {wait:g} s"
+            elif why := served.now.why_over():
+                served.end()
+                if wait is not None:
+                    return int("worker loop" in why), f"the run: {why}"
+                print(f"titan-rl host: the run: {why}; the next may come", flush=True)
+        return 128 + asked[0], "it was told to end"
+    finally:
+        served.end()

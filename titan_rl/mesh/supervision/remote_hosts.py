@@ -1,7 +1,7 @@
 """Hosts of other machines: brought up, watched, lost, and asked for again.
 
-    launcher: an address ─▶ attach ─▶ agent (agent.py): what there is ─▶ files ─▶ processes may be spawned there
-                                          │ two beats a second
+    launcher: an address ─▶ reception (reception.py): a worker loop ─▶ attach ─▶ agent (agent.py): what there is
+        ─▶ files ─▶ processes may be spawned there              two beats a second │
     lost: silent for too long, its agent died, or the launcher says so ─▶ its processes are dead, it is told to end,
                                                                           and the launcher is asked for it again
 
@@ -9,17 +9,20 @@ A host that was lost never comes back as it was: what does so is another one, of
 """
 
 import asyncio
+import itertools
 import os
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from monarch.actor import attach_to_workers, enable_transport
 from monarch.config import configure
 
 from titan_rl.config.hosts import HostsConfig, hosts_of, parse_address
+from titan_rl.config.load import ConfigError
 from titan_rl.mesh.launch.base import HostLauncher, HostOrder, HostUnavailable
 from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address
 from titan_rl.mesh.launch.placement import Crew
@@ -28,6 +31,7 @@ from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
 from titan_rl.mesh.supervision.host_files import bring
 from titan_rl.mesh.supervision.hosts import Host
+from titan_rl.mesh.supervision.reception import Claim, ClaimIsOver, ask_for_loop
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
 
 _BEAT_SECONDS = 0.5
@@ -38,6 +42,8 @@ _LEASE_SHARE = 0.85
 _FAREWELL_SECONDS = 5.0
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 """Of a run on the hosts' cores: a process that finds a GPU works on it."""
+_TRIES, _PAUSE_SECONDS = 5, 3.0
+"""To have a host back that is there, and cannot be used."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -56,6 +62,12 @@ class HostNeeds:
     crew: Crew
     elsewhere: Sequence[str] = ()
     """Paths that must be on every host already."""
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """What hosts know the run by, whoever its controller is."""
+    epoch: int = 0
+    """How often it was resumed."""
+    can_fork: bool = False
+    """Whether processes may come of a host's fork servers."""
 
 
 class RemoteHosts:
@@ -70,13 +82,16 @@ class RemoteHosts:
         seconds: float,
         logs: str | None,
         say: Callable[[str], None],
+        over: Callable[[str], None] = lambda why: None,
     ):
-        """``seconds``: for a host to come up."""
+        """``seconds``: for a host to come up. ``over(why)`` is called when another controller has gone on with the
+        run, so that this one must end."""
         self._launcher, self._settings, self._needs, self._seconds = launcher, settings, needs, seconds
-        self._logs, self._say = logs, say
-        self._hosts: dict[int, Host] = {}
+        self._logs, self._say, self._over = logs, say, over
+        self._controller, self._numbers = uuid.uuid4().hex, itertools.count()
         self._came = asyncio.Event()
         """Set whenever a host has come."""
+        self._hosts: dict[int, Host] = {}
         self._background = BackgroundTasks()
         self._told: set[str] = set()
         self.num_lost, self._names_this = 0, False
@@ -92,8 +107,12 @@ class RemoteHosts:
         """Of one that has come, and of one that was lost."""
         self._on_start, self._on_death = on_start, on_death
 
+    @property
+    def can_fork(self) -> bool:
+        return self._needs.can_fork
+
     async def open(self) -> None:
-        """All of them, side by side. Errors: HostUnavailable."""
+        """All of them, side by side. Errors: HostUnavailable; ClaimIsOver; ConfigError if one lacks a file."""
         await together(self._bring_up(number, 0) for number in range(self._launcher.count))
         self._name_this_host()
 
@@ -106,8 +125,11 @@ class RemoteHosts:
     async def _bring_up(self, number: int, attempt: int) -> None:
         name = f"host {number}"
         try:
-            address = await within(self._seconds, f"starting {name}", self._launcher.start(HostOrder(number, attempt)))
-            host = await within(self._seconds, f"reaching {name} at {address}", self._attach(number, attempt, address))
+            starting = self._launcher.start(HostOrder(number, attempt))
+            # one that was lost may take as long as it likes: nobody waits for it
+            seconds = self._seconds + getattr(self._launcher, "wait", 0.0)
+            address = await (starting if attempt else within(seconds, f"starting {name}", starting))
+            host = await within(self._seconds, f"reaching {name} at {address}", self._attach(number, address))
         except DeadlineError as error:
             raise HostUnavailable(
                 f"{error}: `titan-rl host` must run there, at that address, with a certificate of the same authority"
@@ -118,27 +140,29 @@ class RemoteHosts:
         self._background.start(self._beat(number, host))
         self._background.start(self._ask_launcher(number, host))
 
-    async def _attach(self, number: int, attempt: int, address: str) -> Host:
-        mesh = attach_to_workers(ca="trust_all_connections", workers=[address], name=f"host{number}_{attempt}")
-        agent = mesh.spawn_procs(name=f"agent{number}_{attempt}").spawn(f"agent{number}_{attempt}", HostAgent)
+    async def _attach(self, number: int, address: str) -> Host:
+        claim = Claim(self._needs.run, self._needs.epoch, next(self._numbers), self._controller)
+        loop, tag = await ask_for_loop(parse_address(address), claim, self._tell_once), f"{number}_{claim.number}"
+        mesh = attach_to_workers(ca="trust_all_connections", workers=[loop], name=f"host{tag}")
+        agent = mesh.spawn_procs(name=f"agent{tag}").spawn(f"agent{tag}", HostAgent)
         lease, towards = _LEASE_SHARE * self._settings.silence, parse_address(self._launcher.rendezvous()).host
         facts: HostFacts = await agent.begin.call_one(lease, time.monotonic(), towards)
         await self._check_gpus(number, facts.name, agent)
         if missing := await agent.missing.call_one(list(self._needs.elsewhere)):
-            raise HostUnavailable(f"host {number} ({facts.name}) has no {missing[0]}: put it there, at the same path")
+            raise ConfigError(f"host {number} ({facts.name}) has no {missing[0]}: put it there, at the same path")
         host = Host(f"host {number} ({facts.name})", mesh, facts=facts, agent=agent, number=number)
         host.processes = RemoteProcesses(agent)
         host.paths = await self._bring_model(host)
         return host
 
     async def _check_gpus(self, number: int, name: str, agent: HostAgent) -> None:
-        """Errors: HostUnavailable for a host that has less than was promised of it."""
+        """Errors: ConfigError for a host that has less than was promised of it."""
         if not self._settings.gpus:
             return
         count, nbytes = await agent.gpus.call_one()
         wanted, gib = self._settings.gpus, self._settings.gpu_memory_gib
         if count < wanted or nbytes < (1 - _ROUNDING) * gib * 2**30:
-            raise HostUnavailable(
+            raise ConfigError(
                 f"host {number} ({name}) has {count} GPUs of {nbytes / 2**30:.1f} GiB, and hosts.gpus = {wanted} of "
                 f"hosts.gpu_memory_gib = {gib:g} are wanted of each host: set these to what all have"
             )
@@ -217,7 +241,8 @@ class RemoteHosts:
                 return self._lose(number, host, f"was silent for {silence:g} s")
             except Exception:  # of Monarch's, by many names
                 return self._lose(number, host, "its agent died")
-            await asyncio.to_thread(self._take, host, beat)
+            if not host.died.done():
+                await asyncio.to_thread(self._take, host, beat)
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _take(self, host: Host, beat: Beat) -> None:
@@ -239,14 +264,20 @@ class RemoteHosts:
         host.died.set_result(None)
         self._background.start(_end(host))  # it may be there all the same, and hear of it when it can be reached
         self._on_death(host)
-        self._background.start(self._again(number, 1 + self.num_lost))
+        self._background.start(self._again(number))
 
-    async def _again(self, number: int, attempt: int) -> None:
-        try:
-            await self._launcher.kill(number)
-            await self._bring_up(number, attempt)
-        except Exception as error:  # the run goes on without it
-            self._say(f"host {number} does not come back: {error}")
+    async def _again(self, number: int) -> None:
+        """The run goes on without it meanwhile, or for good."""
+        await self._launcher.kill(number)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return await self._bring_up(number, self.num_lost + attempt)
+            except ClaimIsOver as error:
+                return self._over(str(error))
+            except Exception as error:
+                why = error
+            await asyncio.sleep(_PAUSE_SECONDS)
+        self._say(f"host {number} does not come back: {why}")
 
     async def close(self) -> None:
         """All end. Never raises."""

@@ -11,8 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
+from titan_rl.data.files import replace_text
+
 AGENT_FILE = "agent.pid"
 """In TMPDIR: the id of the agent's process, once a run has attached (agent.py)."""
+ADDRESS_FILE = "loop.address"
+"""In TMPDIR: where a loop listens that has an identity of its own (host_service.py)."""
 ENDS_WITH = "TITAN_RL_HOST_PROCESS"
 """Environment variable: the id of the process with which this one ends."""
 _PR_SET_PDEATHSIG = 1
@@ -29,15 +33,25 @@ def listen(address: str) -> None:
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 
-def end_with_parent() -> None:
-    """The kernel kills this process when its parent dies, if the environment names that."""
-    if parent := os.environ.pop(ENDS_WITH, ""):
+def listen_anew(address: str) -> None:
+    """As a host that nobody can take for one that listened there before."""
+    from monarch.job import new_service_proc_id, service_proc_addr
+
+    address = service_proc_addr(address, new_service_proc_id())
+    replace_text(Path(os.environ["TMPDIR"], ADDRESS_FILE), address)
+    listen(address)
+
+
+def end_with_parent() -> bool:
+    """Whether the environment names a parent: then the kernel kills this process when that dies."""
+    parent = os.environ.pop(ENDS_WITH, "")
+    if parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):
             os._exit(1)
+    return bool(parent)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    end_with_parent()
-    listen(sys.argv[1])
+    (listen_anew if end_with_parent() else listen)(sys.argv[1])

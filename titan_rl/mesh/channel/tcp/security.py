@@ -43,8 +43,14 @@ def accepted(connection, files: tuple[str, str, str] | None):
 def connected(connection, is_tls: bool):
     """A client's end, likewise. Errors: OSError; ConnectionError if TLS is wanted and this process has no
     certificate."""
+    context = client_context(is_tls)
+    return connection if context is None else context.wrap_socket(connection)
+
+
+def client_context(is_tls: bool) -> ssl.SSLContext | None:
+    """What a client speaks by; None: in the clear. Errors: as above."""
     if not is_tls:
-        return connection
+        return None
     if (files := certificate_files()) is None:
         raise ConnectionError(f"the other end speaks TLS, and {_VARIABLES[0]} is not set here")
-    return _context(files, False).wrap_socket(connection)
+    return _context(files, False)

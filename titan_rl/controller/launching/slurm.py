@@ -1,0 +1,61 @@
+"""``titan-rl launch slurm``: a job for the run's controller, which then asks for one for each host.
+
+The run directory and the folder of the launch are the job's for good: when Slurm requeues it, since its node was
+drained or has failed, it goes on with its run.
+"""
+
+import os
+from pathlib import Path
+
+from titan_rl.config.hosts import HostsConfig
+from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.controller.host_checks import check_placed
+from titan_rl.controller.launching.request import Request, Tables
+from titan_rl.controller.preflight import resolve
+from titan_rl.mesh.launch.certificates import make_certificates
+from titan_rl.mesh.launch.resumable import resumable
+from titan_rl.mesh.launch.slurm.commands import SlurmError, check_commands, job_environment, submit
+from titan_rl.mesh.launch.slurm.options import slurm_options
+from titan_rl.mesh.launch.slurm.script import controller_script, program
+
+
+def launch_on_slurm(request: Request) -> None:
+    """Errors: ConfigError."""
+    given = request.load()
+    name = f"{request.file.stem}-{request.date}"
+    run_dir = Path(given.run.dir or f"runs/{name}").absolute()
+    overrides = _overrides(request, given.hosts, name, str(run_dir))
+    config = request.load(overrides)
+    options = slurm_options(config.hosts)
+    check_placed(config, request.nodes)
+    resolve(config)
+    if not request.is_dry:
+        check_commands("launch slurm")
+    body = resumable(program(), str(request.file), override_arguments(overrides), str(run_dir))
+    script = request.folder / "controller.sh"
+
+    def write(folder: Path) -> None:
+        if config.hosts.certificates == str(folder / "certificates"):
+            make_certificates(folder / "certificates", [])  # each machine makes its own there (certificates.py)
+        script.write_text(controller_script(options, Path.cwd(), body))
+
+    request.write(write)
+    print(f"wrote {script}; the run directory is {run_dir}")
+    if not request.is_dry:
+        _submit(script)
+
+
+def _overrides(request: Request, given: HostsConfig, name: str, run_dir: str) -> Tables:
+    options = {"folder": str(request.folder), "name": given.options.get("name") or name}
+    certificates = str(Path(given.certificates).absolute()) if given.certificates else ""
+    if not (certificates or given.insecure):
+        certificates = str(request.folder / "certificates")
+    return request.over("slurm", options, run_dir, certificates=certificates)
+
+
+def _submit(script: Path) -> None:
+    try:
+        job = submit(script, job_environment(os.environ))
+    except SlurmError as error:
+        raise ConfigError(f"Slurm does not take {script}: {error}") from None
+    print(f"submitted as Slurm job {job}: what it prints is in {script.with_suffix('.out')}; `scancel {job}` ends it")

@@ -1,0 +1,1 @@
+"""Hosts as pods of Kubernetes, and the manifests of a run."""

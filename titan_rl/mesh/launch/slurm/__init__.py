@@ -1,0 +1,1 @@
+"""Hosts as jobs of Slurm, and a run that is submitted to it."""
