@@ -5,11 +5,19 @@ import torch
 from batches import batch_of
 
 from titan_rl.config.load import load_config
+from titan_rl.kernels import linear_logprob
 from titan_rl.models.tiny import make_tiny
+from titan_rl.trainer import lone_rank
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setattr(linear_logprob, "multiplies_wide", lambda: False)
+    monkeypatch.setattr(lone_rank, "multiplies_wide", lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,21 @@ def test_gradients_are_those_of_fsdp(model_path, dtype, tables):
     learner.policy.lone = None
     assert all(map(torch.equal, alone, gradients(learner, times=2)))
     assert all(gradient.dtype == torch.float32 for gradient in alone)
+
+
+@pytest.mark.parametrize("tables", [{}, {"lora": {"rank": 4}}, {"algorithm": {"kl_coefficient": 0.1}}])
+def test_weights_that_are_widened_once_are_those_that_are_widened_each_time(model_path, monkeypatch, tables):
+    """Rounded to bf16 before; what is found of rows is the same to the bit, and gradients are but rounded less."""
+    monkeypatch.setattr(linear_logprob, "multiplies_wide", lambda: True)
+    monkeypatch.setattr(lone_rank, "multiplies_wide", lambda: True)
+    learner = made(model_path, "bfloat16", **tables)
+    rows = learner.policy.fit(batch_of(0).rows[0])
+    once, alone = learner.policy.measure(rows), gradients(learner, times=2)
+    learner.policy.lone = None
+    assert all(map(torch.equal, once, learner.policy.measure(rows)))
+    for ours, fsdp_s in zip(alone, gradients(learner, times=2), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - fsdp_s).norm() <= 2**-7 * fsdp_s.norm()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

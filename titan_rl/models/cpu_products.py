@@ -21,11 +21,13 @@ def has_products() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or linear_logprob.multiplies_wide()
 
 
-def is_widened(*tensors: torch.Tensor) -> bool:
-    """Whether products of these are faster as fp32's."""
-    return linear_logprob.multiplies_wide() and all(
-        x.dtype == torch.bfloat16 and x.device.type == "cpu" and not isinstance(x, DTensor) for x in tensors
-    )
+def is_widened(x: torch.Tensor, weight: torch.Tensor | None = None) -> bool:
+    """Whether bf16's products with a weight of bf16, which may have been widened before, are faster as fp32's."""
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu" or isinstance(x, DTensor):
+        return False
+    if weight is not None and (weight.dtype not in (torch.bfloat16, torch.float32) or isinstance(weight, DTensor)):
+        return False
+    return linear_logprob.multiplies_wide()
 
 
 def as_factor(x: torch.Tensor) -> torch.Tensor:
@@ -53,11 +55,11 @@ def projected_back(grad_O: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tenso
     return grad_O @ weight_OI
 
 
-def weight_gradient(grad_O: torch.Tensor, input_I: torch.Tensor) -> torch.Tensor:
-    """Of ``project``'s weight, [O, I]."""
+def weight_gradient(grad_O: torch.Tensor, input_I: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of ``project``'s weight, [O, I], in that weight's dtype."""
     grad_NO, input_NI = grad_O.flatten(0, -2), input_I.flatten(0, -2)
-    if is_widened(grad_NO, input_NI):
-        return (grad_NO.float().T @ input_NI.float()).to(grad_O.dtype)
+    if is_widened(grad_NO):
+        return (grad_NO.float().T @ input_NI.float()).to(dtype)
     return grad_NO.T @ input_NI
 
 
@@ -75,7 +77,7 @@ class _WideLinear(torch.autograd.Function):
         of_input, of_weight, of_bias = ctx.needs_input_grad
         return (
             projected_back(grad_O, weight_OI) if of_input else None,
-            weight_gradient(grad_O, input_I) if of_weight else None,
+            weight_gradient(grad_O, input_I, weight_OI.dtype) if of_weight else None,
             grad_O.flatten(0, -2).sum(0) if of_bias else None,
         )
 

@@ -57,7 +57,7 @@ class _GateAndProject(torch.autograd.Function):
         gate_F, up_F, down_DF = ctx.saved_tensors
         activated_F, grad_down_DF = F.silu(gate_F), None
         if ctx.needs_input_grad[2]:
-            grad_down_DF = weight_gradient(grad_D, activated_F * up_F)
+            grad_down_DF = weight_gradient(grad_D, activated_F * up_F, down_DF.dtype)
         grad_F = projected_back(grad_D, down_DF)
         grad_up_F = activated_F.mul_(grad_F)
         return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF
