@@ -55,7 +55,8 @@ def on_hosts(config: Config, run_dir: RunDir) -> dict[str, Any]:
 
 def paths_on_hosts(config: Config) -> list[str]:
     """Which processes on the run's hosts look for, and nobody brings there: files of tasks, directories of models that
-    roles begin with, the folder of checkpoint.store, and modules of run.plugin_path, as far as this process has imported them."""
+    roles begin with, the folder of checkpoint.store, and modules of run.plugin_path, as far as this process has
+    imported them."""
     store = config.checkpoint.store
     named = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
     named += [] if "://" in store else [store]
