@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
@@ -69,6 +70,9 @@ class LoneRank:
                     ours._parameters[name] = None
 
     def _lend(self) -> dict[nn.Parameter, nn.Parameter]:
+        for _, its in self._pairs:
+            if isinstance(its, FSDPModule):
+                its.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
         copies: dict[nn.Parameter, nn.Parameter] = {}
         for ours, its in self._pairs:
             for name, trained in its._parameters.items():
