@@ -18,6 +18,11 @@ PORT = 26600
 PYTHON = [sys.executable, "-m", "titan_rl.cli"]
 
 
+def of_runs(cluster: machines.Machines, name: str) -> set[int]:
+    """Processes of runs on a host, as seen from here; what forks them is no run's."""
+    return {pid for pid in cluster.processes(name) if running.mark_of(pid).strip("0")}
+
+
 def losses(root: Path) -> dict[int, tuple[float, float]]:
     """Of each step, and its gradient norm."""
     return {row["step"]: (row["loss"], row["grad_norm"]) for row in read_metrics(root) if "loss" in row}
@@ -59,6 +64,13 @@ class OverHosts:
 
     def wait_until_hosts_listen(self, *names: str) -> None:
         self.wait_for(lambda: all(f"listening at tls://{name}" in self.said(name) for name in names or self.names))
+
+    def wait_until_idle(self, *names: str) -> None:
+        """Until hosts have ended what they did for a run that is over."""
+        deadline = time.monotonic() + 30.0
+        while any(of_runs(self.cluster, name) for name in names):
+            assert time.monotonic() < deadline, {name: of_runs(self.cluster, name) for name in names}
+            time.sleep(0.05)
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: (self.root / "metrics.jsonl").exists() and step in losses(self.root))

@@ -6,6 +6,7 @@ no connection reset), ``off`` is a power cut: first the cable, then every proces
 ``on`` boots such a host anew. With a ``Link`` the switch is wire.py, which makes every way slow and lossy.
 """
 
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BOOT_SECONDS = 10.0
+_numbers = itertools.count()
 _QUIET = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 _BOOT = """
 hostname {name}
@@ -63,7 +65,7 @@ class Machines:
         """``folder``: kept visible to all, for keys and what a test wants to look at. ``link``: None for one as good as
         the kernel's own."""
         self._link, self._wire = link, None
-        self.names, self._id = names, f"tt{os.getpid() % 100000}"
+        self.names, self._id = names, f"tt{os.getpid() % 100000}_{next(_numbers)}"
         self.state = Path(tempfile.mkdtemp(prefix="tt_", dir="/run"))
         self._boots: dict[str, subprocess.Popen] = {}
         self._pids: dict[str, int] = {}

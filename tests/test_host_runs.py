@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
+import host_runs
 import machines
 import pytest
 import running
@@ -28,60 +28,8 @@ SETTINGS = dict(
     checkpoint__every=8,
     rollout__prompts_per_step=8,
 )
-ON_HOSTS = dict(
-    hosts__launcher="attach",
-    hosts__addresses=json.dumps([f"tls://{name}:26600" for name in HOSTS]),
-    hosts__controller="ctl",
-    hosts__trainer="[0, 1]",
-    hosts__generator="[2]",
-    hosts__verifier="[2]",
-    hosts__silence=8.0,
-)
-_SECONDS = 240.0
-
-
-def losses(root: Path) -> dict[int, tuple[float, float]]:
-    """Of each step, and its gradient norm."""
-    return {row["step"]: (row["loss"], row["grad_norm"]) for row in read_metrics(root) if "loss" in row}
-
-
-class Run:
-    """Over four machines; the second trainer's loses its power when two steps are done."""
-
-    def __init__(self, cluster: machines.Machines, out: Path):
-        self.cluster, self.certificates = cluster, str(cluster.state / "certificates")
-        python = [sys.executable, "-m", "titan_rl.cli"]
-        made = [*python, "host", "--make-certificates", self.certificates, "ctl", *HOSTS]
-        subprocess.run(made, check=True, capture_output=True)
-        keys, self.out = ["--certificates", self.certificates], out
-        self.hosts = {name: self._start(out, name, *python, "host", f"tls://{name}:26600", *keys) for name in HOSTS}
-        self.root, self.output = cluster.path("ctl", "/tmp/run"), out / "ctl.txt"
-
-    def begin(self) -> None:
-        asked = running.overrides(**SETTINGS, **ON_HOSTS, hosts__certificates=self.certificates)
-        command = [sys.executable, "-m", "titan_rl.cli", "train", "--run.dir", "/tmp/run", *asked]
-        self.controller = self._start(self.out, "ctl", *command)
-
-    def _start(self, out: Path, name: str, *command: str) -> subprocess.Popen:
-        with open(out / f"{name}.txt", "w") as file:
-            return self.cluster.start(name, *command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-
-    def wait_until_hosts_listen(self) -> None:
-        deadline = time.monotonic() + _SECONDS
-        while not all(self._listens(name) for name in HOSTS):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def _listens(self, name: str) -> bool:
-        rows = Path(f"/proc/{self.cluster.first(name)}/net/tcp").read_text()
-        return f":{26600:04X} 00000000:0000 0A" in rows
-
-    def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + _SECONDS
-        while not ((self.root / "metrics.jsonl").exists() and step in losses(self.root)):
-            assert self.controller.poll() is None, self.output.read_text()[-3000:]
-            assert time.monotonic() < deadline, self.output.read_text()[-3000:]
-            time.sleep(0.05)
+PLACED = dict(hosts__trainer="[0, 1]", hosts__generator="[2]", hosts__verifier="[2]", hosts__silence=8.0)
+NOBODY, ROOT = "65534", "0"
 
 
 def strangers_get(cluster: machines.Machines, *addresses: str) -> list[str]:
@@ -104,39 +52,62 @@ def told(cluster: machines.Machines, name: str) -> list[tuple[str, str]]:
     return found
 
 
+def ports(cluster: machines.Machines, name: str) -> list[str]:
+    """Addresses at which something listens on a host, for others."""
+    rows = [line.split() for line in Path(f"/proc/{cluster.first(name)}/net/tcp").read_text().splitlines()[1:]]
+    places = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return [f"tls://{name}:{int(port, 16)}" for address, port in places if address != "0100007F"]
+
+
+def user_gets(cluster: machines.Machines, name: str, user: str) -> set[str]:
+    """What a user of a host gets of the run: the first word of each thing."""
+    command = [sys.executable, str(Path(__file__).with_name("intruder.py")), user]
+    said, _ = cluster.start(name, *command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+    return set(said.splitlines())
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("hosts")
     with machines.Machines("ctl", *HOSTS, "X", folder=out) as cluster:
-        run = Run(cluster, out)
+        run = host_runs.OverHosts(cluster, out, HOSTS, ("ctl",))
         run.wait_until_hosts_listen()
-        run.got = strangers_get(cluster, "tls://A:26600", "tcp://C:26600")
-        run.begin()
+        run.idle = {name: ports(cluster, name) for name in HOSTS}
+        run.begin("ctl", **SETTINGS, **PLACED)
         run.wait_for_step(2)
         run.told = {name: told(cluster, name) for name in HOSTS}
+        run.users = {user: user_gets(cluster, "C", user) for user in (NOBODY, ROOT)}
         cluster.off("B")
-        run.code = run.controller.wait(_SECONDS)
-        run.codes = {name: run.hosts[name].wait(30) for name in ("A", "C")}
-        run.left = {name: list(cluster.path(name, "/tmp").glob("titan_rl_*")) for name in ("A", "C")}
+        run.open = ports(cluster, "A")
+        run.got = strangers_get(cluster, "tls://A:26600", "tcp://C:26600", *run.open)
+        run.code = run.controller.wait(host_runs.SECONDS)
+        run.wait_until_idle("A", "C")
+        run.left = {
+            name: sorted(path.name for path in cluster.path(name, "/tmp").glob("titan_rl_*/*")) for name in "AC"
+        }
+        for name in "AC":
+            run.hosts[name].terminate()
+        run.codes = {name: run.hosts[name].wait(30) for name in "AC"}
+        run.left_at_last = {name: list(cluster.path(name, "/tmp").glob("titan_rl_*")) for name in "AC"}
         yield run
 
 
 def test_all_steps_are_done_with_one_host_less(run):
-    assert run.code == 0, run.output.read_text()[-3000:]
-    assert "lost host 1 (B)" in run.output.read_text(), "the fault has happened"
-    assert sorted(losses(run.root)) == list(range(1, STEPS + 1))
+    assert run.code == 0, run.said("ctl")[-3000:]
+    assert "lost host 1 (B)" in run.said("ctl"), "the fault has happened"
+    assert sorted(host_runs.losses(run.root)) == list(range(1, STEPS + 1))
 
 
 def test_it_learns_what_it_learns_on_one_host(run, tmp_path):
     assert running.train(tmp_path / "one", **SETTINGS) == 0, running.output(tmp_path / "one")[-3000:]
-    assert losses(run.root) == losses(tmp_path / "one"), "bit for bit, also what was done again"
+    assert host_runs.losses(run.root) == host_runs.losses(tmp_path / "one"), "bit for bit, also what was done again"
     assert ledger(run.root) == ledger(tmp_path / "one")
     for name in ("checkpoints/step-000016", "checkpoints/step-000024", "model"):
         assert files(run.root / name) == files(tmp_path / "one" / name), "carried from the hosts"
 
 
 def test_weights_and_batches_travel_over_tcp_inside_the_run_s_tls(run):
-    assert "weights by tcp (" in run.output.read_text(), run.output.read_text()[-3000:]
+    assert "weights by tcp (" in run.said("ctl"), run.said("ctl")[-3000:]
     for name in HOSTS:
         mine = run.cluster.address(name), str(Path(run.certificates, f"{name}.pem"))
         assert run.told[name] and set(run.told[name]) == {mine}
@@ -154,8 +125,20 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_hosts_end_with_their_run_and_nothing_is_left_on_them(run):
-    assert run.codes == {"A": 0, "C": 0} and run.left == {"A": [], "C": []}
+def test_of_a_run_nothing_is_left_on_hosts_which_wait_for_the_next_one(run):
+    servers = ["generator", "trainer", "verifier"]
+    assert run.left == {"A": servers, "C": servers}, "where fork servers listen"
+    assert run.codes == {"A": 143, "C": 143} and run.left_at_last == {"A": [], "C": []}
+
+
+def test_a_host_that_waits_has_one_port_open(run):
+    assert run.idle == {name: [f"tls://{name}:26600"] for name in HOSTS}
+
+
+def test_another_user_of_a_host_gets_nothing(run):
+    assert any("TITAN" not in thing and thing.startswith(("file", "environ")) for thing in run.users[ROOT])
+    assert {thing.split()[0] for thing in run.users[ROOT]} >= {"file", "environ", "mem", "fd", "socket"}
+    assert run.users[NOBODY] == set()
 
 
 def test_what_actors_print_is_in_the_run_directory(run):
@@ -163,7 +146,8 @@ def test_what_actors_print_is_in_the_run_directory(run):
 
 
 def test_whoever_has_no_certificate_gets_nothing(run):
-    assert run.got == ["TimeoutError"] * 2
+    assert len(run.open) > 2, "the host's, its worker loop's, its processes'"
+    assert run.got == ["TimeoutError"] * (2 + len(run.open))
 
 
 def test_the_same_stranger_gets_in_where_tcp_was_asked_for_by_name(run, tmp_path):

@@ -1,6 +1,7 @@
 """Hosts of other machines, without any: what is refused, who goes where, what is carried, how long a lease lasts."""
 
 import asyncio
+import json
 import os
 import socket
 import stat
@@ -11,7 +12,8 @@ import pytest
 
 from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
-from titan_rl.controller.host_checks import check_hosts
+from titan_rl.config.plugins import resolve as resolve_plugin
+from titan_rl.controller.host_checks import check_hosts, paths_on_hosts
 from titan_rl.data.folders import manifest_of, read_part, remove_files, write_part
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
 from titan_rl.mesh.launch.base import make_host_launcher
@@ -19,14 +21,18 @@ from titan_rl.mesh.launch.certificates import make_certificates, use_certificate
 from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address, interface_of, own_address
 from titan_rl.mesh.launch.placement import Crew
 from titan_rl.mesh.launch.rendezvous import open_store, store_at
+from titan_rl.mesh.run_files import collect
 from titan_rl.mesh.snapshots import can_map
-from titan_rl.mesh.supervision.agent import Lease
+from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.agent import Beat, Lease
 from titan_rl.mesh.supervision.collectives import hang_up
 from titan_rl.mesh.supervision.host_command import checked_address
 from titan_rl.mesh.supervision.host_files import WrongFiles, bring, fetch
 from titan_rl.mesh.supervision.hosts import Host
-from titan_rl.mesh.supervision.remote_hosts import HostNeeds, RemoteHosts, hosts_of
+from titan_rl.mesh.supervision.reception import ClaimIsOver
+from titan_rl.mesh.supervision.remote_hosts import HostNeeds, NoHosts, RemoteHosts, hosts_of
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
+from titan_rl.records.epochs import next_epoch
 
 TWO = '["tls://A:26600", "tls://B:26600"]'
 
@@ -376,3 +382,151 @@ def test_what_was_collected_is_removed_but_for_what_is_in_the_making(tmp_path):
         write_part(tmp_path / name, 0, b"x")
     remove_files(tmp_path, "checkpoints/")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+
+
+# what comes from a host that was lost is nobody's
+
+
+def lost_host(scratch: Path, **endpoints) -> Host:
+    facts = SimpleNamespace(scratch=str(scratch), logs=f"{scratch}/logs", name="A", address="10.0.0.2")
+    host = Host("host 0 (A)", None, facts=facts, agent=FakeAgent(**endpoints), number=0)
+    host.processes = RemoteProcesses(host.agent)
+    return host
+
+
+def test_what_it_prints_is_not_written_down(tmp_path):
+    async def run():
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        async def beat(sent):
+            asked.set()
+            await answer.wait()
+            return Beat(frozenset({7}), {"trainer_rank_0.txt": b"stale"})
+
+        async def until_asked(number):
+            await asyncio.Event().wait()
+
+        launcher = SimpleNamespace(count=0, kill=until_asked, watch=until_asked)
+        needs = HostNeeds(None, Path("model"), Crew({"trainer": 1}, alternating=True))
+        hosts = RemoteHosts(launcher, HostsConfig(), needs, seconds=5.0, logs=str(tmp_path), say=print)
+        hosts.tell(lambda host: None, lambda host: None)
+        for is_lost in (False, True):
+            host = lost_host(tmp_path, beat=beat, end=lambda: asyncio.sleep(0))
+            asked.clear(), answer.clear()
+            beating = asyncio.ensure_future(hosts._beat(0, host))
+            await asked.wait()
+            if is_lost:
+                hosts._lose(0, host, "the launcher says so")
+            answer.set()
+            await asyncio.sleep(0.1)
+            assert bool(host.processes.stopped) is not is_lost
+            assert (tmp_path / "trainer_rank_0.txt").read_bytes() == b"stale", "once, when it was none"
+            beating.cancel()
+        await hosts.close()
+
+    asyncio.run(run())
+
+
+def test_its_files_do_not_come_into_the_run_directory(tmp_path):
+    """Neither those that it names afterwards, nor the rest of one that is on its way."""
+
+    async def run():
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        async def manifest(folder):
+            return {"model.safetensors": (1, "sum")}
+
+        async def read(path, offset, nbytes):
+            asked.set()
+            await answer.wait()
+            return b"x"
+
+        host = lost_host(tmp_path, manifest=manifest, read=read)
+        process = SimpleNamespace(host=host, name="trainer rank 0", why="died")
+        collecting = asyncio.ensure_future(collect([process], str(tmp_path / "run")))
+        await asked.wait()
+        host.died.set_result(None)
+        with pytest.raises(ActorDied):
+            await collecting
+        answer.set()
+        await asyncio.sleep(0.1)
+        assert not (tmp_path / "run").exists()
+
+    asyncio.run(run())
+
+
+def test_a_controller_whose_run_has_gone_on_elsewhere_ends(monkeypatch):
+    async def run():
+        async def kill(number):
+            pass
+
+        async def start(order):
+            return "tls://A:1"
+
+        async def refused(address, claim, say):
+            claims.append(claim)
+            raise ClaimIsOver("a later controller")
+
+        monkeypatch.setattr("titan_rl.mesh.supervision.remote_hosts.ask_for_loop", refused)
+        claims, over, ended = [], [], asyncio.Event()
+        launcher = SimpleNamespace(count=1, kill=kill, start=start)
+        needs = HostNeeds(None, Path("model"), Crew({}, alternating=True), run="r", epoch=3)
+        options = dict(seconds=5.0, logs=None, say=print, over=lambda why: (over.append(why), ended.set()))
+        hosts = RemoteHosts(launcher, HostsConfig(), needs, **options)
+        hosts.tell(lambda host: None, lambda host: None)
+        hosts._lose(0, lost_host(Path("/x"), end=lambda: asyncio.sleep(0)), "its agent died")
+        await asyncio.wait_for(ended.wait(), 5)
+        assert over == ["a later controller"] and (claims[0].run, claims[0].epoch) == ("r", 3)
+        await hosts.close()
+
+    asyncio.run(run())
+
+
+def test_a_run_without_a_host_waits_for_one_as_long_as_one_may_take():
+    async def run():
+        needs = HostNeeds(None, Path("model"), Crew({}, alternating=True))
+        hosts = RemoteHosts(SimpleNamespace(count=0), HostsConfig(), needs, seconds=0.3, logs=None, say=print)
+        with pytest.raises(NoHosts):
+            await hosts.some_alive()
+        waiting = asyncio.ensure_future(hosts.some_alive())
+        await asyncio.sleep(0.05)
+        hosts._hosts[0] = lost_host(Path("/x"))
+        hosts._came.set()
+        await waiting
+
+    asyncio.run(run())
+
+
+# epochs, and what must be on every host
+
+
+def test_each_controller_of_a_run_has_an_epoch_of_its_own(tmp_path):
+    file = tmp_path / "epoch.json"
+    run, epoch = next_epoch(file)
+    assert epoch == 0 and next_epoch(file) == (run, 1) and next_epoch(file) == (run, 2)
+    assert next_epoch(tmp_path / "other.json")[0] != run
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"run": "x", "epoch": 0}', '{"run": 7}', "[" * 9999])
+def test_an_epoch_that_is_damaged_is_refused(tmp_path, text):
+    (tmp_path / "epoch.json").write_text(text)
+    with pytest.raises(ConfigError, match="epoch.json is damaged"):
+        next_epoch(tmp_path / "epoch.json")
+
+
+def test_paths_that_must_be_on_every_host(tmp_path):
+    (tmp_path / "my_own_reward.py").write_text("def reward(prompt, completion, row):\n    return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text('{"question": "1", "answer": "1"}\n')
+    asked = [
+        "--run.plugin_path",
+        json.dumps([str(tmp_path)]),
+        "--task.name",
+        "jsonl",
+        "--task.reward",
+        "my_own_reward:reward",
+    ]
+    asked += ["--task.options.file", "rows.jsonl", "--reference.path", "/models/one", "--teacher.path", "tiny"]
+    config = load_config(None, parse_overrides(asked))
+    resolve_plugin("task.reward", "my_own_reward:reward", [str(tmp_path)])
+    wanted = ["/models/one", str(tmp_path / "rows.jsonl"), str(tmp_path / "my_own_reward.py")]
+    assert paths_on_hosts(config) == wanted, "and not what is brought: the model"
