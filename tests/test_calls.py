@@ -163,3 +163,27 @@ def test_of_those_that_hang_only_the_stopped_one_is_ended():
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_an_answer_of_one_that_counts_as_dead_is_nobody_s():
+    """Such as of a process that is there all the same, on a host that was lost and can be reached again."""
+
+    async def run():
+        answered = asyncio.Event()
+
+        async def late():
+            await asyncio.sleep(0.05)
+            answered.set()
+            return "stale"
+
+        process = FakeProcess("verifier 0", late)
+        calling = asyncio.ensure_future(call_all([process], "ask", seconds=5, what="scoring"))
+        await asyncio.sleep(0.01)
+        process.end()
+        with pytest.raises(ActorDied, match="^verifier 0 died while scoring$"):
+            await calling
+        with pytest.raises(ActorDied):
+            await call_all([process], "ask", seconds=5, what="scoring")
+        assert not answered.is_set(), "nor is it waited for"
+
+    asyncio.run(run())

@@ -5,6 +5,7 @@ generator and verifier is off, and comes back; then that of a trainer rank.
 """
 
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -126,6 +127,5 @@ def test_a_slow_link_that_loses_packets_costs_time_and_nothing_else(tmp_path):
         assert code == 0, run.said("ctl")[-3000:]
         assert not run.events("died"), "nothing is taken for dead"
         assert sorted(host_runs.losses(run.root)) == list(range(1, 7))
-        assert samples(run.root)["discarded"] == {} if "discarded" in samples(run.root) else True
-        seconds = sorted(row["step_seconds"] for row in read_metrics(run.root) if "step_seconds" in row)
-        print(f"median step {seconds[len(seconds) // 2]:.1f} s of {seconds}" if seconds else read_metrics(run.root)[-1])
+        seconds = [row["seconds_step"] for row in read_metrics(run.root) if "seconds_step" in row]
+        print(f"a step over such links takes {statistics.median(seconds):.1f} s")

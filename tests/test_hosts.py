@@ -525,8 +525,9 @@ def test_paths_that_must_be_on_every_host(tmp_path):
         "--task.reward",
         "my_own_reward:reward",
     ]
-    asked += ["--task.options.file", "rows.jsonl", "--reference.path", "/models/one", "--teacher.path", "tiny"]
+    asked += ["--task.options.file", "rows.jsonl"]
     config = load_config(None, parse_overrides(asked))
+    config.reference.path, config.teacher.path = "/models/one", config.model.path
     resolve_plugin("task.reward", "my_own_reward:reward", [str(tmp_path)])
     wanted = ["/models/one", str(tmp_path / "rows.jsonl"), str(tmp_path / "my_own_reward.py")]
     assert paths_on_hosts(config) == wanted, "and not what is brought: the model"
