@@ -280,9 +280,9 @@ class Trainer(Actor):
         self.writer.publish(version, epoch)
 
     @endpoint
-    def begin_checkpoint(self, folder: str) -> None:
-        """Copy the state; a thread writes it into ``folder`` while training goes on."""
-        self.saver.begin(Path(folder))
+    def begin_checkpoint(self, folder: str, shards: str = "") -> None:
+        """Copy the state; a thread writes it into ``folder``, or a store's ``shards``, while training goes on."""
+        self.saver.begin(Path(folder), shards)
 
     @endpoint
     def checkpoint_outcome(self) -> str | None:

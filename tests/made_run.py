@@ -8,6 +8,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import xxhash
 from running import overrides
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
 from titan_rl.config.load import load_config, parse_overrides
 from titan_rl.config.schema import Config
@@ -77,6 +78,12 @@ def save(run_dir: RunDir, step: int, state: dict | None = None) -> Path:
     writing = folder.begin(step)
     dcp.save(state or {"model": {"w": torch.ones(4)}, "scheduler": {"last_epoch": step}}, checkpoint_id=writing)
     return folder.commit(writing, ControllerState(step, GROUPS * step, {"correct": 3, "count": 8}, 1.5))
+
+
+def write_state(at: Path | str, step: int) -> None:
+    """As a rank writes it into a store."""
+    state = {"model": {"w": torch.ones(4)}, "scheduler": {"last_epoch": step}}
+    dcp.save(state, storage_writer=FsspecWriter(str(at)))
 
 
 def forge(checkpoint: Path, **changes) -> None:

@@ -4,15 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from titan_rl.kernels import linear_logprob
 from titan_rl.models import cpu_attention
 
 SEGMENTS, HEADS, SIZE = 3, 6, 16
 
 
-@pytest.fixture(autouse=True)
-def any_cpu(monkeypatch):
+@pytest.fixture(autouse=True, params=["bf16 units", "fp32 units"])
+def any_cpu(monkeypatch, request):
     """Products are right on every CPU; they are only not faster on all."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(linear_logprob, "multiplies_wide", lambda: request.param == "fp32 units")
 
 
 def inputs(groups: int, prefix: int, queries: int = 20) -> tuple[torch.Tensor, ...]:
@@ -68,4 +70,5 @@ def test_what_products_are_not_for_goes_to_torch(monkeypatch, change):
         monkeypatch.setattr(cpu_attention, "_MAX_SCORES", 3 * 20 * 32 - 1)
     else:
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        monkeypatch.setattr(linear_logprob, "multiplies_wide", lambda: False)
     assert not cpu_attention._is_for_products(q, k, True)

@@ -15,7 +15,7 @@ from titan_rl.controller.device_report import as_json, told
 from titan_rl.controller.memory_plan import GIB
 from titan_rl.controller.preflight import resolve
 from titan_rl.controller.session import Session
-from titan_rl.mesh.launch.devices import Seat, devices_of
+from titan_rl.mesh.launch.devices import Seat, seats_of
 
 
 def planned(machine: Machine, **sections) -> DevicePlan:
@@ -69,7 +69,7 @@ def test_ranks_of_an_engine_share_its_model_too():
     whole, half = (plan.needs[Seat(0, 1)][0].bytes_by_reason for plan in (one, two))
     assert half["weights"] == whole["weights"] / 2
     assert [need.process for need in two.needs[Seat(0, 2)]] == ["generator 0 rank 1"]
-    assert two.devices.table.engines() == [(1, 2)]
+    assert two.devices.table.engines() == [(Seat(0, 1), Seat(0, 2))]
 
 
 def test_roles_with_processes_of_their_own_have_gpus_of_their_own():
@@ -78,7 +78,7 @@ def test_roles_with_processes_of_their_own_have_gpus_of_their_own():
     beside, apart = planned(EIGHT, **sections), planned(EIGHT, **sections, **own)
     names = [need.process for needs in apart.needs.values() for need in needs]
     assert names == ["trainer rank 0", "critic rank 0", "reference rank 0", "generator 0"]
-    assert devices_of(apart.devices, "trainer", "critic") == [0, 1] and devices_of(None, "trainer") == []
+    assert seats_of(apart.devices, "trainer", "critic") == [Seat(0, 0), Seat(0, 1)] and seats_of(None, "trainer") == []
     trainer, critic, reference = (apart.needs[Seat(0, i)][0].bytes_by_reason for i in range(3))
     whole = beside.needs[Seat(0, 0)][0].bytes_by_reason
     assert whole["weights"] == trainer["weights"] + critic["weights"] + reference["weights"]
@@ -147,15 +147,15 @@ def test_programs_are_told_in_bytes():
 
 
 def test_a_run_on_gpus_says_the_table_at_its_start(monkeypatch, tmp_path):
-    monkeypatch.setattr(device_report, "this_machine", lambda: EIGHT)
+    monkeypatch.setattr(device_report, "machine_of", lambda checked: EIGHT)
     session = Session.open(load_config(None, {"run": {"dir": str(tmp_path / "run")}}))
     said = (tmp_path / "run" / "log.txt").read_text()
     assert "placement on 1 x 8 GPUs" in said and "host 0 GPU 1: " in said
-    assert session.plan.devices.table.engines() == [(1,)]
+    assert session.plan.devices.table.engines() == [(Seat(0, 1),)]
 
 
 def test_a_run_that_does_not_fit_is_refused_and_nothing_is_made(monkeypatch, tmp_path):
-    monkeypatch.setattr(device_report, "this_machine", lambda: ONE)
+    monkeypatch.setattr(device_report, "machine_of", lambda checked: ONE)
     sections = {"run": {"dir": str(tmp_path / "run")}, "parallelism": {"data_parallel_shard_degree": 2}}
     with pytest.raises(ConfigError, match="the trainer needs 2 GPUs, and of 1 GPU 1 are left"):
         Session.open(load_config(None, sections))

@@ -27,6 +27,7 @@ SETTINGS = dict(
     parallelism__data_parallel_shard_degree=2,
     checkpoint__every=8,
     rollout__prompts_per_step=8,
+    generator__tensor_parallel=2,
 )
 PLACED = dict(hosts__trainer="[0, 1]", hosts__generator="[2]", hosts__verifier="[2]", hosts__silence=8.0)
 NOBODY, ROOT = "65534", "0"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from titan_rl.config.hosts import HostsConfig, parse_address
+from titan_rl.config.hosts import HostsConfig, hosts_of, parse_address
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.plugins import resolve as resolve_plugin
 from titan_rl.controller.host_checks import check_hosts, paths_on_hosts
@@ -30,7 +30,7 @@ from titan_rl.mesh.supervision.host_command import checked_address
 from titan_rl.mesh.supervision.host_files import WrongFiles, bring, fetch
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.reception import ClaimIsOver
-from titan_rl.mesh.supervision.remote_hosts import HostNeeds, NoHosts, RemoteHosts, hosts_of
+from titan_rl.mesh.supervision.remote_hosts import HostNeeds, NoHosts, RemoteHosts
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
 from titan_rl.records.epochs import next_epoch
 
@@ -73,7 +73,7 @@ def test_plain_tcp_is_refused_unless_it_is_asked_for_by_name():
         ({"launcher": "attach", "addresses": TWO, "silence": "1"}, ("hosts.silence",)),
         ({"launcher": "attach", "addresses": TWO, "mesh.worker_loops": "2"}, ("mesh.worker_loops",)),
         ({"launcher": "attach", "addresses": TWO, "mesh.transport": "shared_memory"}, ("mesh.transport",)),
-        ({"launcher": "attach", "addresses": TWO, "generator.tensor_parallel": "2"}, ("tensor_parallel",)),
+        ({"launcher": "attach", "addresses": TWO, "gpus": "8"}, ("hosts.gpus", "hosts.gpu_memory_gib", "together")),
         ({"launcher": "attach", "addresses": TWO}, ("certificates", "--make-certificates")),
     ],
 )
@@ -485,10 +485,10 @@ def test_a_controller_whose_run_has_gone_on_elsewhere_ends(monkeypatch):
 def test_a_run_without_a_host_waits_for_one_as_long_as_one_may_take():
     async def run():
         needs = HostNeeds(None, Path("model"), Crew({}, alternating=True))
-        hosts = RemoteHosts(SimpleNamespace(count=0), HostsConfig(), needs, seconds=0.3, logs=None, say=print)
+        hosts = RemoteHosts(SimpleNamespace(count=1), HostsConfig(), needs, seconds=0.3, logs=None, say=print)
         with pytest.raises(NoHosts):
-            await hosts.some_alive()
-        waiting = asyncio.ensure_future(hosts.some_alive())
+            await hosts.choose("verifier")
+        waiting = asyncio.ensure_future(hosts.choose("verifier"))
         await asyncio.sleep(0.05)
         hosts._hosts[0] = lost_host(Path("/x"))
         hosts._came.set()

@@ -21,6 +21,7 @@ from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.kernels import linear_logprob
 from titan_rl.models import decoder
 from titan_rl.models.tiny import make_tiny
+from titan_rl.records.shard_store import ShardStore
 from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.objective import agreement_sums, loss_and_sums
 from titan_rl.trainer.snapshot import load_snapshot
@@ -319,6 +320,20 @@ def test_checkpoint_gives_the_next_steps_back_bit_for_bit(make_learner, tmp_path
         got = train(resumed, step)
         assert (got.loss, got.grad_norm) == (metrics.loss, metrics.grad_norm)
         assert got.learning_rate == metrics.learning_rate
+
+
+def test_a_checkpoint_in_a_store_is_the_same(make_learner, tmp_path):
+    learner = make_learner()
+    train(learner, 0)
+    saver, folder = BackgroundSave(learner), tmp_path / "checkpoint"
+    folder.mkdir()
+    saver.begin(folder, str(tmp_path / "store" / "run" / "1"))
+    saver.wait()
+    assert ShardStore(str(tmp_path / "store"), "run").gather("1", folder) == [folder]
+    resumed = make_learner()
+    resumed.load_checkpoint(folder)
+    assert all(torch.equal(tensor, weights(resumed)[name]) for name, tensor in weights(learner).items())
+    assert train(resumed, 1).loss == train(learner, 1).loss
 
 
 @pytest.mark.parametrize("by", ["checkpoint", "snapshot"])

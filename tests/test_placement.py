@@ -1,17 +1,19 @@
 """Which process works on which GPU is told by one table before anything starts, and what does not fit is refused."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from titan_rl.config.hosts import HostsConfig, hosts_of
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.placement import PlacementConfig
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.mesh import generators, trainers
-from titan_rl.mesh.launch.devices import Crew, Devices, EngineSeats, Seat, devices_of, place
+from titan_rl.mesh.launch.devices import Crew, Devices, EngineSeats, Seat, place, seats_of
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.models import device
 
@@ -22,6 +24,15 @@ def crews(trainer: int, replicas: int, tensor_parallel: int = 1, **own: int) -> 
     return [Crew("trainer", trainer), *others, engines]
 
 
+def numbers(seats) -> tuple[int, ...]:
+    """Of GPUs on their host."""
+    return tuple(seat.device for seat in seats)
+
+
+def engines(table) -> list[tuple[int, ...]]:
+    return [numbers(seats) for seats in table.engines()]
+
+
 def test_on_one_gpu_all_roles_share_it():
     table = place(crews(1, 1, critic=1), PlacementConfig(), 1)
     assert table.used() == [Seat(0, 0)]
@@ -30,9 +41,9 @@ def test_on_one_gpu_all_roles_share_it():
 
 def test_on_eight_each_rank_has_one_of_its_own():
     table = place(crews(4, 1, 2, critic=1, reference=1), PlacementConfig(), 8)
-    assert table.devices("trainer") == [0, 1, 2, 3]
-    assert table.devices("critic") == [4] and table.devices("reference") == [5]
-    assert table.engines() == [(6, 7)] and len(table.used()) == 8
+    assert numbers(table.of_role("trainer")) == (0, 1, 2, 3)
+    assert numbers(table.of_role("critic")) == (4,) and numbers(table.of_role("reference")) == (5,)
+    assert engines(table) == [(6, 7)] and len(table.used()) == 8
 
 
 def test_on_two_hosts_the_trainer_fills_the_first_and_engines_stay_whole():
@@ -43,7 +54,7 @@ def test_on_two_hosts_the_trainer_fills_the_first_and_engines_stay_whole():
     assert {seat.host for group in beside.seats["generator"] for seat in group} == {1}
     spread = place(crews(10, 1, 4), PlacementConfig(), 8, 2)
     assert spread.seats["trainer"][0][8:] == [Seat(1, 0), Seat(1, 1)]
-    assert spread.engines() == [(2, 3, 4, 5)]
+    assert spread.engines() == [tuple(Seat(1, device) for device in (2, 3, 4, 5))]
 
 
 def test_devices_by_role_are_counted_on_each_host():
@@ -55,7 +66,7 @@ def test_devices_by_role_are_counted_on_each_host():
 
 def test_who_names_none_gets_what_nobody_else_names():
     table = place(crews(2, 1), PlacementConfig(generator=[0]), 4)
-    assert table.engines() == [(0,)] and table.devices("trainer") == [1, 2]
+    assert table.engines() == [(Seat(0, 0),)] and numbers(table.of_role("trainer")) == (1, 2)
 
 
 def test_roles_share_what_both_name():
@@ -65,10 +76,10 @@ def test_roles_share_what_both_name():
 
 def test_engines_that_take_turns_with_the_trainer_have_its_gpus():
     settings = PlacementConfig(mode="colocated")
-    assert place(crews(4, 2, 2), settings, 4).engines() == [(0, 1), (2, 3)]
+    assert engines(place(crews(4, 2, 2), settings, 4)) == [(0, 1), (2, 3)]
     beside = place(crews(4, 2, 2, critic=1), settings, 5)  # whose GPU is nobody else's
-    assert beside.devices("critic") == [4] and beside.engines() == [(0, 1), (2, 3)]
-    assert place(crews(2, 1), PlacementConfig(mode="colocated", generator=[3]), 4).engines() == [(3,)]
+    assert numbers(beside.of_role("critic")) == (4,) and engines(beside) == [(0, 1), (2, 3)]
+    assert engines(place(crews(2, 1), PlacementConfig(mode="colocated", generator=[3]), 4)) == [(3,)]
 
 
 @pytest.mark.parametrize(
@@ -99,12 +110,29 @@ def test_only_what_there_is_can_be_asked_for():
 
 
 def test_an_engine_takes_the_devices_of_one_that_has_gone():
-    seats = EngineSeats([(0, 1), (2, 3)])
-    first, second = seats.take(), seats.take()
+    one, other = (Seat(0, 0), Seat(0, 1)), (Seat(0, 2), Seat(0, 3))
+    seats = EngineSeats([one, other])
+    assert (seats.take(), seats.take()) == (one, other)
     with pytest.raises(RuntimeError, match="for 2 engines"):
         seats.take()
-    seats.give_back(first)
-    assert seats.take() == first and second == (2, 3)
+    seats.give_back(one)
+    assert seats.take() == one
+
+
+def test_an_engine_whose_host_is_lost_goes_where_gpus_are_free_or_waits_for_its_own():
+    one, other = (Seat(0, 0), Seat(0, 1)), (Seat(1, 0), Seat(1, 1))
+    seats = EngineSeats([one, other])
+    assert seats.take(lambda host: host == 1) == other
+    assert seats.take(lambda host: host == 1) == one
+
+
+def test_roles_go_to_the_hosts_that_are_named_for_them():
+    hosts = HostsConfig(trainer=["big"], generator=[1, 2], labels=["big", "small", "small"])
+    table = place(crews(2, 2, 2), PlacementConfig(), 2, 3, partial(hosts_of, hosts, count=3))
+    assert table.of_role("trainer") == [Seat(0, 0), Seat(0, 1)]
+    assert table.engines() == [(Seat(1, 0), Seat(1, 1)), (Seat(2, 0), Seat(2, 1))]
+    with pytest.raises(ConfigError, match="the trainer needs 3 GPUs, and of 6 GPUs .3 hosts x 2. 2 are left for it"):
+        place(crews(3, 1), PlacementConfig(), 2, 3, partial(hosts_of, hosts, count=3))
 
 
 def test_a_process_works_on_the_gpu_that_it_was_given(monkeypatch):
@@ -128,7 +156,7 @@ def joined(monkeypatch) -> list[tuple]:
         told.extend((process, *arguments) for process, arguments in calls)
 
     class FakeStandby:
-        async def take(self, name):
+        async def take(self, name, on=None):
             return SimpleNamespace(name=name, kill=lambda: None, on_death=[], host=Host("controller", None))
 
     for module in (trainers, generators):
@@ -146,7 +174,7 @@ def test_ranks_are_told_their_gpus(on_gpus, joined):
     devices = devices_for(2, 1) if on_gpus else None
     sides, rest = {"trainer": 1, "critic": 1}, (None, None)
     ranks = trainers.Trainers(
-        *(None, None, load_config(None, {}), ("", ""), sides, {}, Path(), *rest), devices=devices_of(devices, "trainer")
+        *(None, None, load_config(None, {}), ("", ""), sides, {}, Path(), *rest), seats=seats_of(devices, "trainer")
     )
     asyncio.run(ranks.start())
     assert [arguments[5:] for arguments in joined] == ([(0,), (1,)] if on_gpus else [(), ()])
@@ -154,16 +182,16 @@ def test_ranks_are_told_their_gpus(on_gpus, joined):
 
 def test_an_engine_s_ranks_are_told_all_its_gpus_and_a_dead_one_s_are_free_again(joined):
     config = load_config(None, {"generator": {"replicas": 2, "tensor_parallel": 2}})
-    processes = SimpleNamespace(forget=lambda process: None)
+    processes = SimpleNamespace(forget=lambda process: None, is_there=lambda host: True)
     link, said = None, []
     engines = generators.Generators(None, processes, config, "", 0, {}, Path(), link, said.append, devices_for(2, 2, 2))
 
     async def one_dies() -> None:
         first, second = await asyncio.gather(engines._start_one(0), engines._start_one(1))
-        assert (first.devices, second.devices) == ((2, 3), (4, 5))
+        assert (numbers(first.seats), numbers(second.seats)) == ((2, 3), (4, 5))
         engines._end(first)
         engines._end(first)
-        assert (await engines._start_one(0)).devices == (2, 3)
+        assert numbers((await engines._start_one(0)).seats) == (2, 3)
 
     asyncio.run(one_dies())
     assert {arguments[3] for arguments in joined} == {(2, 3), (4, 5)}

@@ -214,9 +214,9 @@ def wait_for_resumed(root: Path, number: int) -> dict:
 
 @confirms
 def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
-    """Before the first step, before the first checkpoint, and after it."""
-    root = tmp_path / "run"
-    settings = dict(training__steps=STEPS, checkpoint__every=5)
+    """Before the first step, before the first checkpoint, and after it. The ranks' files are in a store."""
+    root, store = tmp_path / "run", tmp_path / "store"
+    settings = dict(training__steps=STEPS, checkpoint__every=5, checkpoint__store=store)
     process = running.start(root, **settings)
     for number, step in enumerate((0, 3, 8)):
         if step:
@@ -241,6 +241,8 @@ def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
     account = Ledger(root / "ledger.db").account()
     assert account == {"issued": STEPS * 16, "trained": STEPS * 16, "pending": 0}
     assert replay(root) == 0
+    kept = [path.name for path in (root / "checkpoints").glob("step-*")]
+    assert len(list((store / "run").iterdir())) == len(kept) and not list(root.rglob("*.distcp"))
 
 
 def test_without_recovery_a_dead_trainer_ends_the_run_by_name(tmp_path):

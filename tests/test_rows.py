@@ -185,17 +185,24 @@ def test_characters_that_the_tokenizer_does_not_know_are_named(tmp_path):
     check_known(task := rows_task(tmp_path), TOKENIZER, training_prompts(task, 1))
 
 
+def test_a_worked_example_that_fits_into_no_row_is_named_before_anything_starts(tmp_path):
+    write(tmp_path, sums(5))  # from 0+0=0 to 4+4=8, and the end
+    check_demonstrations(task := rows_task(tmp_path), 1, TOKENIZER, row_tokens=6)
+    with pytest.raises(ConfigError, match=r"^questions.jsonl line \d+: its worked example has 6 tokens.*seq_len = 5"):
+        check_demonstrations(task, 1, TOKENIZER, row_tokens=5)
+
+
 def test_sft_needs_answers_and_says_so(tmp_path):
     (tmp_path / "rows_reward.py").write_text("def reward(prompt, completion, row):\n    return 1.0\n")
     write(tmp_path, sums(20))
     task = rows_task(tmp_path)
-    check_demonstrations(task, seed=1)
+    check_demonstrations(task, 1, TOKENIZER, row_tokens=64)
     rollout = asyncio.run(demonstrate(prompt := next(sft_stream(task, 1)), task, TOKENIZER, 60))
     assert TOKENIZER.decode(rollout.tokens) == f"{prompt.text}{prompt.answer}<eos>"
     write(tmp_path, [*sums(20), {"prompt": "a"}, {"prompt": "b"}])
     task = rows_task(tmp_path, reward="rows_reward:reward", held_out_share=0.01)
     with pytest.raises(ConfigError, match=r"^questions.jsonl line 2[12]: no 'answer' to learn from.*sft.steps"):
-        check_demonstrations(task, seed=1)
+        check_demonstrations(task, 1, TOKENIZER, row_tokens=64)
 
 
 def test_prompts_are_tokenized_as_they_are(tmp_path):

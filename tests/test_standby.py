@@ -10,6 +10,10 @@ from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.standby import Standby, State
 
 
+def remote(number: int) -> Host:
+    return Host(f"host {number}", None, facts=SimpleNamespace(), number=number)
+
+
 class FakeProcess:
     def __init__(self, name: str, prepare):
         self.name, self.pid, self.why, self.on_death, self.wakes = name, 0, "died", [], set()
@@ -35,8 +39,10 @@ class FakeProcesses:
         self.preparing, self.imported = asyncio.Lock(), asyncio.Event()
         self.spawned, self.forgotten, self.told = [], [], []
 
-    async def spawn(self, name: str, *arguments) -> FakeProcess:
+    async def spawn(self, name: str, *arguments, on: int | None = None) -> FakeProcess:
         self.spawned.append(FakeProcess(name, self.imported.wait))
+        if on is not None:
+            self.spawned[-1].host = remote(on)
         return self.spawned[-1]
 
     def forget(self, process: FakeProcess) -> None:
@@ -164,5 +170,40 @@ def test_a_preparation_that_raises_is_met_by_the_one_that_takes_it():
         await until(standby, State.LOST)
         with pytest.raises(ValueError, match="no such file"):
             await standby.take("trainer rank 0")
+
+    asyncio.run(run())
+
+
+def test_one_on_another_host_than_the_one_that_is_wanted_goes_on_waiting():
+    async def run():
+        processes = FakeProcesses()
+        standby = make(processes)
+        standby.make()
+        processes.imported.set()
+        await until(standby, State.READY)
+        waiting = processes.spawned[0]
+        waiting.host = remote(1)
+        assert (await standby.take("trainer rank 0", 0)).host.number == 0
+        assert standby.state is State.READY and await standby.take("trainer rank 1", 1) is waiting
+
+    asyncio.run(run())
+
+
+def test_of_two_that_would_wait_one_is_ended():
+    async def run():
+        processes = FakeProcesses()
+        standby = make(processes)
+        standby.make()
+        await until(standby, State.PREPARING)
+        taking = asyncio.ensure_future(standby.take("trainer rank 0", 0))
+        await asyncio.sleep(0.01)
+        standby.make()  # while it is not known yet that the first is on another host
+        first = processes.spawned[0]
+        first.host, killed = remote(1), []
+        first.kill = lambda: killed.append(first)
+        processes.imported.set()
+        assert (await taking).host.number == 0
+        await until(standby, State.READY)
+        assert killed == processes.forgotten == [first] and first.is_stopping
 
     asyncio.run(run())

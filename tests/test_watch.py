@@ -21,6 +21,7 @@ from titan_rl.diagnostics.web.timeline import busy_share, draw
 from titan_rl.diagnostics.web.tokens import COLOURS, Tokens, facts_of
 from titan_rl.mesh.step_record import ActorSpan
 from titan_rl.records.rundir import RunDir
+from titan_rl.records.trace import write_trace
 
 EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">'\"><b>{{7*7}}\x1b[2J"
 
@@ -247,6 +248,10 @@ def test_in_a_browser(made):
         ).__dict__.items():
             page.goto(f"{address}&view={view}")
             page.wait_for_selector(shown)
+        page.goto(f"{address}&view=steps")
+        page.wait_for_selector("text=Step 3: who did what when")
+        write_trace(made, 4, [("trainer rank 0", "optimizer", 1.8e9, 0.5)])  # the run goes on, and the page with it
+        page.wait_for_selector("text=Step 4: who did what when")
         page.goto(f"{address}&view=rollouts")
         page.get_by_label("search answers and prompts").fill("<script>")
         page.wait_for_selector("text=1 rollouts")

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from titan_rl.config.kinds import Seconds, Whole
+from titan_rl.config.kinds import Gib, Seconds, Whole
 
 _FORM = re.compile(r"(tls|tcp)://(\[[0-9a-fA-F:]+\]|[^/:@\[\]\s]*):(\d{1,5})")
 
@@ -51,6 +51,10 @@ class HostsConfig:
     is spread over its hosts. Where all hosts of a kind are lost it goes to those that are left."""
     generator: list[int | str] = field(default_factory=list)
     verifier: list[int | str] = field(default_factory=list)
+    gpus: Whole = 0
+    """GPUs of each host, on which trainer and engines work; 0: they work on its cores."""
+    gpu_memory_gib: Gib = 0.0
+    """Memory of each of these, by which it is settled before anything starts what fits where."""
     controller: str = ""
     """The name or address by which the hosts reach this machine; empty: its host name."""
     certificates: str = ""
@@ -74,3 +78,11 @@ class HostsConfig:
     def label_of(self, number: int) -> str:
         """Empty for a host that has none."""
         return self.labels[number] if number < len(self.labels) else ""
+
+
+def hosts_of(settings: HostsConfig, kind: str, count: int) -> set[int]:
+    """Numbers of the hosts that a kind of process goes to."""
+    named = getattr(settings, kind if kind in ("generator", "verifier") else "trainer")
+    if not named:
+        return set(range(count))
+    return {number for number in range(count) if number in named or settings.label_of(number) in named}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Count, Seconds, Share, Weight, Whole
+from titan_rl.config.kinds import Count, Gib, Seconds, Share, Weight, Whole
 from titan_rl.config.placement import PlacementConfig
 from titan_rl.config.role_sections import (
     CriticConfig,
@@ -181,7 +181,7 @@ class GeneratorConfig:
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     max_num_seqs: Count = 128
     """Requests that one engine runs at once."""
-    kv_cache_gib: Annotated[float, Field(ge=0)] = 0.0
+    kv_cache_gib: Gib = 0.0
     """KV cache of each rank of an engine; 0: half a GiB on a CPU, on a GPU what the placement leaves."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of a GPU's memory that all of the run's processes on it may take together."""
@@ -252,6 +252,9 @@ class CheckpointConfig:
     every: Whole = 0
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep_latest_k: Count = 2
+    store: str = ""
+    """Where each rank writes its own files: a folder that all hosts share, or a URL of fsspec's, such as
+    ``s3://bucket/runs``; empty: the run directory, to which what ranks of other hosts wrote is carried."""
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
 from titan_rl.records.ledger import Ledger
+from titan_rl.trainer.plain_state import state_flaw
 
 _POLL_SECONDS = 0.1
 
@@ -72,12 +73,13 @@ class Checkpointing:
         except OSError as error:
             self._warn(state.step, error)
             return
-        await self.trainer.call("begin_checkpoint", str(folder))
+        await self.trainer.call("begin_checkpoint", str(folder), self.folder.shards(folder))
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:
         try:
             await written(self.trainer, folder, self.timeout)
+            await asyncio.to_thread(self._gather, folder)
             await asyncio.to_thread(self.ledger.sync)
             await asyncio.to_thread(self.folder.commit, folder, state)
         except Exception as error:  # whatever it was: training does not depend on it
@@ -87,6 +89,13 @@ class Checkpointing:
         self.saved_step = state.step
         seconds = {"seconds_checkpoint_begin": seconds_begin, "seconds_checkpoint": time.perf_counter() - start}
         self.record({"step": state.step, "checkpoint_failed": 0.0, **seconds})
+
+    def _gather(self, folder: Path) -> None:
+        """What ranks have written into a store. Errors: SaveError if files are missing there, since some host has
+        another place under that name."""
+        for part in self.folder.gather(folder):
+            if flaw := state_flaw(part):
+                raise SaveError(f"{self.folder.shards(folder)}: {flaw}; is it the same place on all hosts?")
 
     def _warn(self, step: int, error: Exception) -> None:
         kept = ", ".join(str(step) for step in self.folder.steps()) or "none"

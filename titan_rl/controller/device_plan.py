@@ -4,11 +4,12 @@ anything starts, and said. What does not fit is refused.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from transformers import PreTrainedConfig
 
+from titan_rl.config.hosts import HostsConfig, hosts_of
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.device_memory import (
     Bytes,
@@ -42,6 +43,17 @@ class Machine:
     memory: float
     """Bytes of each GPU."""
     hosts: int = 1
+
+
+def machine_of(checked: Checked) -> Machine | None:
+    """Of a run: its hosts' GPUs, as they are said to be, or this machine's. None: it is on a CPU."""
+    hosts = checked.config.hosts
+    return machine_of_hosts(hosts, checked.host_launcher.count) if hosts.is_on else this_machine()
+
+
+def machine_of_hosts(hosts: HostsConfig, count: int) -> Machine | None:
+    """Of so many, as ``[hosts]`` says they are. None: they work on their cores."""
+    return Machine(hosts.gpus, hosts.gpu_memory_gib * GIB, count) if hosts.gpus and count else None
 
 
 def this_machine() -> Machine | None:
@@ -169,7 +181,8 @@ def plan_devices(
     if parts is None:
         parts = frozenset({"trainer"} if checked.config.data.file else {"trainer", "generators"})
     models, config = Models(checked, known), checked.config
-    table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts)
+    where = partial(hosts_of, config.hosts, count=machine.hosts) if config.hosts.is_on else None
+    table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts, where)
     in_turns = models.in_turns if {TRAINER, GENERATOR} <= set(table.seats) else frozenset()
     holds = {role: _holds(models, role) for role in table.seats}
     by_seat = {seat: [(who, _at(seat, table, who, holds)) for who in table.at(seat)] for seat in table.used()}

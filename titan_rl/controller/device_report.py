@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titan_rl.controller.device_plan import DevicePlan, plan_devices, this_machine
+from titan_rl.controller.device_plan import DevicePlan, machine_of, plan_devices
 from titan_rl.controller.memory_plan import GIB, Need, fit_into_memory
 from titan_rl.controller.preflight import Checked
 from titan_rl.mesh.launch.devices import Seat
@@ -15,7 +15,7 @@ def settle(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePl
     Errors: ConfigError for what cannot fit.
     """
     fitting, memory = (checked, []) if under_torchrun else fit_into_memory(checked)
-    if (machine := this_machine()) is None:
+    if (machine := machine_of(checked)) is None:
         return fitting, None, memory
     plan = plan_devices(fitting, machine)
     return fitting, plan, [*told(plan), *memory]

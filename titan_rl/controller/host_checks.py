@@ -13,7 +13,6 @@ from titan_rl.config.schema import TASKS_OF_FILES, Config
 from titan_rl.data.row_files import find_file
 from titan_rl.mesh.launch.base import HostLauncher, make_host_launcher
 from titan_rl.mesh.launch.certificates import certify
-from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.records.epochs import next_epoch
 from titan_rl.records.rundir import RunDir
 from titan_rl.trainer.role_names import FROZEN, LEARNED
@@ -56,8 +55,11 @@ def on_hosts(config: Config, run_dir: RunDir) -> dict[str, Any]:
 
 def paths_on_hosts(config: Config) -> list[str]:
     """Which processes on the run's hosts look for, and nobody brings there: files of tasks, directories of models that
-    roles begin with, and modules of run.plugin_path, as far as this process has imported them."""
+    roles begin with, the folder of checkpoint.store, and modules of run.plugin_path, as far as this process has
+    imported them."""
+    store = config.checkpoint.store
     named = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
+    named += [] if "://" in store else [store]
     files = [
         find_file(option, name, config.run.plugin_path)
         for task in all_tasks(config.task).values()
@@ -121,11 +123,10 @@ def _check_with_others(config: Config) -> None:
         raise ConfigError("mesh.worker_loops is for a run on this host alone: leave it out where [hosts] is given")
     if mesh.transport not in ("auto", "rdma_ibverbs", "rdma_tcp", "tcp"):
         raise ConfigError(f"mesh.transport = {mesh.transport!r} does not reach other hosts: leave it out")
-    if config.generator.tensor_parallel > 1:
+    if bool(hosts.gpus) != bool(hosts.gpu_memory_gib):
         raise ConfigError(
-            "generator.tensor_parallel > 1 needs its ranks on one host, which [hosts] does not see to yet"
+            f"hosts.gpus = {hosts.gpus} and hosts.gpu_memory_gib = {hosts.gpu_memory_gib:g} belong together: give what "
+            f"each host has, such as 8 and 79, or neither for a run on the hosts' cores"
         )
-    if DEVICE_TYPE != "cpu":
-        raise ConfigError("[hosts] does not give out the GPUs of other hosts yet: leave it out, or run on CPUs")
     if hosts.silence < _LEAST_SILENCE:
         raise ConfigError(f"hosts.silence = {hosts.silence:g} would take a busy host for lost: give {_LEAST_SILENCE:g}")

@@ -1,7 +1,7 @@
 """What a run will hold in this machine's memory, by process and by reason, told before any process starts.
 
 On GPUs models have memory of their own (device_memory.py); this machine's holds what is put aside of them. With a
-launcher or torchrun hosts have memory of their own: nothing is told of these.
+launcher, [hosts] or torchrun hosts have memory of their own: nothing is told of these.
 """
 
 from collections import Counter
@@ -92,7 +92,7 @@ def fit_into_memory(checked: Checked) -> tuple[Checked, list[str]]:
 
 def check_memory(checked: Checked) -> str:
     """One line for people; nothing where nothing is told. Errors: ConfigError for a run that cannot fit."""
-    if checked.config.mesh.launcher != "local":
+    if _is_elsewhere(checked.config):
         return ""
     needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
     whole, certain = held_at_once(checked.config, needs) / GIB, held_at_once(checked.config, needs, ESTIMATED) / GIB
@@ -106,6 +106,11 @@ def check_memory(checked: Checked) -> str:
     return f"{where}: about {whole:.1f} of {limit / GIB:.1f} GiB: {by_process}"
 
 
+def _is_elsewhere(config: Config) -> bool:
+    """Whether the run's processes are in memory of which nothing is known here."""
+    return config.mesh.launcher != "local" or config.hosts.is_on
+
+
 def held_at_once(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
     """Bytes of this machine's memory, at most at any time; ``but`` for what has such reasons."""
     holds = [(need.role, {why: size for why, size in need.bytes_by_reason.items() if why not in but}) for need in needs]
@@ -116,7 +121,7 @@ def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:
     """On GPUs: without snapshots where this machine's memory does not hold them beside all else, and a line that says
     so; else as it is, and nothing to say. On a CPU such a run is refused (``check_memory``)."""
     recovery = checked.config.recovery
-    if DEVICE_TYPE == "cpu" or checked.config.mesh.launcher != "local" or not recovery.snapshot_every:
+    if DEVICE_TYPE == "cpu" or _is_elsewhere(checked.config) or not recovery.snapshot_every:
         return checked, ""
     needs, limit = host_needs(checked), memory_limit()
     if sum(need.total for need in needs) <= limit:

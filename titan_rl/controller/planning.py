@@ -14,7 +14,7 @@ from typing import Any
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
 from titan_rl.config.schema import Config
-from titan_rl.controller.device_plan import DevicePlan, Machine, Models, plan_devices, this_machine
+from titan_rl.controller.device_plan import DevicePlan, Machine, Models, machine_of_hosts, plan_devices, this_machine
 from titan_rl.controller.device_report import as_json, told
 from titan_rl.controller.forecast import report
 from titan_rl.controller.forecast.rates import DEFAULT, Rates, rates_of
@@ -82,8 +82,9 @@ def plan(
 ) -> Told:
     """Errors: ConfigError, also for what does not fit."""
     sections = {name: table for name, table in overrides.items() if name not in OWN_TABLES}
-    rates = asked.rates_for(machine)
     config = load_config(config_file, sections, with_models=False)
+    machine = machine or machine_of_hosts(config.hosts, config.hosts.count or len(config.hosts.addresses))
+    rates = asked.rates_for(machine)
     with _with_shapes(config, asked) as found:
         checked = resolve(found, on_cpu=machine is None)
         if machine is None:

@@ -16,7 +16,9 @@ from titan_rl.config.schema import TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
+from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.datasets import Dataset
+from titan_rl.data.shards import StoreError
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.chat import check_chat_template
@@ -28,13 +30,13 @@ from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
-from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
 from titan_rl.models.rope import num_positions
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.records.shard_store import check_store
 from titan_rl.records.trackers import check_trackers
 from titan_rl.trainer.layout import check_compile, check_layout
 from titan_rl.trainer.lora_checks import check_lora
@@ -73,9 +75,10 @@ class Checked:
         return tables
 
 
-def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool = DEVICE_TYPE == "cpu") -> Checked:
-    """Names become objects. ``on_cpu``: whether the run is, which settles what was left open. Errors: ConfigError."""
-    config = for_device(config, on_cpu=on_cpu)
+def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None) -> Checked:
+    """Names become objects. ``on_cpu``: whether the run is, which settles what was left open; None: as this one will
+    be. Errors: ConfigError."""
+    config = for_device(config, on_cpu=is_on_cpu(config) if on_cpu is None else on_cpu)
     folders, on_data = config.run.plugin_path, bool(config.data.file)
     task = make_task(config.task, folders)
     return Checked(
@@ -105,6 +108,7 @@ def check(config: Config) -> Checked:
     check_judges(config.task, config.verifier.score_timeout)
     check_transport(config)
     check_placement(config)
+    check_checkpoints(config)
     checked = replace(checked, host_launcher=check_hosts(config))
     check_trackers(config.metrics)
     if config.data.file:
@@ -151,7 +155,7 @@ def check_prompts(checked: Checked) -> None:
     check_known(task, tokenizer, prompts)
     check_seats(task, config.rollout.group_size)
     if config.sft.steps:
-        check_demonstrations(task, config.run.seed)
+        check_demonstrations(task, config.run.seed, tokenizer, checked.titan.training.seq_len)
     if config.model.path != "tiny":
         _check_tokens(checked, tokenizer, prompts)
 
@@ -211,16 +215,17 @@ def check_model(config: Config, family: Family | None = None) -> None:
     Errors: ConfigError for an architecture that cannot be built, or not be laid out as ``[parallelism]`` and
     ``[generator]`` say, for weights that are not the model's, or a kernel that this machine cannot run.
     """
-    if config.model.kernel == "triton" and DEVICE_TYPE == "cpu":
+    on_cpu = is_on_cpu(config)
+    if config.model.kernel == "triton" and on_cpu:
         raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
     hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
     titan = build_titan(config)
     check_layout(hf, titan.parallelism)
-    check_compile(hf, titan, family)
+    check_compile(hf, titan, family, on_cpu=on_cpu)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
     if not config.data.file:
-        check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=DEVICE_TYPE == "cpu")
+        check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
@@ -275,10 +280,19 @@ def check_placement(config: Config) -> None:
         )
 
 
+def check_checkpoints(config: Config) -> None:
+    """Errors: ConfigError for a store that cannot be used from here."""
+    if store := config.checkpoint.store:
+        try:
+            check_store(store)
+        except StoreError as error:
+            raise ConfigError(f"checkpoint.store = {store!r}: {error}") from None
+
+
 def check_transport(config: Config) -> None:
     """Errors: ConfigError for a transport that this machine has no hardware for."""
     setting = config.mesh.transport
-    if setting == "cuda_ipc" and DEVICE_TYPE != "cuda":
+    if setting == "cuda_ipc" and device_type(config) != "cuda":
         raise ConfigError("mesh.transport = 'cuda_ipc' needs a GPU, and there is none: leave it out")
     if setting == "rdma_ibverbs" and not has_ibverbs():
         raise ConfigError(

@@ -94,7 +94,7 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
         _check_redone(run_dir, read_settings(path), asked, start + 1, last, with_sft=checkpoint is None)
     recorded, flaw = _recorded(run_dir, checked, start, trained)
     if flaw and checkpoint is None:
-        problem = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).flaws()
+        problem = _folder(run_dir, config).flaws()
         raise ConfigError(
             f"no checkpoint of {run_dir.root} is complete ({problem}), and {flaw}: leave --resume out, and give "
             f"another --run.dir"
@@ -105,9 +105,13 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
     return recorded if first_change(before, asked) else 0
 
 
+def _folder(run_dir: RunDir, config: Config) -> CheckpointFolder:
+    return CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
+
+
 def _checkpoint(run_dir: RunDir, config: Config) -> int | None:
     """The step of the newest complete one."""
-    found = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k).newest_complete()
+    found = _folder(run_dir, config).newest_complete()
     if found is None:
         return None
     check_readable(found[0])

@@ -128,7 +128,7 @@ class Session:
         trackers = Trackers(config.metrics, run_dir.root, self.checked.as_dict(), self.say)
         self.metrics = MetricsLog(run_dir.root, trackers)
         self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
-        self._folder = CheckpointFolder(run_dir.checkpoints, config.checkpoint.keep_latest_k)
+        self._folder = CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
 
     def _curriculum(self) -> Curriculum | None:
         config, task = self.config, self.checked.task
@@ -167,7 +167,7 @@ class Session:
         recovery = self._data_recovery() if on_data else self._recovery()
         self.meshes = self._meshes(path, recovery)
         await self.stop_request.interrupts(self.meshes.start())
-        await note_trainer_device(self.meshes.trainer, self.note)
+        await note_trainer_device(self.meshes.trainer, self.config, self.note)
         seconds = time.perf_counter() - self.progress.started
         if on_data:
             self.say(f"trainer up after {seconds:.1f} s")

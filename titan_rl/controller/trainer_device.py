@@ -7,8 +7,8 @@ from dataclasses import asdict
 import torch
 
 from titan_rl.config.schema import Config
+from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.mesh.trainer_mesh import TrainerMesh
-from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.trainer.determinism import TrainedOn, tolerance, trained_on
 from titan_rl.trainer.titan_config import build_titan
 
@@ -16,9 +16,9 @@ TRAINER_DEVICE = "trainer_device"
 """The kind of event."""
 
 
-async def trainer_device(trainer: TrainerMesh) -> TrainedOn:
+async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
     """Its first rank's; a CPU has one kind, about which nobody need be asked."""
-    if DEVICE_TYPE == "cpu":
+    if is_on_cpu(config):
         return TrainedOn("cpu", torch=torch.__version__)
     answers = await trainer.call("examine", pickle.dumps(trained_on))
     answer, failure = answers[0]
@@ -27,11 +27,11 @@ async def trainer_device(trainer: TrainerMesh) -> TrainedOn:
     return pickle.loads(answer)
 
 
-async def note_trainer_device(trainer: TrainerMesh, note: Callable[..., None]) -> None:
-    note(TRAINER_DEVICE, **asdict(await trainer_device(trainer)))
+async def note_trainer_device(trainer: TrainerMesh, config: Config, note: Callable[..., None]) -> None:
+    note(TRAINER_DEVICE, **asdict(await trainer_device(trainer, config)))
 
 
 def tolerance_here(config: Config) -> float:
     """How far a step that this run does again may be off: 0 on a CPU."""
     titan = build_titan(config)
-    return tolerance([TrainedOn(DEVICE_TYPE, titan.debug.deterministic)], titan.training.mixed_precision_param)
+    return tolerance([TrainedOn(device_type(config), titan.debug.deterministic)], titan.training.mixed_precision_param)

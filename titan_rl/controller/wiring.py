@@ -1,5 +1,6 @@
 """The actors of a run, or some of them: here actors, models and trainer settings meet, which the mesh does not know."""
 
+from dataclasses import replace
 from typing import Any
 
 from titan_rl.actors.classes import ACTORS
@@ -9,8 +10,8 @@ from titan_rl.controller.device_plan import plan_devices, this_machine
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.host_checks import without_hosts
 from titan_rl.controller.preflight import Checked
+from titan_rl.controller.run_device import is_on_cpu
 from titan_rl.mesh.meshes import ActorClasses, Meshes
-from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
@@ -37,7 +38,7 @@ def make_meshes(
         world_size=titan.world_size,
         learned_roles={learned: role_titan(config, learned).world_size} if learned else {},
         max_tokens=longest_rollout(titan.training.seq_len, model_path, family),
-        on_cpu=DEVICE_TYPE == "cpu",
+        on_cpu=is_on_cpu(config),
         actors=actors,
         own_roles={role: role_titan(config, role).world_size for role in own},
         **options,
@@ -51,9 +52,10 @@ class Actors:
     def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = "", **options: Any):
         """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``options``: further
         keywords of Meshes."""
-        self.checked, machine = checked, this_machine()
+        self.checked = checked = replace(checked, config=without_hosts(checked.config))
+        machine = this_machine()
         self.meshes = make_meshes(
-            *(without_hosts(checked.config), checked.titan, model_path),
+            *(checked.config, checked.titan, model_path),
             family=checked.family,
             needs=checked.algorithm.needs,
             parts=parts,

@@ -64,7 +64,7 @@ async def replay_steps(
     kept = kept_policy(config, checked.algorithm, plan.run_dir)
     async with Actors(lone, path, frozenset({"trainer"}), kept) as actors:
         trainer = actors.meshes.trainer
-        hear_of(await trainer_device(trainer))
+        hear_of(await trainer_device(trainer, actors.checked.config))
         if plan.checkpoint is not None:
             await trainer.call("load_checkpoint", str(plan.checkpoint))
         elif plan.sft and config.sft.steps:
@@ -117,9 +117,13 @@ def plan_replay(
     return plan
 
 
+def _folder(run_dir: RunDir) -> CheckpointFolder:
+    return CheckpointFolder.of(run_dir, 1, str(read_settings(run_dir.config).get("checkpoint.store", "")))
+
+
 def _beginning(run_dir: RunDir, first: int, say: Callable[[str], None]) -> tuple[int, Path | None]:
     """The first step to train, and the checkpoint before it. Errors: ConfigError."""
-    folder = CheckpointFolder(run_dir.checkpoints, keep_latest_k=1)
+    folder = _folder(run_dir)
     if found := folder.newest_complete(first - 1, say):
         check_readable(found[0])
         return found[1].step + 1, found[0]
@@ -148,7 +152,7 @@ def _check_readable(plan: Plan) -> None:
 
 def _kept(plan: Plan) -> tuple[Path | None, str]:
     """The run's own checkpoint of the last step if it can be compared with, or else why not. Errors: ConfigError."""
-    folder = CheckpointFolder(plan.run_dir.checkpoints, keep_latest_k=1)
+    folder = _folder(plan.run_dir)
     if plan.last not in folder.steps():
         return None, "there is none"
     if flaw := folder.flaw(plan.last):

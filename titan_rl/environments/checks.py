@@ -8,8 +8,9 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import first_unknown
 from titan_rl.data.types import Prompt
 from titan_rl.environments.demonstrations import worked_answers
+from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.environments.task import Task, parts_of
+from titan_rl.environments.task import Task, parts_of, task_of
 
 _FEW = 4
 """Prompts of a task without end that are tried."""
@@ -35,10 +36,18 @@ def check_seats(task: Task, group_size: int) -> None:
             )
 
 
-def check_demonstrations(task: Task, seed: int) -> None:
-    """Errors: ConfigError if a prompt that SFT may meet has no worked example."""
+def check_demonstrations(task: Task, seed: int, tokenizer, row_tokens: int) -> None:
+    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row. What an
+    environment replies to it is not known here, and not counted."""
     for prompt in training_prompts(task, seed):
-        worked_answers(task, prompt)
+        answers = worked_answers(task_of(task, prompt), prompt)
+        said = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
+        length = len(encode_prompt(task, tokenizer, prompt)) + sum(len(tokens) + 1 for tokens in said)
+        if length > row_tokens:
+            raise ConfigError(
+                f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
+                f"training.seq_len = {row_tokens}: raise it, or set sft.steps = 0"
+            )
 
 
 def check_known(task: Task, tokenizer, prompts: Iterable[Prompt]) -> None:

@@ -1,14 +1,17 @@
 """vLLM's loader, kept to the files that the trainer reads.
 
 By itself vLLM reads whatever else lies in a directory: a ``consolidated.safetensors`` before the rest, and without an
-index every ``*.safetensors``, of which the last wins.
+index every ``*.safetensors``, of which the last wins. How linear layers are packed is said here, too (vllm_linear.py).
 """
 
+from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from titan_rl.config.model_directory.directory import weight_files
+from titan_rl.generator.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
 
@@ -18,6 +21,15 @@ class DirectoryLoader(DefaultModelLoader):
         """Its folder, its files, whether they are safetensors, the name of its index."""
         files = [str(file) for file in weight_files(model_name_or_path)]
         return model_name_or_path, files, True, SAFE_WEIGHTS_INDEX_NAME
+
+    def load_model(self, vllm_config: VllmConfig, *arguments, **keywords) -> nn.Module:
+        self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        return super().load_model(vllm_config, *arguments, **keywords)
+
+    def load_weights(self, model: nn.Module, *arguments) -> None:
+        """vLLM packs them after this."""
+        super().load_weights(model, *arguments)
+        widen_linears(model, self._max_num_seqs)
 
 
 def register() -> None:

@@ -89,18 +89,27 @@ class Generators:
         self._num_engines += 1
         file = f"generator{self._num_engines}"
         names = _rank_names(number, self.config.generator.tensor_parallel)
-        replica = Replica(-1 if isinstance(number, str) else number, devices=self._seats.take())
-        told = (replica.devices,) if replica.devices else ()
+        replica = Replica(-1 if isinstance(number, str) else number, seats=self._seats.take(self.processes.is_there))
+        told = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
         what = f"starting generator {number}"
         try:
-            replica.ranks += await asyncio.gather(*(self.standby.take(name) for name in names))
-            rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file  # they are on one host
+            await self._man(replica, names)
+            rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file
             starts = [(process, (rank, str(rendezvous_file), *told)) for rank, process in enumerate(replica.ranks)]
             await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
         except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             self._end(replica)
             raise
         return replica
+
+    async def _man(self, replica: Replica, names: list[str]) -> None:
+        """Its ranks' processes, all on one machine."""
+        on = replica.seats[0].host if replica.seats else None
+        if on is None and len(names) > 1 and self.processes.remote is not None:
+            replica.ranks.append(await self.standby.take(names[0]))
+            on = replica.ranks[0].host.number
+        left = names[len(replica.ranks) :]
+        replica.ranks += await asyncio.gather(*(self.standby.take(name, on) for name in left))
 
     def _take_in(self, replica: Replica) -> None:
         self.replicas[replica.number] = replica
@@ -115,8 +124,8 @@ class Generators:
         replica.kill()
         for rank in replica.ranks:
             self.processes.forget(rank)
-        self._seats.give_back(replica.devices)
-        replica.devices = ()
+        self._seats.give_back(replica.seats)
+        replica.seats = ()
 
     # faults
 

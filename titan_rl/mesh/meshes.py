@@ -26,7 +26,7 @@ from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.launch.base import HostLauncher, Launcher
-from titan_rl.mesh.launch.devices import Devices, devices_of
+from titan_rl.mesh.launch.devices import Devices, seats_of
 from titan_rl.mesh.launch.local import LocalLauncher
 from titan_rl.mesh.launch.placement import (
     Crew,
@@ -149,7 +149,7 @@ class Meshes:
             [
                 RoleProcesses(
                     *(role, actors.role, self.processes, config, paths, count, environment, scratch, say),
-                    devices=devices_of(devices, role),
+                    seats=seats_of(devices, role),
                 )
                 for role, count in own_roles.items()
             ]
@@ -157,7 +157,7 @@ class Meshes:
         self.trainers = Trainers(
             *(actors.trainer, self.processes, config, paths, {"trainer": world_size} | learned_roles, environment),
             *(scratch, self.stragglers, self.roles),
-            devices=devices_of(devices, "trainer", *learned_roles),
+            seats=seats_of(devices, "trainer", *learned_roles),
             record=self.record,
         )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, tell)

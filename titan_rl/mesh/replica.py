@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 
 import cloudpickle
 
+from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.supervision.actor_process import ActorProcess
 
 
@@ -17,7 +18,7 @@ class Replica:
     number: int
     """-1 for a spare."""
     ranks: list[ActorProcess] = field(default_factory=list)
-    devices: tuple[int, ...] = ()
+    seats: tuple[Seat, ...] = ()
     """Of its ranks; none on a CPU."""
     num_groups: int = 0
     """That it is working on."""

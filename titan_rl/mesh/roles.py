@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle
+from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.run_files import spread
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call_each
@@ -36,12 +37,12 @@ class RoleProcesses:
         environment: dict[str, str],
         scratch: Path,
         say: Callable[[str], None],
-        devices: Sequence[int] = (),
+        seats: Sequence[Seat] = (),
     ):
-        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``devices``: each
+        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``seats``: each
         rank's GPU; none on a CPU."""
         self.role, self.processes, self.config, self.world_size = role, processes, config, world_size
-        self.scratch, self.say, self._devices = scratch, say, devices
+        self.scratch, self.say, self._seats = scratch, say, seats
         self.ranks: list[ActorProcess] = []
         self._spawn_arguments = environment, actor, role, *paths
         self._num_rendezvous = 0
@@ -53,14 +54,16 @@ class RoleProcesses:
         await self._join()
 
     async def _spawn(self, rank: int) -> ActorProcess:
-        return self._peers.watch(await self.processes.spawn(f"{self.role} rank {rank}", *self._spawn_arguments))
+        name, on = f"{self.role} rank {rank}", next((seat.host for seat in self._seats[rank : rank + 1]), None)
+        return self._peers.watch(await self.processes.spawn(name, *self._spawn_arguments, on=on))
 
     async def _join(self) -> None:
         self._num_rendezvous += 1
         meeting = await rendezvous(self.ranks, self.scratch / f"{self.role}{self._num_rendezvous}")
-        ranks, count = enumerate(self.ranks), self.world_size
+        common = self.world_size, meeting
         joins = [
-            (process, (self.config, rank, count, meeting, *self._devices[rank : rank + 1])) for rank, process in ranks
+            (process, (self.config, rank, *common, *(seat.device for seat in self._seats[rank : rank + 1])))
+            for rank, process in enumerate(self.ranks)
         ]
         what = f"joining the ranks of the {self.role}"
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)

@@ -12,6 +12,7 @@ from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
+from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.roles import Roles
 from titan_rl.mesh.run_files import collect, spread
 from titan_rl.mesh.step_record import StepRecord
@@ -40,13 +41,13 @@ class Trainers:
         scratch: Path,
         stragglers: Stragglers,
         roles: Roles,
-        devices: Sequence[int] = (),
+        seats: Sequence[Seat] = (),
         record: StepRecord | None = None,
     ):
         """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``sides``: the
         number of ranks of the policy, and behind them of the role that learns in processes of its own, if there is one.
         ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows.
-        ``devices``: each rank's GPU; none on a CPU. ``record``: gets what ranks tell of a step besides."""
+        ``seats``: each rank's GPU; none on a CPU. ``record``: gets what ranks tell of a step besides."""
         self.processes, self.config, self.scratch = processes, config, scratch
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
@@ -54,16 +55,18 @@ class Trainers:
         self.standby = Standby(processes, config, "trainer", environment, actor, *paths)
         self.ranks: list[ActorProcess] = []
         self._peers = PeersAreTold(lambda: self.ranks)
-        self._stragglers, self.roles, self._devices = stragglers, roles, devices
+        self._stragglers, self.roles, self._seats = stragglers, roles, seats
         self._record = record or StepRecord()
         self._num_rendezvous = 0
 
     async def start(self) -> None:
-        names = map(self._name, range(self.world_size))
-        self.ranks = list(await asyncio.gather(*(self.standby.take(name) for name in names)))
+        self.ranks = list(await asyncio.gather(*map(self._take, range(self.world_size))))
         for process in self.ranks:
             self._peers.watch(process)
         await self.join()
+
+    async def _take(self, rank: int) -> ActorProcess:
+        return await self.standby.take(self._name(rank), *(seat.host for seat in self._seats[rank : rank + 1]))
 
     def _name(self, rank: int) -> str:
         """Such as ``trainer rank 0`` or ``critic rank 0``."""
@@ -79,9 +82,10 @@ class Trainers:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
         self._num_rendezvous += 1
         meeting = await rendezvous(self.ranks, self.scratch / f"trainer{self._num_rendezvous}")
-        ranks, count = enumerate(self.ranks), self.world_size
+        common = self.world_size, meeting
         joins = [
-            (process, (self.config, rank, count, meeting, *self._devices[rank : rank + 1])) for rank, process in ranks
+            (process, (self.config, rank, *common, *(seat.device for seat in self._seats[rank : rank + 1])))
+            for rank, process in enumerate(self.ranks)
         ]
         await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
@@ -103,8 +107,7 @@ class Trainers:
 
     async def _replacement(self, rank: int) -> ActorProcess:
         """With its imports done: its peers wait for it in ``join``, and if it died there, they would fail too."""
-        name = self._name(rank)
-        process = await self.standby.take(name)
+        name, process = self._name(rank), await self._take(rank)
         await call(process, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
         return self._peers.watch(process)
 

@@ -3,7 +3,8 @@
 torch's kernel for CPUs multiplies small blocks one by one, which takes three to four times as long where segments are
 short (32 segments of 32 tokens behind 80, forward and backward: 14.5 ms against 4.4; segments of 256 behind 128: 40
 against 29). Scores are exact products, summed up in fp32; a softmax's probabilities and the gradients of the scores
-are rounded to bf16 once, as in that kernel. Longer segments go to it: it never holds all scores of a head.
+are rounded to bf16 once, as in that kernel, unless fp32 units multiply them (cpu_products.py). Longer segments go to
+torch's: it never holds all scores of a head.
 
 Dimensions: D segments, N query heads, G heads of keys, Q queries, K keys, H head size; B = D * G batches, R = N / G * Q
 rows of a batch.
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from titan_rl.kernels.linear_logprob import exact_bf16_products
+from titan_rl.models.cpu_products import as_factor, has_products, multiply
 
 _MAX_SCORES = 2**22
 """Held at once: 16 MiB in fp32."""
@@ -41,7 +43,7 @@ def scaled_dot_product_attention(
 
 
 def _is_for_products(q_DNQH: torch.Tensor, k_DGKH: torch.Tensor, enable_gqa: bool) -> bool:
-    if q_DNQH.device.type != "cpu" or q_DNQH.dtype != torch.bfloat16 or not torch.cpu._is_avx512_bf16_supported():
+    if q_DNQH.device.type != "cpu" or q_DNQH.dtype != torch.bfloat16 or not has_products():
         return False
     (_, heads, queries, _), (_, groups, keys, _) = q_DNQH.shape, k_DGKH.shape
     return (enable_gqa or heads == groups) and heads // groups * queries * keys <= _MAX_SCORES
@@ -56,7 +58,7 @@ class _Products(torch.autograd.Function):
         out_BRH = torch.empty(*q_BRH.shape[:2], v_BKH.shape[2], dtype=q_BRH.dtype)
         for part, mask_BQK in _parts(q_DNQH, k_DGKH, mask_D1QK):
             probability_BRK = _probabilities(q_BRH[part], k_BKH[part], mask_BQK, scale)
-            torch.bmm(probability_BRK.to(q_BRH.dtype), v_BKH[part], out=out_BRH[part])
+            multiply(as_factor(probability_BRK), as_factor(v_BKH[part]), out=out_BRH[part])
         ctx.save_for_backward(q_DNQH, k_DGKH, v_DGKH, mask_D1QK)
         ctx.scale = scale
         return out_BRH.view(*q_DNQH.shape[:3], -1)
@@ -69,15 +71,15 @@ class _Products(torch.autograd.Function):
         q_BRH, k_BKH, v_BKH, grad_BRH = (_batches(x, k_DGKH.shape[1]) for x in inputs)
         dq_BRH, dk_BKH, dv_BKH = (torch.empty_like(x) for x in (q_BRH, k_BKH, v_BKH))
         for part, mask_BQK in _parts(q_DNQH, k_DGKH, mask_D1QK):
-            q, k, v, grad = (x[part] for x in (q_BRH, k_BKH, v_BKH, grad_BRH))
+            q, k, v, grad = (as_factor(x[part]) for x in (q_BRH, k_BKH, v_BKH, grad_BRH))
             probability_BRK = _probabilities(q, k, mask_BQK, ctx.scale)
-            torch.bmm(probability_BRK.to(grad.dtype).mT, grad, out=dv_BKH[part])
+            multiply(as_factor(probability_BRK).mT, grad, out=dv_BKH[part])
             with exact_bf16_products(grad, v):
                 dp_BRK = torch.bmm(grad.float(), v.float().mT)
             ds_BRK = torch._softmax_backward_data(dp_BRK, probability_BRK, -1, torch.float32)
-            ds_BRK = ds_BRK.mul_(ctx.scale).to(q.dtype)
-            torch.bmm(ds_BRK, k, out=dq_BRH[part])
-            torch.bmm(ds_BRK.mT, q, out=dk_BKH[part])
+            ds_BRK = as_factor(ds_BRK.mul_(ctx.scale))
+            multiply(ds_BRK, k, out=dq_BRH[part])
+            multiply(ds_BRK.mT, q, out=dk_BKH[part])
         return dq_BRH.view_as(q_DNQH), dk_BKH.view_as(k_DGKH), dv_BKH.view_as(v_DGKH), None, None
 
 

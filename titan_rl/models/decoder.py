@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.attention import AttentionPlan
+from titan_rl.models.cpu_products import with_lean_linears
 from titan_rl.models.parts import FROM_FILE, layer_config, norm
 from titan_rl.models.words import likeliest_words, word_logprobs
 
@@ -145,5 +146,5 @@ def decoder_config(
         tok_embeddings=embedding.Config(**words, param_init=FROM_FILE),
         norm=norm(hf, hf.hidden_size),
         lm_head=Float32Head.Config(in_features=hf.hidden_size, out_features=hf.vocab_size, param_init=FROM_FILE),
-        layers=[layer(hf, number, block=block, **parts) for number in range(hf.num_hidden_layers)],
+        layers=[with_lean_linears(layer(hf, number, block=block, **parts)) for number in range(hf.num_hidden_layers)],
     )

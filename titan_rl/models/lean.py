@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import FeedForward, Linear, RMSNorm
 
+from titan_rl.models.cpu_products import LeanLinear, project, projected_back, weight_gradient
+
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and not isinstance(tensor, DTensor)
@@ -48,15 +50,15 @@ class _GateAndProject(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate_F: torch.Tensor, up_F: torch.Tensor, down_DF: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_F, up_F, down_DF)
-        return F.linear(F.silu(gate_F).mul_(up_F), down_DF)
+        return project(F.silu(gate_F).mul_(up_F), down_DF)
 
     @staticmethod
     def backward(ctx, grad_D: torch.Tensor):
         gate_F, up_F, down_DF = ctx.saved_tensors
         activated_F, grad_down_DF = F.silu(gate_F), None
         if ctx.needs_input_grad[2]:
-            grad_down_DF = grad_D.flatten(0, -2).T @ (activated_F * up_F).flatten(0, -2)
-        grad_F = grad_D @ down_DF
+            grad_down_DF = weight_gradient(grad_D, activated_F * up_F, down_DF.dtype)
+        grad_F = projected_back(grad_D, down_DF)
         grad_up_F = activated_F.mul_(grad_F)
         return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF
 
@@ -85,6 +87,6 @@ class LeanFeedForward(FeedForward):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.w1(x), self.w3(x)
         # FSDP gathers all of a block, so w2's weight is available; with an adapter, w2 is more than its weight
-        if _is_plain(gate) and type(self.w2) is Linear:
+        if _is_plain(gate) and type(self.w2) in (Linear, LeanLinear):
             return _GateAndProject.apply(gate, up, self.w2.weight)
         return self.w2(F.silu(gate) * up)

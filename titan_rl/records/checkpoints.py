@@ -11,6 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +19,12 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from titan_rl.records.rundir import sync_path
+from titan_rl.data.shards import SHARDS, open_file, shards_of
+from titan_rl.records.rundir import RunDir, sync_path
+from titan_rl.records.shard_store import ShardStore
 from titan_rl.records.step_names import step_name, steps_of
 
-_STATE = "state.json"
+_STATE, _WRITING = "state.json", "writing-"
 _BLOCK_BYTES = 16 << 20
 _LEFTOVER = re.compile(r"writing-(\d{6,}-\d+|old-step-\d{6,})")
 """Folders that an interrupted save leaves behind."""
@@ -43,8 +46,15 @@ class ControllerState:
 class CheckpointFolder:
     """The checkpoints of a run. Readers ask for the newest one that is complete. What is not ours is passed over."""
 
-    def __init__(self, root: Path, keep_latest_k: int):
-        self.root, self.keep_latest_k = root, keep_latest_k
+    def __init__(self, root: Path, keep_latest_k: int, store: ShardStore | None = None):
+        """``store``: of the large files; None: they are beside the rest."""
+        self.root, self.keep_latest_k, self._store = root, keep_latest_k, store
+
+    @classmethod
+    def of(cls, run_dir: RunDir, keep_latest_k: int, store: str = "") -> "CheckpointFolder":
+        """Of a run. ``store``: as ``checkpoint.store``."""
+        named = ShardStore(store, run_dir.root.resolve().name) if store else None
+        return cls(run_dir.checkpoints, keep_latest_k, named)
 
     def steps(self) -> list[int]:
         return steps_of(path.name for path in self.root.glob("step-*") if path.is_dir())
@@ -56,22 +66,39 @@ class CheckpointFolder:
         """A new, empty folder to write into. What an interrupted save left behind is removed."""
         for leftover in self.root.glob("writing-*"):
             if _LEFTOVER.fullmatch(leftover.name) and leftover.is_dir():
-                shutil.rmtree(leftover)
+                self.abandon(leftover)
         # a name of its own, since a writer that was given up may still run
         folder = self.root / f"writing-{step:06d}-{time.time_ns()}"
         folder.mkdir(parents=True)
         return folder
 
+    def shards(self, folder: Path) -> str:
+        """Where ranks write the large files of one that was begun; empty: there."""
+        return "" if self._store is None else self._store.place(_name_in_store(folder))
+
+    def gather(self, folder: Path) -> list[Path]:
+        """What ranks have written elsewhere becomes part of one that was begun. Its parts; none without a store."""
+        return [] if self._store is None else self._store.gather(_name_in_store(folder), folder)
+
     def abandon(self, folder: Path) -> None:
-        """Remove a folder that could not be written completely."""
-        shutil.rmtree(folder, ignore_errors=True)
+        """Remove a folder that could not be written completely. Never raises."""
+        with suppress(Exception):  # it is tried again when the next one is begun
+            self._remove(folder)
+
+    def _remove(self, folder: Path) -> None:
+        """With what belongs to it elsewhere, which goes first: a folder that is left still says where that is."""
+        if self._store is not None:
+            self._store.remove_of(folder)
+            if folder.name.startswith(_WRITING):
+                self._store.remove(_name_in_store(folder))
+        shutil.rmtree(folder)
 
     def commit(self, folder: Path, state: ControllerState) -> Path:
         """The folder becomes the checkpoint of ``state.step``; older ones are removed only after that."""
-        manifest = {"state": asdict(state), "files": {name: _described(folder / name) for name in _files(folder)}}
+        manifest = {"state": asdict(state), "files": {name: _described(folder, name) for name in _files(folder)}}
         (folder / _STATE).write_text(json.dumps(manifest | {"checksum": _digest(manifest)}))
-        for name in (*_files(folder), _STATE, "."):
-            sync_path(folder / name)
+        for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
+            sync_path(path)
         place = self.path(state.step)
         aside = self._set_aside(place)
         folder.rename(place)
@@ -80,7 +107,7 @@ class CheckpointFolder:
             aside += self._set_aside(self.path(step))
         for old in aside:
             if old.is_dir():  # a file in a checkpoint's place was not ours
-                shutil.rmtree(old)
+                self.abandon(old)
         return place
 
     def _set_aside(self, place: Path) -> list[Path]:
@@ -104,14 +131,20 @@ class CheckpointFolder:
         """What is wrong with a checkpoint, if anything: every byte is read."""
         try:
             _, files = self._manifest(step)
+            for part in {Path(name).parent for name in files}:
+                shards = shards_of(self.path(step) / part)
+                if shards is not None and not (self._store and self._store.owns(shards)):
+                    return f"its files are in {shards.at!r:.200}, which is not below checkpoint.store"
             for name, wanted in files.items():
-                found = _described(self.path(step) / name)
+                found = _described(self.path(step), name)
                 if found["bytes"] != wanted["bytes"]:
                     return f"its {name} has {found['bytes']} bytes instead of {wanted['bytes']}"
                 if found != wanted:
                     return f"its {name} fails its checksum"
         except (ValueError, OSError) as error:
             return str(error)
+        except Exception as error:  # a store's file system has errors of its own
+            return f"{type(error).__name__}: {error}"
         return None
 
     def flaws(self) -> str:
@@ -135,7 +168,8 @@ class CheckpointFolder:
         for later in self.steps():
             if later > step:
                 place = self.root / f"unused-{self.path(later).name}"
-                shutil.rmtree(place, ignore_errors=True)
+                if place.exists():
+                    self.abandon(place)
                 self.path(later).rename(place)
 
 
@@ -172,16 +206,24 @@ def _checked_files(found: Any) -> dict[str, dict]:
     return found
 
 
+def _name_in_store(folder: Path) -> str:
+    """Of one that was begun."""
+    return folder.name.removeprefix(_WRITING)
+
+
 def _files(folder: Path) -> list[str]:
-    """What the trainers wrote."""
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in names if name != _STATE)
+    """What the trainers wrote, wherever it is, and what says where that is. Errors: StoreError."""
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {_STATE}
+    parts = [Path(name).parent for name in names if Path(name).name == SHARDS]
+    elsewhere = {(part / name).as_posix() for part in parts for name in shards_of(folder / part).sizes}
+    return sorted(names | elsewhere)
 
 
-def _described(path: Path) -> dict:
-    """Size and checksum of a file."""
+def _described(folder: Path, name: str) -> dict:
+    """Size and checksum of a file of a checkpoint."""
     checksum = xxhash.xxh3_128()
-    with open(path, "rb") as file:
+    path = folder / name
+    with open_file(path.parent, path.name) as file:
         while block := file.read(_BLOCK_BYTES):
             checksum.update(block)
         return {"bytes": file.tell(), "xxh3_128": checksum.hexdigest()}

@@ -338,8 +338,9 @@ class Learner(Side):
         role = role_state(self.learned_here) if self.learned_here is not None else {}
         return policy_state(self) | role | random_states()
 
-    def folder(self, checkpoint: Path) -> Path:
-        return checkpoint
+    @property
+    def part(self) -> str:
+        return ""
 
     def load_checkpoint(self, checkpoint: Path) -> None:
         self.before_update()

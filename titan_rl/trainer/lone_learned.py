@@ -126,8 +126,9 @@ class LoneLearned(Side):
     def state(self) -> dict[str, Any]:
         return role_state(self.role) | random_states()
 
-    def folder(self, checkpoint: Path) -> Path:
-        return checkpoint / self.role.name
+    @property
+    def part(self) -> str:
+        return self.role.name
 
     def load_checkpoint(self, checkpoint: Path) -> None:
         self.before_update()

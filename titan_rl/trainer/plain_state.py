@@ -17,11 +17,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint import metadata as described
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as StoreFiles
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import _get_layout
+
+from titan_rl.data.shards import StoreError, open_file, shards_of, sizes_of
 
 _CLASSES = (
     *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, _StorageInfo),
@@ -64,13 +67,21 @@ class _Unpickler(pickle._Unpickler):
 
 
 class PlainReader(dcp.FileSystemReader):
-    """Reads a checkpoint that some number of ranks wrote together."""
+    """Reads a checkpoint that some number of ranks wrote together, from its folder or from a store."""
+
+    def __init__(self, folder: Path):
+        """Errors: StoreError."""
+        super().__init__(folder)
+        self._folder = folder
+        if (shards := shards_of(folder)) is not None:
+            self.fs = StoreFiles()
+            self.path = self.fs.init_path(shards.at)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Errors: StateError."""
         if kwargs.get("rank") is not None:  # what DCP tries next if the common one cannot be read
             raise StateError(f"it has no {_METADATA} of all ranks")
-        metadata = read_metadata(Path(self.path))
+        metadata = read_metadata(self._folder)
         if metadata.storage_meta is None:
             metadata.storage_meta = described.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -90,7 +101,11 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
 
     Errors: StateError, also for a checkpoint that does not fit."""
     try:
-        dcp.load(state, storage_reader=PlainReader(folder), planner=PlainPlanner(), no_dist=no_dist)
+        reader = PlainReader(folder)
+    except StoreError as error:
+        raise StateError(f"{folder} cannot be loaded: {error}") from None
+    try:
+        dcp.load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
     except CheckpointException as failure:  # a BaseException, which holds what each rank raised
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
         said = " ".join(str(error).split())[:_SHOWN]
@@ -126,10 +141,10 @@ def _check_values(metadata: Metadata, folder: Path) -> None:
     for index, place in metadata.storage_data.items():
         if not isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
             continue
-        with open(folder / place.relative_path, "rb") as file:
-            file.seek(place.offset)
-            item = BytesIO(file.read(place.length))
         try:
+            with open_file(folder, place.relative_path) as file:
+                file.seek(place.offset)
+                item = BytesIO(file.read(place.length))
             torch.load(item, weights_only=True)
         except Exception as error:  # whatever made-up bytes raise
             raise StateError(f"its {index.fqn} is no plain value ({type(error).__name__})") from None
@@ -139,7 +154,7 @@ def _check(found: Any, folder: Path) -> None:
     """Errors: StateError unless it is of DCP's types, and all of it lies in files of that folder."""
     try:
         entries, places = found.state_dict_metadata, found.storage_data
-        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+        sizes = sizes_of(folder)
         is_sound = (
             all(
                 isinstance(name, str) and _is_sound_entry(entry, sum(sizes.values())) for name, entry in entries.items()

@@ -7,7 +7,8 @@ Dimensions: K statistics of a token (2: its log-probability, and the entropy of 
 its own), S trained tokens of a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.shards import Shard, local_shards
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.adapters import Adapters
+from titan_rl.trainer.lone_rank import LoneRank, is_lone
 from titan_rl.trainer.parallel import parallel_model
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -59,6 +61,7 @@ class ShardedModel:
             self.implementation = "triton" if device.type == "cuda" else "reference"
         self.attention_form = attention_form(spec.model, device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param])
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
+        self.lone = LoneRank(spec, titan, self.parts[0]) if is_lone(titan, parallel_dims, device) else None
         self.adapters: Adapters | None = None
         self.load(path)
         self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
@@ -108,11 +111,11 @@ class ShardedModel:
         """
         columns = [self.columns(row) for row in rows]
         keywords = (self.keywords(row, c) | asked(c) for row, c in zip(rows, columns, strict=True))
-        with self._spmd_context():
+        with self._computing() as model:
             if self.pipeline is None:
                 for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
                     self._keep_gathered(index + 1 < len(rows))
-                    loss(self.parts[0](c["tokens_T"][None], **keyword), index, c).backward()
+                    loss(model(c["tokens_T"][None], **keyword), index, c).backward()
             else:
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
@@ -121,10 +124,16 @@ class ShardedModel:
                     lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
                 )
 
+    @contextmanager
+    def _computing(self) -> Iterator[torch.nn.Module]:
+        """What gives the statistics of rows, unless there is a pipeline."""
+        with self._spmd_context(), self.lone.computing() if self.lone else nullcontext(self.parts[0]) as model:
+            yield model
+
     def _keep_gathered(self, yes: bool) -> None:
         """Whether the next backward leaves the weights that were gathered for it to the forward after it, where the
         layout keeps them from a forward to its backward anyway."""
-        if self.titan.parallelism.fsdp_reshard_after_forward == "never":
+        if self.lone is None and self.titan.parallelism.fsdp_reshard_after_forward == "never":
             for module in self.parts[0].modules():
                 if isinstance(module, FSDPModule):
                     module.set_reshard_after_backward(not yes, recurse=False)
@@ -138,12 +147,12 @@ class ShardedModel:
         None on the stages of a pipeline that are not the last.
         """
         found = []
-        with self._spmd_context():
+        with self._computing() as model:
             for row in rows:
                 columns = self.columns(row)
                 tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked
                 if self.pipeline is None:
-                    found.append(self.parts[0](tokens, **keywords))
+                    found.append(model(tokens, **keywords))
                 else:
                     found.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
         self._reshard()

@@ -71,9 +71,10 @@ class Side(ABC):
     def state(self) -> dict[str, Any]:
         """All of this rank's, for a checkpoint."""
 
+    @property
     @abstractmethod
-    def folder(self, checkpoint: Path) -> Path:
-        """Where in a checkpoint it is written: two process groups cannot write into one."""
+    def part(self) -> str:
+        """The folder of a checkpoint that it is written into: two process groups cannot write into one."""
 
     @abstractmethod
     def load_checkpoint(self, checkpoint: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from titan_rl.models.shards import is_adapter
@@ -87,8 +88,9 @@ class BackgroundSave:
         self._stager = DefaultStager(StagingOptions(False, False, False, False))
         self._writing: Future | None = None
 
-    def begin(self, folder: Path) -> None:
-        """All ranks call this together. The present state goes into ``folder``, which gets its final name later.
+    def begin(self, folder: Path, shards: str = "") -> None:
+        """All ranks call this together. The present state goes into ``folder``, which gets its final name later, or
+        into ``shards``, a place in a store (data/shards.py).
 
         Errors: RuntimeError if the save before is still being written.
         """
@@ -96,10 +98,16 @@ class BackgroundSave:
             raise RuntimeError("a checkpoint was begun while the one before is still being written")
         self._writing = dcp.async_save(
             self.learner.state(),
-            storage_writer=dcp.FileSystemWriter(self.learner.folder(folder), sync_files=False),  # commit does
+            storage_writer=self._writer(folder, shards),
             process_group=self._group,
             async_stager=self._stager,
         )
+
+    def _writer(self, folder: Path, shards: str) -> dcp.FileSystemWriter:
+        part = self.learner.part
+        if not shards:
+            return dcp.FileSystemWriter(folder / part, sync_files=False)  # commit does
+        return FsspecWriter(f"{shards}/{part}".rstrip("/"), sync_files=True)
 
     def outcome(self) -> str | None:
         """None while it is being written; then why it failed, or "" if it succeeded."""

@@ -71,7 +71,9 @@ class _Ran:
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    python, rate = _environment(), _matrix_rate()
+    python = _environment()
+    rates = {dtype: _matrix_rate(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    rate = max(rates.values())  # fp32 makes bf16's products, too
     plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
     ours, theirs, shares, prompts = [], [], [], []
     for _ in range(plan.pairs):
@@ -90,7 +92,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         _ratio("step over TRL's, by new token", ours, theirs, lambda ran: ran.step / ran.length, plan.bar),
         _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
         row("training's share of the matrix rate", statistics.median(shares), "ratio", _BAR_RATE, at_most=False),
-        row("matrix rate in bf16", rate / 1e9, "GFLOP/s"),
+        *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),
     ]
     for name, runs in (("titan_rl", ours), ("TRL", theirs)):
         rows += [
@@ -129,9 +131,9 @@ def _operations(groups: list[Group], model: str) -> float:
     return 6 * (layer * hf["num_hidden_layers"] * (prompts + answers) + hidden * hf["vocab_size"] * answers)
 
 
-def _matrix_rate(size: int = 4096) -> float:
-    """Operations a second of a large product in bf16."""
-    a, b = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+def _matrix_rate(dtype: torch.dtype, size: int = 4096) -> float:
+    """Operations a second of a large product."""
+    a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
     seconds = []
     for _ in range(6):
         start = time.perf_counter()

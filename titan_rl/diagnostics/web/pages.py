@@ -8,7 +8,7 @@ from titan_rl.diagnostics.web.facts import state_of
 from titan_rl.diagnostics.web.mesh import mesh
 from titan_rl.diagnostics.web.overview import overview
 from titan_rl.diagnostics.web.rollouts_view import RolloutsView
-from titan_rl.diagnostics.web.steps import steps
+from titan_rl.diagnostics.web.steps import StepsView
 from titan_rl.diagnostics.web.style import CSS
 from titan_rl.diagnostics.web.watched import Watched
 
@@ -74,7 +74,7 @@ class Pages:
         beside = [run for run in self.runs if run is not self.run]
         draw: dict[str, Callable[[], object]] = {
             "curves": lambda: overview(self.run, beside),
-            "steps": lambda: steps(self.run),
+            "steps": lambda: StepsView(self.run),
             "rollouts": lambda: RolloutsView(self.run),
             "mesh": lambda: mesh(self.run),
         }

@@ -6,7 +6,7 @@ where the run has one alone, where ``[placement]`` names the same ones, or where
 the one that the table gives it: what is mapped between processes (CUDA IPC) carries numbers of devices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -46,13 +46,13 @@ class DeviceTable:
     devices_per_host: int
     seats: Mapping[str, Sequence[Sequence[Seat]]] = field(default_factory=dict)
 
-    def devices(self, role: str) -> list[int]:
-        """Of the ranks of a role of one group, their devices' numbers; none for a role without processes."""
-        return [seat.device for group in self.seats.get(role, ()) for seat in group]
+    def of_role(self, role: str) -> list[Seat]:
+        """Of the ranks of a role of one group; none for a role without processes."""
+        return [seat for group in self.seats.get(role, ()) for seat in group]
 
-    def engines(self) -> list[tuple[int, ...]]:
-        """Of each engine that there is room for, its ranks' devices."""
-        return [tuple(seat.device for seat in group) for group in self.seats.get(GENERATOR, ())]
+    def engines(self) -> list[tuple[Seat, ...]]:
+        """Of each engine that there is room for, its ranks' seats."""
+        return [tuple(group) for group in self.seats.get(GENERATOR, ())]
 
     def at(self, seat: Seat) -> list[tuple[str, int, int]]:
         """Who works there: (role, group, rank)."""
@@ -71,8 +71,15 @@ class DeviceTable:
         return sorted({seat for groups in self.seats.values() for group in groups for seat in group})
 
 
-def place(crews: Sequence[Crew], settings: PlacementConfig, devices_per_host: int, hosts: int = 1) -> DeviceTable:
-    """``crews`` in the order in which they take GPUs. Errors: ConfigError if these are too few, or are none."""
+def place(
+    crews: Sequence[Crew],
+    settings: PlacementConfig,
+    devices_per_host: int,
+    hosts: int = 1,
+    hosts_of: Callable[[str], Collection[int]] | None = None,
+) -> DeviceTable:
+    """``crews`` in the order in which they take GPUs. ``hosts_of``: those of a role; None: all of them.
+    Errors: ConfigError if GPUs are too few, or are none."""
     all_seats = [Seat(host, device) for host in range(hosts) for device in range(devices_per_host)]
     _check_named(crews, settings, devices_per_host)
     taken = {seat for crew in crews for seat in all_seats if seat.device in getattr(settings, crew.role)}
@@ -85,6 +92,7 @@ def place(crews: Sequence[Crew], settings: PlacementConfig, devices_per_host: in
             free = [Seat(host, device) for host in range(hosts) for device in named]
         else:
             free = [seat for seat in all_seats if is_shared or seat not in others]
+        free = [seat for seat in free if hosts_of is None or seat.host in hosts_of(crew.role)]
         seats[crew.role] = list(_seated(crew, free, _words(len(all_seats), hosts)))
         taken |= {seat for group in seats[crew.role] for seat in group}
     return DeviceTable(hosts, devices_per_host, seats)
@@ -153,28 +161,31 @@ class Devices:
         return replace(generator, kv_cache_gib=self.kv_cache_gib, gpu_memory_utilization=self.engine_share)
 
 
-def devices_of(devices: Devices | None, *roles: str) -> list[int]:
-    """Of the ranks of these roles, one after the other, their GPUs; none on a CPU."""
-    return [] if devices is None else [device for role in roles for device in devices.table.devices(role)]
+def seats_of(devices: Devices | None, *roles: str) -> list[Seat]:
+    """Of the ranks of these roles, one after the other; none on a CPU."""
+    return [] if devices is None else [seat for role in roles for seat in devices.table.of_role(role)]
 
 
 class EngineSeats:
-    """Owns which engine has which devices; on a CPU each has none."""
+    """Owns which engine has which GPUs; on a CPU each has none."""
 
-    def __init__(self, engines: Sequence[tuple[int, ...]] | None):
+    def __init__(self, engines: Sequence[tuple[Seat, ...]] | None):
         """``engines``: as in ``DeviceTable.engines``; None: on a CPU."""
         self._free = None if engines is None else list(engines)
         self.count = None if engines is None else len(engines)
         """Of engines that there can be; None: as many as one likes."""
 
-    def take(self) -> tuple[int, ...]:
-        """Errors: RuntimeError if all are taken."""
+    def take(self, is_there: Callable[[int], bool] = lambda host: True) -> tuple[Seat, ...]:
+        """``is_there(host)``: whether a host is not lost; one that is may be had back. Errors: RuntimeError if all are
+        taken."""
         if self._free is None:
             return ()
         if not self._free:
             raise RuntimeError(f"the placement has GPUs for {self.count} engines, and all of them are taken")
-        return self._free.pop(0)
+        found = next((seats for seats in self._free if is_there(seats[0].host)), self._free[0])
+        self._free.remove(found)
+        return found
 
-    def give_back(self, devices: tuple[int, ...]) -> None:
-        if self._free is not None and devices:
-            self._free.insert(0, devices)
+    def give_back(self, seats: tuple[Seat, ...]) -> None:
+        if self._free is not None and seats:
+            self._free.insert(0, seats)

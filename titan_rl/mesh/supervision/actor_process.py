@@ -206,14 +206,19 @@ class ActorProcesses:
         """Held by the one standby that is being prepared."""
         self._count = 0
 
-    async def spawn(self, name: str, environment: dict[str, str], actor: type, *arguments) -> ActorProcess:
-        """A process with an actor of that class; it is watched as soon as its id is known. Errors: ActorDied."""
+    def is_there(self, number: int) -> bool:
+        """Whether the host of that number, in [hosts], is not lost; without any, this machine is."""
+        return self.remote is None or number in self.remote.alive
+
+    async def spawn(
+        self, name: str, environment: dict[str, str], actor: type, *arguments, on: int | None = None
+    ) -> ActorProcess:
+        """A process with an actor of that class; it is watched as soon as its id is known. ``on``: the number of the
+        host, in [hosts], that it must be on. Errors: ActorDied; NoHosts."""
         self._count += 1
-        tag = f"{name.replace(' ', '_')}_{self._count}"
-        if self.remote is not None:
-            await self.remote.some_alive()
-        host = (self.remote or self.hosts).choose(_kind(name))
-        command = await self._command_on(host, _kind(name), getattr(actor, "IMPORTS", None), environment, tag)
+        kind, tag = _kind(name), f"{name.replace(' ', '_')}_{self._count}"
+        host = self.hosts.choose(kind) if self.remote is None else await self.remote.choose(kind, on)
+        command = await self._command_on(host, kind, getattr(actor, "IMPORTS", None), environment, tag)
         procs = host.mesh.spawn_procs(name=tag, bootstrap_command=command)
         sidecar = procs.spawn(f"{tag}_sidecar", Sidecar)
         working = procs.spawn(tag, actor, *map(host.here, arguments))

@@ -173,6 +173,11 @@ class HostAgent(Actor):
     async def signal(self, pids: list[int], number: int) -> None:
         processes.send(pids, number)
 
+    @concurrent_endpoint
+    async def gpus(self) -> tuple[int, int]:
+        """How many there are, and the bytes of the smallest."""
+        return await asyncio.to_thread(_gpus)
+
     # files
 
     @concurrent_endpoint
@@ -199,3 +204,13 @@ class HostAgent(Actor):
     async def missing(self, paths: list[str]) -> list[str]:
         """Which of them are not there."""
         return [path for path in paths if not Path(path).exists()]
+
+
+def _gpus() -> tuple[int, int]:
+    import torch  # which takes a second, and is wanted on hosts with GPUs alone
+
+    if not torch.accelerator.is_available():
+        return 0, 0
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    sizes = [module.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
+    return len(sizes), min(sizes)

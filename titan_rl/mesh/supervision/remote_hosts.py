@@ -21,7 +21,7 @@ from pathlib import Path
 from monarch.actor import attach_to_workers, enable_transport
 from monarch.config import configure
 
-from titan_rl.config.hosts import HostsConfig, parse_address
+from titan_rl.config.hosts import HostsConfig, hosts_of, parse_address
 from titan_rl.config.load import ConfigError
 from titan_rl.mesh.launch.base import HostLauncher, HostOrder, HostUnavailable
 from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address
@@ -35,9 +35,13 @@ from titan_rl.mesh.supervision.reception import Claim, ClaimIsOver, ask_for_loop
 from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
 
 _BEAT_SECONDS = 0.5
+_ROUNDING = 0.005
+"""Of a GPU's memory, by which what it is said to have may be too high."""
 _LEASE_SHARE = 0.85
 """Of ``hosts.silence``: after so much of it a host ends its processes itself."""
 _FAREWELL_SECONDS = 5.0
+_NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""Of a run on the hosts' cores: a process that finds a GPU works on it."""
 _TRIES, _PAUSE_SECONDS = 5, 3.0
 """To have a host back that is there, and cannot be used."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -143,12 +147,25 @@ class RemoteHosts:
         agent = mesh.spawn_procs(name=f"agent{tag}").spawn(f"agent{tag}", HostAgent)
         lease, towards = _LEASE_SHARE * self._settings.silence, parse_address(self._launcher.rendezvous()).host
         facts: HostFacts = await agent.begin.call_one(lease, time.monotonic(), towards)
+        await self._check_gpus(number, facts.name, agent)
         if missing := await agent.missing.call_one(list(self._needs.elsewhere)):
             raise ConfigError(f"host {number} ({facts.name}) has no {missing[0]}: put it there, at the same path")
         host = Host(f"host {number} ({facts.name})", mesh, facts=facts, agent=agent, number=number)
         host.processes = RemoteProcesses(agent)
         host.paths = await self._bring_model(host)
         return host
+
+    async def _check_gpus(self, number: int, name: str, agent: HostAgent) -> None:
+        """Errors: ConfigError for a host that has less than was promised of it."""
+        if not self._settings.gpus:
+            return
+        count, nbytes = await agent.gpus.call_one()
+        wanted, gib = self._settings.gpus, self._settings.gpu_memory_gib
+        if count < wanted or nbytes < (1 - _ROUNDING) * gib * 2**30:
+            raise ConfigError(
+                f"host {number} ({name}) has {count} GPUs of {nbytes / 2**30:.1f} GiB, and hosts.gpus = {wanted} of "
+                f"hosts.gpu_memory_gib = {gib:g} are wanted of each host: set these to what all have"
+            )
 
     async def _bring_model(self, host: Host) -> dict[str, str]:
         """Where paths of the controller are on the host."""
@@ -164,26 +181,31 @@ class RemoteHosts:
         """By number, in its order."""
         return {number: host for number, host in sorted(self._hosts.items()) if not host.died.done()}
 
-    async def some_alive(self) -> None:
-        """Until there is a host. Errors: NoHosts if none comes (back) in the time that one has to come up."""
-        if not self.alive:
-            self._came.clear()
-            with suppress(DeadlineError):
-                await within(self._seconds, "a host", self._came.wait())
-        if not self.alive:
-            raise NoHosts("all hosts of the run are lost")
+    async def choose(self, kind: str, on: int | None = None) -> Host:
+        """As ``Hosts.choose``; ``on``: the number of the only one that will do, since GPUs are there which are meant
+        for that process. Errors: NoHosts if none is left, and none comes back in the time that one has to come up."""
+        await self._some_alive(on)
+        host = self._spread(kind) if on is None else self.alive[on]
+        host.kinds.append(kind)
+        return host
 
-    def choose(self, kind: str) -> Host:
-        """As ``Hosts.choose``. Errors: NoHosts."""
+    async def _some_alive(self, on: int | None) -> None:
+        """Until there is a host, or that one."""
+        deadline = time.monotonic() + self._seconds
+        while not (self.alive if on is None else on in self.alive):
+            self._came.clear()
+            try:
+                await within(deadline - time.monotonic(), "a host", self._came.wait())
+            except DeadlineError:
+                gone = "all hosts of the run are" if on is None else f"host {on}, with the GPUs that it works on, is"
+                raise NoHosts(f"{gone} lost, and did not come back in {self._seconds:g} s") from None
+
+    def _spread(self, kind: str) -> Host:
         alive, wanted = self.alive, hosts_of(self._settings, kind, self._launcher.count)
-        if not alive:
-            raise NoHosts("all hosts of the run are lost")
         able = [host for number, host in alive.items() if number in wanted]
         if not able:
             self._tell_once(f"no host for a {kind} is left: it goes to those that are there")
-        host = min(able or alive.values(), key=lambda host: (host.kinds.count(kind), len(host.kinds)))
-        host.kinds.append(kind)
-        return host
+        return min(able or alive.values(), key=lambda host: (host.kinds.count(kind), len(host.kinds)))
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:
@@ -195,6 +217,7 @@ class RemoteHosts:
         facts, threads = host.facts, self._threads(host, kind)
         found = facts.mark | {"TMPDIR": facts.scratch, HOST_ADDRESS: facts.address}
         found |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        found |= {} if self._settings.gpus else _NO_GPUS
         # peers on other hosts are not to be reached by ``lo``, nor by what the host's name resolves to
         return found | ({key: facts.interface for key in _INTERFACES} if facts.interface else {})
 
@@ -273,11 +296,3 @@ class RemoteHosts:
 async def _end(host: Host) -> None:
     with suppress(Exception):  # it is gone, which is what was wanted
         await host.agent.end.call_one()
-
-
-def hosts_of(settings: HostsConfig, kind: str, count: int) -> set[int]:
-    """Numbers of the hosts that a kind of process goes to."""
-    named = getattr(settings, kind if kind in ("generator", "verifier") else "trainer")
-    if not named:
-        return set(range(count))
-    return {number for number in range(count) if number in named or settings.label_of(number) in named}

@@ -75,14 +75,27 @@ class Standby:
             self.processes.forget(process)
             self.make()
 
-    async def take(self, name: str) -> ActorProcess:
-        """The one that waits, under its new name, or a fresh process. Errors: ActorDied; DeadlineError."""
+    async def take(self, name: str, on: int | None = None) -> ActorProcess:
+        """The one that waits, under its new name, or a fresh process. ``on``: the number of the host that it must be
+        on. Errors: ActorDied; DeadlineError; NoHosts if that host is lost, and does not come back."""
         candidate, self._candidate = self._candidate, None
         process = None if candidate is None else await self._result_of(candidate)
+        if process is not None and on is not None and process.host.is_remote and process.host.number != on:
+            self._put_back(candidate, process)
+            process = None
         if process is None:
-            return await self.processes.spawn(name, *self._spawn_arguments)
+            return await self.processes.spawn(name, *self._spawn_arguments, on=on)
         process.name = name
         return process
+
+    def _put_back(self, candidate: _Candidate, process: ActorProcess) -> None:
+        """It is on another host than the one that is wanted: it goes on waiting, unless another was made meanwhile."""
+        if self._candidate is None:
+            self._candidate = candidate
+            return
+        process.is_stopping = True
+        process.kill()
+        self.processes.forget(process)
 
     async def _result_of(self, candidate: _Candidate) -> ActorProcess | None:
         """None if it is dead, or would be ready no sooner than a fresh process."""
