@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from titan_rl.controller.launching.kubernetes import dns_name
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable, make_host_launcher
 from titan_rl.mesh.launch.certificates import complete, make_certificates, use_certificates
 from titan_rl.mesh.launch.kubernetes.options import kubernetes_options
+from titan_rl.mesh.launch.kubernetes.pods import CERTIFICATES, TAKE_CERTIFICATES
 from titan_rl.mesh.launch.resumable import resumable
 from titan_rl.mesh.launch.slurm.commands import JobState, job_environment, parse_jobs
 from titan_rl.mesh.launch.slurm.script import FIRST_PORT, NUM_PORTS, port_of
@@ -399,6 +401,23 @@ def test_nobody_is_root_and_nobody_else_comes_in(written):
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         shm = [volume for volume in spec["volumes"] if volume["name"] == "shm"]
         assert shm == [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_container_takes_certificates_again_when_it_is_started_again():
+    """Their user, who is not root, owns them alone, and may not write to what he had taken before."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        given, own = Path(folder, "given"), Path(folder, "own")
+        given.mkdir()
+        (given / "a.key").write_text("one")
+        (given / "a.key").chmod(0o444)
+        Path(folder).chmod(0o777)
+        script = TAKE_CERTIFICATES.replace(CERTIFICATES, str(own)).replace("/etc/titan-rl/certificates", str(given))
+        for text in ("one", "two"):
+            (given / "a.key").write_text(text)
+            subprocess.run(["sh", "-euc", script], user=65534, group=65534, cwd="/", check=True)
+            assert (own / "a.key").read_text() == text
+        assert not (own / "a.key").stat().st_mode & 0o077 and (own / "a.key").stat().st_uid == 65534
 
 
 def test_hosts_have_gpus_and_the_controller_has_none(written):

@@ -9,7 +9,7 @@ RUN, PART = "titan-rl/run", "titan-rl/part"
 CERTIFICATES = "/run/titan-rl/certificates"
 """A folder in memory: a key of a Secret can be read by its group, and the user must own it alone."""
 _SECRET = "/etc/titan-rl/certificates"
-TAKE_CERTIFICATES = f"umask 077; mkdir -p {CERTIFICATES}; cp -L {_SECRET}/* {CERTIFICATES}/"
+TAKE_CERTIFICATES = f"umask 077; mkdir -p {CERTIFICATES}; cp -Lf {_SECRET}/* {CERTIFICATES}/"
 
 Manifest = dict[str, Any]
 
