@@ -1,6 +1,8 @@
 """A run over hosts of namespaces: hosts that serve, controllers that come and go, and what is left of it all."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,9 +48,18 @@ class OverHosts:
         command = [*PYTHON, "host", f"tls://{name}:{PORT}", "--certificates", self.certificates, *flags]
         self.hosts[name] = self._start(name, *command)
 
+    def end(self, name: str) -> int:
+        """A machine is told to be a host no longer; with which code it ends."""
+        asked = " ".join(self.hosts[name].args[self.hosts[name].args.index("--") + 1 :])
+        [pid] = [pid for pid in self.cluster.processes(name) if running.command_line(pid).strip() == asked]
+        os.kill(pid, signal.SIGTERM)
+        return self.hosts[name].wait(30)
+
     def _start(self, name: str, *command: str) -> subprocess.Popen:
         with open(self.out / f"{name}.txt", "a") as file:
-            return self.cluster.start(name, *command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            output = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            own = dict(os.environ, TMPDIR="/tmp")  # a machine's own, wherever this test's is
+            return self.cluster.start(name, *command, env=own, **output)
 
     def said(self, name: str) -> str:
         return (self.out / f"{name}.txt").read_text()

@@ -86,9 +86,7 @@ def run(tmp_path_factory):
         run.left = {
             name: sorted(path.name for path in cluster.path(name, "/tmp").glob("titan_rl_*/*")) for name in "AC"
         }
-        for name in "AC":
-            run.hosts[name].terminate()
-        run.codes = {name: run.hosts[name].wait(30) for name in "AC"}
+        run.codes = {name: run.end(name) for name in "AC"}
         run.left_at_last = {name: list(cluster.path(name, "/tmp").glob("titan_rl_*")) for name in "AC"}
         yield run
 
