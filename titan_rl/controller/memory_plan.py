@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
+from titan_rl.config.device_defaults import MIN_WIDE_SEQUENCES
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.controller.preflight import Checked, read_config
 from titan_rl.controller.turn_memory import OF_ITS_TURN, peak
+from titan_rl.kernels.linear_logprob import multiplies_wide
 from titan_rl.mesh.channel.region import NUM_SLOTS
 from titan_rl.mesh.channel.transports import ON_GPU
 from titan_rl.mesh.launch.devices import TRAINER
@@ -200,7 +202,9 @@ def _trainer(checked: Checked, hf: PreTrainedConfig, size: Size) -> Need:
         needs["weights to send"] = NUM_SLOTS * size.parameters * bytes_of(config.generator.dtype)
     gathers = training.mixed_precision_param != "float32" or parallelism.data_parallel_shard_degree > 1
     if gathers and parallelism.fsdp_reshard_after_forward == "never":
-        needs["gathered weights"] = size.parameters * bytes_of(training.mixed_precision_param) * titan.batch_degree
+        is_wide = titan.world_size == 1 and training.mixed_precision_param == "bfloat16" and multiplies_wide()
+        element = WEIGHT if is_wide else bytes_of(training.mixed_precision_param)  # trainer/lone_rank.py
+        needs["gathered weights"] = size.parameters * element * titan.batch_degree
     return Need(
         "trainer",
         needs
@@ -238,10 +242,13 @@ def activations(hf: PreTrainedConfig, training, is_kept: bool) -> float:
 def _generators(config: Config, hf: PreTrainedConfig, parameters: int) -> Need:
     """An engine's weights, and what it reads the next ones into."""
     generator, element = config.generator, bytes_of(config.generator.dtype)
-    head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
+    words = hf.vocab_size * hf.hidden_size
+    head = 4 * words if element < 4 else 0
+    is_wide = generator.dtype == "bfloat16" and generator.max_num_seqs >= MIN_WIDE_SEQUENCES and multiplies_wide()
     needs = {
         "weights": 2 * parameters * element,
         "head in fp32": head,
+        "layers in fp32": (WEIGHT - element) * (parameters - words) if is_wide else 0,
         "KV cache": generator.kv_cache_gib * GIB,
         "libraries": generator.tensor_parallel * LIBRARIES["generator"] * GIB,
     }

@@ -10,11 +10,8 @@ from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.platforms import current_platform
 
+from titan_rl.config.device_defaults import MIN_WIDE_SEQUENCES
 from titan_rl.kernels.linear_logprob import multiplies_wide
-
-_MIN_SEQUENCES = 32
-"""8 sequences take 28 ms for SmolLM2's layers instead of 21, 64 take 76 instead of 94, prompts of 700 tokens 0.5 s
-instead of 0.9."""
 
 
 class WideLinearMethod(UnquantizedLinearMethod):
@@ -33,7 +30,7 @@ class WideLinearMethod(UnquantizedLinearMethod):
 
 def widen_linears(model: torch.nn.Module, max_num_seqs: int) -> None:
     """Before vLLM packs their weights. ``max_num_seqs``: the most sequences of a step."""
-    if not current_platform.is_cpu() or not multiplies_wide() or max_num_seqs < _MIN_SEQUENCES:
+    if not current_platform.is_cpu() or not multiplies_wide() or max_num_seqs < MIN_WIDE_SEQUENCES:
         return
     for module in model.modules():
         if not isinstance(module, LinearBase) or module.params_dtype != torch.bfloat16:
