@@ -32,7 +32,7 @@ def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json
         print(json.dumps({"step": step, "groups": [as_plain(group) for group in groups]}))
         return 0
     console = Console(highlight=False)
-    console.print(f"step {step} of {run}", style="bold", markup=False)
+    console.print(f"step {step} of {run}", style="bold", markup=False, soft_wrap=True)
     for group in groups:
         for line in lines_of(group):
             console.print(line)
