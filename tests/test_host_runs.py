@@ -67,6 +67,25 @@ def user_gets(cluster: machines.Machines, name: str, user: str) -> set[str]:
     return set(said.splitlines())
 
 
+def without_its_data(run: host_runs.OverHosts) -> tuple[int, str]:
+    """Another run over the hosts that are left, whose rows are on the controller's machine alone: how it ends."""
+    rows = [json.dumps({"question": f"{number}+1=", "answer": str(number + 1)}) for number in range(64)]
+    run.cluster.path("ctl", "/tmp/rows.jsonl").write_text("\n".join(rows) + "\n")
+    asked = dict(task__name="jsonl", task__options__file="/tmp/rows.jsonl", eval__prompts=8)
+    settings = {name: value for name, value in running.SMALL.items() if not name.startswith("task.")}
+    files = dict(hosts__launcher="attach", hosts__addresses='["tls://A:26600", "tls://C:26600"]')
+    given = settings | asked | files | dict(hosts__controller="ctl", hosts__certificates=run.certificates)
+    parts = [
+        part
+        for key, value in given.items()
+        for part in (f"--{key.replace('__', '.')}", value if isinstance(value, str) else str(value).lower())
+    ]
+    command = [*host_runs.PYTHON, "train", "--run.dir", str(run.out / "refused"), *parts]
+    ended = run.cluster.start("ctl", *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said, _ = ended.communicate(timeout=host_runs.SECONDS)
+    return ended.returncode, said
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("hosts")
@@ -86,6 +105,7 @@ def run(tmp_path_factory):
         run.left = {
             name: sorted(path.name for path in cluster.path(name, "/tmp").glob("titan_rl_*/*")) for name in "AC"
         }
+        run.refused = without_its_data(run)
         run.codes = {name: run.end(name) for name in "AC"}
         run.left_at_last = {name: list(cluster.path(name, "/tmp").glob("titan_rl_*")) for name in "AC"}
         yield run
@@ -132,6 +152,15 @@ def test_of_a_run_nothing_is_left_on_hosts_which_wait_for_the_next_one(run):
 
 def test_a_host_that_waits_has_one_port_open(run):
     assert run.idle == {name: [f"tls://{name}:26600"] for name in HOSTS}
+
+
+def test_what_is_not_on_every_host_is_a_mistake_before_any_actor_starts(run):
+    code, said = run.refused
+    assert code == 2, said
+    assert "(A) has no /tmp/rows.jsonl: put it there" in said or "(C) has no /tmp/rows.jsonl: put it there" in said
+    assert "Traceback" not in said and "started" not in said
+    events = (run.out / "refused" / "events.jsonl").read_text()
+    assert "trainer" not in events and "generator" not in events
 
 
 def test_another_user_of_a_host_gets_nothing(run):

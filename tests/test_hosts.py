@@ -275,7 +275,9 @@ def test_only_connections_to_the_lost_host_are_ended():
     for address in ("127.0.0.1", "127.0.0.2"):
         server = socket.create_server((address, 0))
         ours[address] = socket.create_connection(server.getsockname()), server.accept()[0], server
+    before = os.listdir("/proc/self/fd")
     hang_up("127.0.0.2")
+    assert os.listdir("/proc/self/fd") == before, "none is left behind: one of a pipe would keep that open"
     ours["127.0.0.2"][0].settimeout(5)
     assert ours["127.0.0.2"][0].recv(1) == b"", "as if the peer had hung up"
     ours["127.0.0.1"][1].sendall(b"x")

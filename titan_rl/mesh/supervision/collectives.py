@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 import sys
 import threading
 from contextlib import closing, suppress
@@ -30,9 +31,12 @@ def end_collectives(lost: str = "") -> bool:
 def hang_up(address: str) -> None:
     """End all of this process's TCP connections to a host."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError), closing(socket.socket(fileno=os.dup(descriptor))) as connection:
-            if connection.type == socket.SOCK_STREAM and _peer(connection) == address:
-                connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue  # a second descriptor of a pipe would keep it open
+            with closing(socket.socket(fileno=os.dup(descriptor))) as connection:
+                if connection.type == socket.SOCK_STREAM and _peer(connection) == address:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def _peer(connection: socket.socket) -> str:
