@@ -9,7 +9,7 @@ import torch.distributed as dist
 from kernel_checks import poison, run_interpreted
 
 from titan_rl.kernels import linear_logprob as room
-from titan_rl.kernels.linear_logprob import linear_logprob, multiplies_wide
+from titan_rl.kernels.linear_logprob import linear_logprob
 
 # one token and few words; words that fill no block; SmolLM2's hidden size, which fills no power of two
 SHAPES = [(1, 7, 5), (5, 130, 24), (33, 257, 64), (3, 70, 576)]
@@ -320,9 +320,11 @@ def check_spread_vocabulary_agrees_with_the_whole_one(tmp_path):
         torch.testing.assert_close(torch.cat([part[2] for part in parts]), bias_V)
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_products_keep_their_precision(dtype):
-    """That of bf16 is set for the products of bf16 alone, where a CPU's bf16 units make them, and not left behind."""
+def test_other_products_keep_their_precision(monkeypatch, dtype, is_wide):
+    """That of bf16 is set for the products of bf16 alone, where its units are the faster ones, and not left behind."""
+    monkeypatch.setattr("titan_rl.kernels.linear_logprob.multiplies_wide", lambda: is_wide)
     matmul, seen = torch.backends.mkldnn.matmul, []
     before = matmul.fp32_precision
     hidden, weight = torch.ones(3, 4, dtype=dtype, requires_grad=True), torch.ones(5, 4, dtype=dtype)
@@ -332,5 +334,4 @@ def test_other_products_keep_their_precision(dtype):
         return torch.ones_like(logprob_S)
 
     linear_logprob(hidden, weight, torch.tensor([0, 1, 4]), expected_grad=expected)[0].sum().backward()
-    is_narrow = dtype == torch.bfloat16 and not multiplies_wide()
-    assert seen == ["bf16" if is_narrow else before] and matmul.fp32_precision == before
+    assert seen == ["bf16" if dtype == torch.bfloat16 and not is_wide else before] and matmul.fp32_precision == before
