@@ -140,6 +140,8 @@ def test_a_controller_asks_until_the_host_is_there_and_free():
             await ask_for_loop(address, FIRST, said.append)
         await answers
         reception.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address.host, address.port), 5)
 
     asyncio.run(run())
 

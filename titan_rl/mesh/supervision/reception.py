@@ -93,6 +93,9 @@ class Reception:
         threading.Thread(target=self._accept, name="reception", daemon=True).start()
 
     def close(self) -> None:
+        """From now on nothing listens here."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # else the thread that accepts would keep it open
         self._listener.close()
 
     def _accept(self) -> None:
