@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
+from torchtitan.models.common.attention import QKVLinear
 
 from titan_rl.kernels import linear_logprob
 
@@ -40,46 +41,65 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torc
     return out.copy_(torch.bmm(left, right)) if is_widened(out) else torch.bmm(left, right, out=out)
 
 
-def project(input_I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    """``input @ weight.T + bias``, in the input's dtype."""
+def factor(x: torch.Tensor) -> torch.Tensor:
+    """What ``x`` is multiplied as: widened, if it is bf16 whose products are faster so. Of several products, once."""
+    return x.float() if is_widened(x) else x
+
+
+def project(input_I: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """``input @ weight.T``, in the input's dtype."""
     if is_widened(input_I, weight_OI):
-        bias_O = None if bias_O is None else bias_O.float()
-        return F.linear(input_I.float(), weight_OI.float(), bias_O).to(input_I.dtype)
-    return F.linear(input_I, weight_OI, bias_O)
+        return F.linear(input_I.float(), weight_OI.float()).to(input_I.dtype)
+    return F.linear(input_I, weight_OI)
 
 
-def projected_back(grad_O: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """The gradient of ``project``'s input."""
-    if is_widened(grad_O, weight_OI):
-        return (grad_O.float() @ weight_OI.float()).to(grad_O.dtype)
-    return grad_O @ weight_OI
+def projected_back(grad_O: torch.Tensor, weight_OI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of ``project``'s input, of ``dtype``. ``grad_O``: a ``factor``."""
+    return (grad_O @ factor(weight_OI)).to(dtype)
 
 
 def weight_gradient(grad_O: torch.Tensor, input_I: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of ``project``'s weight, [O, I], in that weight's dtype."""
-    grad_NO, input_NI = grad_O.flatten(0, -2), input_I.flatten(0, -2)
-    if is_widened(grad_NO):
-        return (grad_NO.float().T @ input_NI.float()).to(dtype)
-    return grad_NO.T @ input_NI
+    """Of ``project``'s weight, [O, I], in that weight's ``dtype``, of two ``factor``s."""
+    return (grad_O.flatten(0, -2).T @ input_I.flatten(0, -2)).to(dtype)
 
 
-class _WideLinear(torch.autograd.Function):
-    """``project`` of bf16 on a CPU that multiplies wide."""
+class _WideLinears(torch.autograd.Function):
+    """Linear layers of one input in bf16 on a CPU that multiplies wide: it is widened once for all of them, and their
+    parts of its gradient are added up before that is rounded. ``parameters``: weight and bias, or None, of each."""
 
     @staticmethod
-    def forward(ctx, input_I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(input_I, weight_OI)
-        return project(input_I, weight_OI, bias_O)
+    def forward(ctx, input_I: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        weights, biases = parameters[::2], parameters[1::2]
+        ctx.save_for_backward(input_I, *weights)
+        wide_I = input_I.float()
+        wide_biases = (bias if bias is None else bias.float() for bias in biases)
+        outputs = (F.linear(wide_I, weight.float(), bias) for weight, bias in zip(weights, wide_biases, strict=True))
+        return tuple(output_O.to(input_I.dtype) for output_O in outputs)
 
     @staticmethod
-    def backward(ctx, grad_O: torch.Tensor):
-        input_I, weight_OI = ctx.saved_tensors
-        of_input, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            projected_back(grad_O, weight_OI) if of_input else None,
-            weight_gradient(grad_O, input_I, weight_OI.dtype) if of_weight else None,
-            grad_O.flatten(0, -2).sum(0) if of_bias else None,
-        )
+    def backward(ctx, *grads_O: torch.Tensor):
+        input_I, *weights = ctx.saved_tensors
+        of_input, *of_parameters = ctx.needs_input_grad
+        wide_I = input_I.float() if any(of_parameters[::2]) else None
+        grad_NI, found = None, []
+        for grad_O, weight_OI, of_weight, of_bias in zip(
+            grads_O, weights, of_parameters[::2], of_parameters[1::2], strict=True
+        ):
+            grad_NO = grad_O.float().flatten(0, -2)
+            found.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype) if of_weight else None)
+            found.append(grad_NO.sum(0).to(grad_O.dtype) if of_bias else None)
+            if of_input and grad_NI is None:
+                grad_NI = grad_NO @ weight_OI.float()
+            elif of_input:
+                grad_NI.addmm_(grad_NO, weight_OI.float())
+        return grad_NI if grad_NI is None else grad_NI.to(input_I.dtype).view(input_I.shape), *found
+
+
+def project_each(x_I: torch.Tensor, *linears: Linear) -> tuple[torch.Tensor, ...]:
+    """What each gives of the same input."""
+    if all(type(linear) is LeanLinear and is_widened(x_I, linear.weight) for linear in linears):
+        return _WideLinears.apply(x_I, *(tensor for linear in linears for tensor in (linear.weight, linear.bias)))
+    return tuple(linear(x_I) for linear in linears)
 
 
 class LeanLinear(Linear):
@@ -89,14 +109,28 @@ class LeanLinear(Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if is_widened(input, self.weight):
-            return _WideLinear.apply(input, self.weight, self.bias)
+            return _WideLinears.apply(input, self.weight, self.bias)[0]
         return super().forward(input)
+
+
+class LeanQKVLinear(QKVLinear):
+    @dataclass(kw_only=True, slots=True)
+    class Config(QKVLinear.Config):
+        pass
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if is_widened(x):
+            return tuple(out.unflatten(-1, (-1, self.head_dim)) for out in project_each(x, self.wq, self.wk, self.wv))
+        return super().forward(x)
+
+
+_LEAN = {Linear.Config: LeanLinear.Config, QKVLinear.Config: LeanQKVLinear.Config}
 
 
 def with_lean_linears(config):
     """TorchTitan's config of a module whose linear layers, all the way down, are such; others stay as they are."""
-    if type(config) is Linear.Config:
-        return LeanLinear.Config(**{field.name: getattr(config, field.name) for field in fields(config)})
+    if type(config) in _LEAN:
+        config = _LEAN[type(config)](**{field.name: getattr(config, field.name) for field in fields(config)})
     if is_dataclass(config) and not isinstance(config, type):
         for field in fields(config):
             if is_dataclass(value := getattr(config, field.name)) and not isinstance(value, type):
