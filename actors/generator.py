@@ -13,6 +13,7 @@ from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.launch.imports import import_all
+from titan_rl.mesh.side_thread import in_side_thread
 from titan_rl.mesh.supervision.examined import examined
 
 
@@ -44,7 +45,7 @@ class Generator(Actor):
             model = self.config, self.model_path, self.max_model_len
             return GenerationEngine(*model, rank, Path(rendezvous_file), devices, self.sleeps)
 
-        self.engine = await asyncio.to_thread(load)
+        self.engine = await in_side_thread(load)
 
     @concurrent_endpoint
     async def place(self) -> Place:
@@ -61,7 +62,7 @@ class Generator(Actor):
     async def connect(self, setup: ReaderSetup) -> RelayHandle | None:
         """Open the trainer's regions: before the first update, and again after a repair of the trainer. Where other
         ranks can take versions that come here, if they are to."""
-        self.reader = await asyncio.to_thread(self.engine.connect, setup)
+        self.reader = await in_side_thread(self.engine.connect, setup)
         return self.reader.relay
 
     @concurrent_endpoint
@@ -97,4 +98,4 @@ class Generator(Actor):
     @concurrent_endpoint
     async def examine(self, code: bytes) -> tuple[bytes, str]:
         """As a trainer's, of this rank's engine."""
-        return await asyncio.to_thread(examined, code, self.engine)
+        return await in_side_thread(examined, code, self.engine)

@@ -64,7 +64,7 @@ class Trainer(Actor):
         self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous)
         # before anybody has a view of what is trained, which may move
         keeps = bool(config.recovery.snapshot_every)
-        self.opening = make_snapshots(rank, self.learner, before=self.snapshots) if keeps else None
+        self.opening = make_snapshots(rank, self.learner, config, before=self.snapshots) if keeps else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
 

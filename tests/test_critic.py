@@ -165,7 +165,7 @@ def test_an_infinite_reward_is_blamed_on_its_sample_alone(model):
 def test_a_snapshot_brings_both_back(model, warmup_steps):
     learner = learner_of(model, critic={"warmup_steps": warmup_steps, "lr_scheduler": {"decay_ratio": 1.0}})
     step(learner, 0), step(learner, 1)
-    snapshots = make_snapshots(0, learner)
+    snapshots = make_snapshots(0, learner, learner.config)
     learner.before_update = snapshots.before_update
     snapshots.take(2)
     saved = weights(learner)

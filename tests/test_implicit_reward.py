@@ -240,7 +240,7 @@ def test_a_snapshot_brings_both_back(model, update):
     settings = {"update": update, "lr_scheduler": {"decay_ratio": 1.0}}
     learner, other = learner_of(model, **settings), learner_of(model, **settings)
     step(learner, 0), step(learner, 1)
-    snapshots = make_snapshots(0, learner)
+    snapshots = make_snapshots(0, learner, learner.config)
     learner.before_update = snapshots.before_update
     snapshots.take(2)
     saved = weights(learner)

@@ -347,7 +347,7 @@ def test_what_is_loaded_goes_on_under_the_settings_of_now_from_the_first_update_
         saver.wait()
         other.load_checkpoint(tmp_path / "checkpoint")
     else:
-        snapshots = make_snapshots(0, learner)
+        snapshots = make_snapshots(0, learner, learner.config)
         snapshots.take(1)
         assert snapshots.steps() == [1]
         load_snapshot(other, snapshots.slot_of(1))

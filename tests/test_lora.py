@@ -162,7 +162,7 @@ def test_generators_get_merged_weights(base, dtype):
 def test_a_state_comes_back_bit_for_bit_from_snapshot_and_checkpoint(base, tmp_path):
     learner = learner_of(base)
     train(learner, 0, 1)
-    snapshots, saver = make_snapshots(0, learner), BackgroundSave(learner)
+    snapshots, saver = make_snapshots(0, learner, learner.config), BackgroundSave(learner)
     snapshots.take(2)
     saver.begin(tmp_path / "checkpoint")
     saver.wait()

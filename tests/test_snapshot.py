@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -31,7 +32,10 @@ def make_learner(tmp_path):
     return lambda: Learner(config, build_titan(config), tmp_path)
 
 
-@pytest.fixture(params=[CopiedSnapshots, SnapshotsInPlace])
+LATE = partial(SnapshotsInPlace, copies_late=True)
+
+
+@pytest.fixture(params=[CopiedSnapshots, SnapshotsInPlace, LATE], ids=["copied", "in place", "in place, late"])
 def kind(request):
     return request.param
 
@@ -106,10 +110,11 @@ def test_a_half_written_step_is_no_step(make_learner, kind, is_stamped):
     keeper.close()
 
 
-def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner):
-    """Through the update that follows, and until its own copy is there."""
+@pytest.mark.parametrize("in_place", [SnapshotsInPlace, LATE])
+def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner, in_place):
+    """Through the update that follows, and until its own copy is there, or is not wanted any more."""
     learner = make_learner()
-    snapshots = SnapshotsInPlace(0, learner)
+    snapshots = in_place(0, learner)
     keeper, held = keeper_of(snapshots), [one.memory for one in snapshots.layout.held]
     snapshots.take(0)
     for step in (1, 2):
@@ -127,6 +132,27 @@ def test_in_place_a_step_stays_until_all_ranks_have_the_next(make_learner):
         assert snapshots.steps() == keeper.steps() == [step - 1, step], "others may still be at the step before"
         snapshots.settle()
         assert snapshots.steps() == keeper.steps() == [step]
+    keeper.close()
+
+
+def test_a_copy_that_is_made_late_takes_no_memory_before(make_learner):
+    """A step that changed nothing has one too: other ranks may not have ended it."""
+    learner = make_learner()
+    snapshots = LATE(0, learner)
+    keeper, state = keeper_of(snapshots), snapshots.region.slot_bytes
+
+    def held() -> int:
+        return os.fstat(snapshots.region.fd).st_blocks * 512
+
+    snapshots.take(0)
+    snapshots.settle()
+    assert keeper.steps() == [0] and held() < 1.1 * state
+    snapshots.take(1)
+    assert snapshots.steps() == keeper.steps() == [0, 1] and held() > 1.9 * state
+    snapshots.settle()
+    assert keeper.steps() == [1] and held() < 1.1 * state
+    snapshots.before_update()
+    assert keeper.steps() == [1] and held() > 1.9 * state
     keeper.close()
 
 

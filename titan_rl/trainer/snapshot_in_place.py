@@ -4,12 +4,17 @@
 
 Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
 and until all ranks have the next step. That is one copy less than where the state lives elsewhere.
+
+    update ─▶ take ─▶ settle: the copy is given up ─▶ forward, backward ─▶ what they took is given up ─▶ copy ─▶ update
+
+That one copies late: no moment holds both the copy and what a forward and a backward take. It costs some time, unless
+that memory is given back in each step anyway.
 """
 
 import torch
 
 from titan_rl.mesh.channel.region import FAILED, WRITING
-from titan_rl.mesh.freed_memory import give_back
+from titan_rl.mesh.freed_memory import drop_shared_contents, give_back
 from titan_rl.trainer.snapshot import Snapshots
 
 _STATE, _COPY = 0, 1
@@ -19,8 +24,9 @@ _STATE, _COPY = 0, 1
 class SnapshotsInPlace(Snapshots):
     """Made before anybody has a view of what is trained: that moves."""
 
-    def __init__(self, rank: int, learner):
+    def __init__(self, rank: int, learner, copies_late: bool = False):
         super().__init__(rank, learner)
+        self._copies_late = copies_late
         self._move_in()
         give_back()  # what was moved has left its memory to nobody
 
@@ -34,6 +40,7 @@ class SnapshotsInPlace(Snapshots):
     def take(self, step: int) -> None:
         self.writer.wait()
         self._forget_after(step)
+        self._copy_if_it_has_to_be()
         stamps = self.region.header.stamps
         stamps[_STATE] = WRITING
         if stamps[_COPY] == step:  # taken again, after the run went back, it is another one
@@ -43,14 +50,27 @@ class SnapshotsInPlace(Snapshots):
 
     def settle(self) -> None:
         self.writer.wait()
-        stamps = self.region.header.stamps
-        if stamps[_STATE] >= 0 and stamps[_STATE] != stamps[_COPY]:
+        if self._copies_late and self.region.header.stamps[_STATE] >= 0:
+            self.region.header.stamps[_COPY] = FAILED
+            drop_shared_contents(self.region.slots[_COPY])
+        elif self._is_without_copy:
             self.writer.begin_again(_STATE, _COPY)
 
     def before_update(self) -> None:
-        self.settle()
         self.writer.wait()
+        self._copy_if_it_has_to_be()
         self.region.header.stamps[_STATE] = WRITING
+
+    @property
+    def _is_without_copy(self) -> bool:
+        stamps = self.region.header.stamps
+        return stamps[_STATE] >= 0 and stamps[_STATE] != stamps[_COPY]
+
+    def _copy_if_it_has_to_be(self) -> None:
+        if self._is_without_copy:
+            if self._copies_late:
+                give_back()
+            self.writer.fill_again(_STATE, _COPY)
 
 
 def _by_itself(place: torch.Tensor) -> torch.Tensor:

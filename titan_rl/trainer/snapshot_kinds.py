@@ -1,19 +1,26 @@
 """Which kind of snapshots a rank takes."""
 
+from titan_rl.config.schema import Config
 from titan_rl.trainer.local_memory import held_by
 from titan_rl.trainer.snapshot import Layout, Snapshots
 from titan_rl.trainer.snapshot_copies import CopiedSnapshots
 from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
 
 
-def make_snapshots(rank: int, learner, before: Snapshots | None = None) -> Snapshots:
+def copies_late(config: Config) -> bool:
+    """Whether a rank on a CPU does so (snapshot_in_place.py): in turns, when it gives all back in each step, and not
+    where another host reads the copy by RDMA, whose pages must stay."""
+    return config.placement.mode == "colocated" and not config.hosts.is_on
+
+
+def make_snapshots(rank: int, learner, config: Config, before: Snapshots | None = None) -> Snapshots:
     """Of a ``trainer.side.Side``, before anybody else has a view of what it trains: that may move.
 
     ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
     these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.
     """
     if learner.device.type == "cpu" and not learner.has_views:
-        return SnapshotsInPlace(rank, learner)
+        return SnapshotsInPlace(rank, learner, copies_late(config))
     size = Layout(held_by(learner)).size
     fits = isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size
     return CopiedSnapshots(rank, learner, before.region if fits else None)

@@ -39,6 +39,7 @@ from titan_rl.mesh.channel.tcp.client import streams_each
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
 from titan_rl.mesh.channel.weights import piece_view
 from titan_rl.mesh.freed_memory import drop_contents
+from titan_rl.mesh.side_thread import in_side_thread
 
 _HOST = torch.device("cpu")
 _FIRST_POLL, _LAST_POLL = 0.0005, 0.02
@@ -241,7 +242,7 @@ class WeightReader:
             for source in dict.fromkeys(source for source, _ in share):
                 source.take(slot, [read for s, read in share if s is source], self.buffer)
 
-        await asyncio.gather(*(asyncio.to_thread(work, share) for share in share_out(reads, self._threads)))
+        await asyncio.gather(*(in_side_thread(work, share) for share in share_out(reads, self._threads)))
         await self._await_stamps(wanted, sources, at_once=True)
         if self._relay is not None:
             for source, place, read in near:

@@ -12,6 +12,7 @@ import torch
 from titan_rl.mesh.channel.checksums import checksums
 from titan_rl.mesh.channel.region import FAILED, WRITING, Region
 from titan_rl.mesh.channel.streams import NoStream
+from titan_rl.mesh.side_thread import compute_alone
 
 Copies = list[tuple[torch.Tensor, torch.Tensor | Callable[[], torch.Tensor]]]
 """(place in the slot, where its values come from, or what makes them)."""
@@ -53,12 +54,19 @@ class SlotWriter:
     def begin_again(self, source: int, slot: int) -> None:
         """Fill a slot with the version that another one holds, which must not change meanwhile."""
         self.wait()
+        self._begin(int(self.region.header.stamps[source]), slot, lambda: self._copy_slot(source, slot))
 
-        def fill() -> None:
-            self.region.slots[slot].copy_(self.region.slots[source])
-            self.region.header.checksums[slot] = self.region.header.checksums[source]
+    def fill_again(self, source: int, slot: int) -> None:
+        """The same by the calling thread, until it is done."""
+        self.wait()
+        stamps = self.region.header.stamps
+        stamps[slot] = WRITING
+        self._copy_slot(source, slot)
+        stamps[slot] = stamps[source]
 
-        self._begin(int(self.region.header.stamps[source]), slot, fill)
+    def _copy_slot(self, source: int, slot: int) -> None:
+        self.region.slots[slot].copy_(self.region.slots[source])
+        self.region.header.checksums[slot] = self.region.header.checksums[source]
 
     def _begin(self, version: int, slot: int, fill: Callable[[], None]) -> None:
         self.wait()
@@ -73,6 +81,7 @@ class SlotWriter:
     def _fill(self, version: int, slot: int, fill: Callable[[], None]) -> None:
         header = self.region.header
         try:
+            compute_alone()
             give_way(self.nice)
             fill()
             header.stamps[slot] = version

@@ -15,6 +15,7 @@ from monarch.actor import Actor, concurrent_endpoint
 from titan_rl.mesh.channel.region import WRITING, Region, RegionHandle
 from titan_rl.mesh.channel.snapshot_keeper import whole_slot
 from titan_rl.mesh.channel.sources import Rdma, TornRead
+from titan_rl.mesh.side_thread import in_side_thread
 
 _POLL_SECONDS = 0.1
 _READ_SECONDS = 60.0
@@ -53,7 +54,7 @@ class _Copy:
         header.stamps[into] = WRITING
         reads, buffer = whole_slot(self.source.handle), self.region.slots[into]
         await self.source.fetch(slot, reads, buffer, _READ_SECONDS)
-        await asyncio.to_thread(self.source.take, slot, reads, buffer)
+        await in_side_thread(self.source.take, slot, reads, buffer)
         header.checksums[into] = self.source.header.checksums[slot]
         header.stamps[into] = step
 

@@ -21,6 +21,7 @@ from titan_rl.mesh.channel.sources import Gone, Tcp, TornRead
 from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Refused, WrongBlock, dealt, streams_each
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.transports import Transport
+from titan_rl.mesh.side_thread import compute_alone
 
 _PAUSE_SECONDS = 0.5
 """Before a trainer that could not be reached is asked again."""
@@ -86,7 +87,7 @@ async def take_over_streams(
     shares = dealt(reads, count)
     if not shares:
         return
-    pool, loop = ThreadPoolExecutor(len(shares), "blocks"), asyncio.get_running_loop()
+    pool, loop = ThreadPoolExecutor(len(shares), "blocks", compute_alone), asyncio.get_running_loop()
     whole = version.stamp, version.slot
     try:
         works = (loop.run_in_executor(pool, source.take, *whole, s, buffer, version.deadline, done) for s in shares)
