@@ -4,8 +4,7 @@
 
 TRL is installed into an environment of its own, on top of this one's packages. It gets the prompts of our own run, as
 many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32), and the allocator's settings
-that made it a quarter faster. Our trainer and generator take turns, as the two do in TRL's one process, and rows have
-half of the tokens that they may have elsewhere, which takes less memory and as long.
+that made it a quarter faster. Our trainer and generator take turns, as the two do in TRL's one process.
 """
 
 import json
@@ -42,7 +41,7 @@ _ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
 _BAR_MEMORY, _BAR_RATE = 1.5, 0.6
-_OURS = OVERRIDES | {"placement": {"mode": "colocated"}, "training": OVERRIDES["training"] | {"seq_len": 1024}}
+_OURS = OVERRIDES | {"placement": {"mode": "colocated"}}
 _SECONDS = 7200.0
 
 
