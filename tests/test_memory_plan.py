@@ -79,9 +79,11 @@ def test_in_turns_less_is_held_at_once():
     awake = of["generators"]["weights"] + of["generators"]["KV cache"]
     step = of["trainer"]["gradients"] + of["trainer"]["activations"]
     whole = sum(need.total for need in needs)
-    assert held_at_once(checked.config, needs) == whole - min(awake, step) < whole
+    # a late copy and a pass are not there at one time
+    spared = awake + min(of["trainer"]["activations"], of["trainer"]["snapshots"])
+    assert held_at_once(checked.config, needs) == whole - min(spared, step) < whole
     certain = held_at_once(checked.config, needs, ("activations",))
-    assert certain == whole - of["trainer"]["activations"] - of["trainer"]["gradients"]
+    assert certain == whole - of["trainer"]["activations"] - min(of["trainer"]["gradients"], awake)
     assert check_memory(checked).endswith("; in turns")
     apart = check(load_config(None, {}))
     assert held_at_once(apart.config, memory_needs(apart)) == sum(need.total for need in memory_needs(apart))

@@ -15,7 +15,7 @@ from titan_rl.config.device_defaults import MIN_WIDE_SEQUENCES
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.controller.preflight import Checked, read_config
-from titan_rl.controller.turn_memory import OF_ITS_TURN, peak
+from titan_rl.controller.turn_memory import OF_A_PASS, OF_ITS_TURN, peak
 from titan_rl.kernels.linear_logprob import multiplies_wide
 from titan_rl.mesh.channel.region import NUM_SLOTS
 from titan_rl.mesh.channel.transports import ON_GPU
@@ -24,6 +24,7 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
+from titan_rl.trainer.snapshot_kinds import copies_late
 
 GIB = 2**30
 LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
@@ -115,8 +116,17 @@ def _is_elsewhere(config: Config) -> bool:
 
 def held_at_once(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
     """Bytes of this machine's memory, at most at any time; ``but`` for what has such reasons."""
-    holds = [(need.role, {why: size for why, size in need.bytes_by_reason.items() if why not in but}) for need in needs]
-    return peak(holds, {TRAINER} if config.placement.mode == "colocated" else (), OF_ITS_TURN)
+    in_turns = {TRAINER} if config.placement.mode == "colocated" else ()
+    late = DEVICE_TYPE == "cpu" and copies_late(config) and not config.lora.rank
+    # then the copy is not there while a forward and a backward are under way, nor these while it is
+    return max(
+        peak([(need.role, _without(need, (*but, *absent))) for need in needs], in_turns, OF_ITS_TURN)
+        for absent in ((("snapshots",), OF_A_PASS) if late else ((),))
+    )
+
+
+def _without(need: Need, reasons: tuple[str, ...]) -> dict[str, float]:
+    return {why: size for why, size in need.bytes_by_reason.items() if why not in reasons}
 
 
 def with_snapshots_that_fit(checked: Checked) -> tuple[Checked, str]:
