@@ -287,7 +287,7 @@ class _Gradients:
         if self.hidden_SD is not None:
             _add_product(self.hidden_SD[rows], grad_SV, block_VD)
         if self.weight is not None:
-            if first and last and grad_SV.dtype == self.weight.out.dtype:
+            if first and grad_SV.dtype == self.weight.out.dtype and (last or self.weight.out.dtype == self.dtype):
                 torch.mm(grad_SV.T, hidden_SD, out=self.weight.out[words])
             else:
                 _add_product(self.weight.block(words, first), grad_SV.T, hidden_SD)

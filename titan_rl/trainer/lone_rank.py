@@ -30,6 +30,9 @@ from titan_rl.models.decoder import Float32Head
 from titan_rl.models.lora import draw_nothing
 from titan_rl.trainer.titan_config import TitanConfig
 
+_PART = 2**18
+"""Of a weight, in elements."""
+
 
 def is_lone(titan: TitanConfig, dims: ParallelDims, device: torch.device) -> bool:
     """Whether a rank may compute so: copies in another dtype are those of the whole model, which must be wanted."""
@@ -86,8 +89,8 @@ class LoneRank:
 
     def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
         memory = _local(trained.detach())
-        rounded = memory.to(self.dtype)
-        copy = nn.Parameter(rounded.float() if is_wide else rounded, requires_grad=trained.requires_grad)
+        values = _rounded_in_fp32(memory, self.dtype) if is_wide else memory.to(self.dtype)
+        copy = nn.Parameter(values, requires_grad=trained.requires_grad)
         if not copy.requires_grad:
             return copy
         if copy.dtype == memory.dtype:
@@ -95,6 +98,14 @@ class LoneRank:
         else:
             copy.register_post_accumulate_grad_hook(lambda copy: _take_gradient(copy, trained))
         return copy
+
+
+def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """To ``dtype`` and back, a part at a time, which stays in a core's cache meanwhile."""
+    out = torch.empty_like(memory, dtype=torch.float32)
+    for wide, exact in zip(out.view(-1).split(_PART), memory.reshape(-1).split(_PART), strict=True):
+        wide.copy_(exact.to(dtype))
+    return out
 
 
 def _multiplied_otherwise(ours: nn.Module, its: nn.Module) -> list[nn.Parameter]:

@@ -13,21 +13,20 @@ import statistics
 import subprocess
 import sysconfig
 import tempfile
-import time
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.bench.harness import row
+from titan_rl.diagnostics.bench.matrix_share import matrix_rates, training_share
 from titan_rl.diagnostics.bench.memory_watch import Held, memory_watch
-from titan_rl.diagnostics.bench.step_smollm2 import OVERRIDES
+from titan_rl.diagnostics.bench.step_smollm2 import BAR_SHARE, OVERRIDES
 from titan_rl.diagnostics.bench.training import trained
 from titan_rl.mesh.launch.placement import available_cores
 from titan_rl.records.metrics import read_metrics
@@ -40,7 +39,7 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 35),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-_BAR_MEMORY, _BAR_RATE = 1.5, 0.6
+_BAR_MEMORY = 1.5
 _OURS = OVERRIDES | {"placement": {"mode": "colocated"}}
 _SECONDS = 7200.0
 
@@ -71,26 +70,24 @@ class _Ran:
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     python = _environment()
-    rates = {dtype: _matrix_rate(dtype) for dtype in (torch.bfloat16, torch.float32)}
-    rate = max(rates.values())  # fp32 makes bf16's products, too
+    rates = matrix_rates()
     plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
     ours, theirs, shares, prompts = [], [], [], []
     for _ in range(plan.pairs):
         with memory_watch() as held, trained("smollm2.toml", _OURS, overrides) as root:
             config = json.loads((root / "config.json").read_text())
             records = [record for record in read_metrics(root) if "reward" in record][plan.num_warming :]
-            groups = [read_rollouts(root / "rollouts", record["step"]) for record in records]
-            prompts = _prompts([group for step in groups for group in step], config["model"]["path"])
-        operations = statistics.mean(_operations(step, config["model"]["path"]) for step in groups)
-        step, training = (_median(records, name) for name in ("seconds_step", "seconds_forward_backward"))
+            groups = [group for record in records for group in read_rollouts(root / "rollouts", record["step"])]
+            prompts = _prompts(groups, config["model"]["path"])
+            shares.append(training_share(root, records, max(rates.values())))
+        step = statistics.median(record["seconds_step"] for record in records)
         ours.append(_Ran(step, held, statistics.mean(record["response_length"] for record in records)))
-        shares.append(operations / training / rate)
         theirs.append(_run_trl(python, config, prompts, plan))
     rows = [
         _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
         _ratio("step over TRL's, by new token", ours, theirs, lambda ran: ran.step / ran.length, plan.bar),
         _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
-        row("training's share of the matrix rate", statistics.median(shares), "ratio", _BAR_RATE, at_most=False),
+        row("training's share of the matrix rate", statistics.median(shares), "ratio", BAR_SHARE, at_most=False),
         *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),
     ]
     for name, runs in (("titan_rl", ours), ("TRL", theirs)):
@@ -107,38 +104,10 @@ def _ratio(name: str, ours: list[_Ran], theirs: list[_Ran], of: Callable[[_Ran],
     return row(name, statistics.median(ratios), "ratio", bar, pairs=ratios)
 
 
-def _median(records: list[dict[str, Any]], name: str) -> float:
-    return statistics.median(record[name] for record in records)
-
-
 def _prompts(groups: list[Group], model: str) -> list[str]:
     tokenizer = AutoTokenizer.from_pretrained(model)
     starts = (group.rollouts[0].tokens[: group.rollouts[0].turns[0].start] for group in groups)
     return [tokenizer.decode(tokens) for tokens in starts]
-
-
-def _operations(groups: list[Group], model: str) -> float:
-    """Of forward and backward, by the weights' products alone: 6 a weight and token (arXiv 2001.08361, table 1).
-
-    A prompt's tokens count once a group, and only answers' tokens have logits.
-    """
-    hf = json.loads((Path(model) / "config.json").read_text())
-    hidden, kv = hf["hidden_size"], hf["num_key_value_heads"] / hf["num_attention_heads"]
-    layer = hidden**2 * (2 + 2 * kv) + 3 * hidden * hf["intermediate_size"]
-    answers = sum(len(rollout.tokens) - rollout.turns[0].start for group in groups for rollout in group.rollouts)
-    prompts = sum(group.rollouts[0].turns[0].start for group in groups)
-    return 6 * (layer * hf["num_hidden_layers"] * (prompts + answers) + hidden * hf["vocab_size"] * answers)
-
-
-def _matrix_rate(dtype: torch.dtype, size: int = 4096) -> float:
-    """Operations a second of a large product."""
-    a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / statistics.median(seconds[1:])
 
 
 def _environment() -> Path:

@@ -69,8 +69,16 @@ def trained(
 def train_for_bench(config_file: str, fixed: dict[str, Any], overrides: dict[str, Any]) -> BenchRun:
     """Errors: those of ``trained``."""
     with trained(config_file, fixed, overrides) as root:
-        records = [record for record in read_metrics(root) if "reward" in record][_NUM_WARMING:]
-        summary = json.loads((root / "summary.json").read_text())
+        return bench_run(root, steps_of(root))
+
+
+def steps_of(root: Path) -> list[dict[str, Any]]:
+    """What was recorded of each step, but the first ones."""
+    return [record for record in read_metrics(root) if "reward" in record][_NUM_WARMING:]
+
+
+def bench_run(root: Path, records: list[dict[str, Any]]) -> BenchRun:
+    summary = json.loads((root / "summary.json").read_text())
     names = [name.removeprefix("seconds_") for name in records[0] if name.startswith("seconds_")]
     return BenchRun(
         seconds={name: statistics.median(record[f"seconds_{name}"] for record in records) for name in names},

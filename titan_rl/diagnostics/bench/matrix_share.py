@@ -1,0 +1,48 @@
+"""Training's share of what the machine multiplies in a second: forward and backward of a run's own rows."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from titan_rl.data.types import Group
+from titan_rl.records.rollouts import read_rollouts
+
+
+def matrix_rates() -> dict[torch.dtype, float]:
+    """Operations a second of a large product. The larger one counts: fp32 makes bf16's products, too."""
+    return {dtype: _matrix_rate(dtype) for dtype in (torch.bfloat16, torch.float32)}
+
+
+def training_share(run: Path, records: list[dict[str, Any]], rate: float) -> float:
+    """Of ``rate``, in the steps of a finished run that ``records`` are of."""
+    model = json.loads((run / "config.json").read_text())["model"]["path"]
+    steps = (read_rollouts(run / "rollouts", record["step"]) for record in records)
+    operations = statistics.mean(_operations(groups, model) for groups in steps)
+    return operations / statistics.median(record["seconds_forward_backward"] for record in records) / rate
+
+
+def _operations(groups: list[Group], model: str) -> float:
+    """Of forward and backward, by the weights' products alone: 6 a weight and token (arXiv 2001.08361, table 1).
+
+    A prompt's tokens count once a group, and only answers' tokens have logits.
+    """
+    hf = json.loads((Path(model) / "config.json").read_text())
+    hidden, kv = hf["hidden_size"], hf["num_key_value_heads"] / hf["num_attention_heads"]
+    layer = hidden**2 * (2 + 2 * kv) + 3 * hidden * hf["intermediate_size"]
+    answers = sum(len(rollout.tokens) - rollout.turns[0].start for group in groups for rollout in group.rollouts)
+    prompts = sum(group.rollouts[0].turns[0].start for group in groups)
+    return 6 * (layer * hf["num_hidden_layers"] * (prompts + answers) + hidden * hf["vocab_size"] * answers)
+
+
+def _matrix_rate(dtype: torch.dtype, size: int = 4096) -> float:
+    a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(seconds[1:])
