@@ -70,6 +70,11 @@ _KEEP_MEMORY = {
 }
 
 
+# actors and engines compute off the main thread, whose arena alone can keep blocks of more than 64 MiB: where those go
+# and come in each step, a fifth of SmolLM2's training was spent on pages of theirs
+_ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+
+
 # rows of ever new lengths make oneDNN compile anew for each, and 1,024 compiled products would hold up to 2 GiB; a row
 # has some 100 of them, in all of its layers
 _FEW_PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
@@ -81,12 +86,11 @@ _NO_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 def trainer_environment(threads: Threads) -> dict[str, str]:
-    return _COMMON | _KEEP_MEMORY | _FEW_PRODUCTS | _NO_WATCHDOG | {"OMP_NUM_THREADS": str(threads.trainer)}
+    return (
+        _COMMON | _KEEP_MEMORY | _ONE_ARENA | _FEW_PRODUCTS | _NO_WATCHDOG | {"OMP_NUM_THREADS": str(threads.trainer)}
+    )
 
 
-# an engine works off the main thread, whose arena alone can keep blocks of more than 64 MiB; that a trainer's backward
-# shares it with the forward's thread made a step of SmolLM2 1.4 times as long
-_ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 _VLLM = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -113,4 +117,4 @@ def fork_environment() -> dict[str, str]:
 
 def import_environment(kind: str) -> dict[str, str]:
     """More, for the server of one kind: what libraries that only it imports read then."""
-    return {"trainer": _FEW_PRODUCTS | _NO_WATCHDOG, "generator": _ONE_ARENA | _VLLM_ON_CPU}.get(kind, {})
+    return {"trainer": _ONE_ARENA | _FEW_PRODUCTS | _NO_WATCHDOG, "generator": _ONE_ARENA | _VLLM_ON_CPU}.get(kind, {})
