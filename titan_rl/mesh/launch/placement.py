@@ -71,7 +71,7 @@ _KEEP_MEMORY = {
 
 
 # actors and engines compute off the main thread, whose arena alone can keep blocks of more than 64 MiB: where those go
-# and come in each step, a fifth of SmolLM2's training was spent on pages of theirs
+# and come in each step, a tenth of SmolLM2's training was spent on their pages
 _ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 
 
