@@ -79,7 +79,7 @@ def test_in_turns_less_is_held_at_once():
     awake = of["generators"]["weights"] + of["generators"]["KV cache"]
     step = of["trainer"]["gradients"] + of["trainer"]["activations"]
     whole = sum(need.total for need in needs)
-    # a late copy and a pass are not there at one time
+    # the copy and a pass are not there at one time
     spared = awake + min(of["trainer"]["activations"], of["trainer"]["snapshots"])
     assert held_at_once(checked.config, needs) == whole - min(spared, step) < whole
     certain = held_at_once(checked.config, needs, ("activations",))

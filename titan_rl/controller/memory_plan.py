@@ -24,7 +24,7 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
-from titan_rl.trainer.snapshot_kinds import copies_late
+from titan_rl.trainer.snapshot_kinds import spares_memory
 
 GIB = 2**30
 LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
@@ -117,11 +117,11 @@ def _is_elsewhere(config: Config) -> bool:
 def held_at_once(config: Config, needs: list[Need], but: tuple[str, ...] = ()) -> float:
     """Bytes of this machine's memory, at most at any time; ``but`` for what has such reasons."""
     in_turns = {TRAINER} if config.placement.mode == "colocated" else ()
-    late = DEVICE_TYPE == "cpu" and copies_late(config) and not config.lora.rank
+    spares = DEVICE_TYPE == "cpu" and spares_memory(config) and not config.lora.rank
     # then the copy is not there while a forward and a backward are under way, nor these while it is
     return max(
         peak([(need.role, _without(need, (*but, *absent))) for need in needs], in_turns, OF_ITS_TURN)
-        for absent in ((("snapshots",), OF_A_PASS) if late else ((),))
+        for absent in ((("snapshots",), OF_A_PASS) if spares else ((),))
     )
 
 

@@ -1,14 +1,11 @@
 """Snapshots of a state that a CPU computes with: it lives in the shared memory itself, and beside it a copy.
 
-    update ─▶ take: it is stamped ─▶ all ranks have ended the step ─▶ settle: it is copied, beside the forward ─▶ update
+    update ─▶ take: it is stamped ─▶ all ranks have ended the step ─▶ forward, backward ─▶ it is copied ─▶ update
 
 Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
-and until all ranks have the next step. That is one copy less than where the state lives elsewhere.
-
-    update ─▶ take ─▶ settle: the copy is given up ─▶ forward, backward ─▶ what they took is given up ─▶ copy ─▶ update
-
-That one copies late: no moment holds both the copy and what a forward and a backward take. It costs some time, unless
-that memory is given back in each step anyway.
+and until all ranks have the next step. That is one copy less than where the state lives elsewhere. Where memory is
+short, the copy is given up when all ranks have ended the step, and what a forward and a backward took before it is made
+again: no moment holds both. Its pages are new then, which costs some time.
 """
 
 import torch
@@ -24,9 +21,9 @@ _STATE, _COPY = 0, 1
 class SnapshotsInPlace(Snapshots):
     """Made before anybody has a view of what is trained: that moves."""
 
-    def __init__(self, rank: int, learner, copies_late: bool = False):
+    def __init__(self, rank: int, learner, spares_memory: bool = False):
         super().__init__(rank, learner)
-        self._copies_late = copies_late
+        self._spares_memory = spares_memory
         self._move_in()
         give_back()  # what was moved has left its memory to nobody
 
@@ -40,7 +37,7 @@ class SnapshotsInPlace(Snapshots):
     def take(self, step: int) -> None:
         self.writer.wait()
         self._forget_after(step)
-        self._copy_if_it_has_to_be()
+        self._copy()
         stamps = self.region.header.stamps
         stamps[_STATE] = WRITING
         if stamps[_COPY] == step:  # taken again, after the run went back, it is another one
@@ -50,27 +47,23 @@ class SnapshotsInPlace(Snapshots):
 
     def settle(self) -> None:
         self.writer.wait()
-        if self._copies_late and self.region.header.stamps[_STATE] >= 0:
+        if self._spares_memory and self.region.header.stamps[_STATE] >= 0:
             self.region.header.stamps[_COPY] = FAILED
             drop_shared_contents(self.region.slots[_COPY])
-        elif self._is_without_copy:
-            self.writer.begin_again(_STATE, _COPY)
 
     def before_update(self) -> None:
         self.writer.wait()
-        self._copy_if_it_has_to_be()
+        self._copy()
         self.region.header.stamps[_STATE] = WRITING
 
-    @property
-    def _is_without_copy(self) -> bool:
+    def _copy(self) -> None:
+        """If the state is whole, and not there yet."""
         stamps = self.region.header.stamps
-        return stamps[_STATE] >= 0 and stamps[_STATE] != stamps[_COPY]
-
-    def _copy_if_it_has_to_be(self) -> None:
-        if self._is_without_copy:
-            if self._copies_late:
-                give_back()
-            self.writer.fill_again(_STATE, _COPY)
+        if stamps[_STATE] < 0 or stamps[_STATE] == stamps[_COPY]:
+            return
+        if self._spares_memory:
+            give_back()
+        self.writer.copy_slot(_STATE, _COPY)
 
 
 def _by_itself(place: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ from titan_rl.trainer.snapshot_copies import CopiedSnapshots
 from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
 
 
-def copies_late(config: Config) -> bool:
-    """Whether a rank on a CPU does so (snapshot_in_place.py): in turns, when it gives all back in each step, and not
-    where another host reads the copy by RDMA, whose pages must stay."""
+def spares_memory(config: Config) -> bool:
+    """Whether a rank on a CPU does so (snapshot_in_place.py): in turns, when it gives all back in each step anyway, and
+    not where another host reads the copy by RDMA, whose pages must stay."""
     return config.placement.mode == "colocated" and not config.hosts.is_on
 
 
@@ -20,7 +20,7 @@ def make_snapshots(rank: int, learner, config: Config, before: Snapshots | None 
     these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.
     """
     if learner.device.type == "cpu" and not learner.has_views:
-        return SnapshotsInPlace(rank, learner, copies_late(config))
+        return SnapshotsInPlace(rank, learner, spares_memory(config))
     size = Layout(held_by(learner)).size
     fits = isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size
     return CopiedSnapshots(rank, learner, before.region if fits else None)

@@ -51,22 +51,14 @@ class SlotWriter:
 
         self._begin(version, slot, fill)
 
-    def begin_again(self, source: int, slot: int) -> None:
-        """Fill a slot with the version that another one holds, which must not change meanwhile."""
+    def copy_slot(self, source: int, slot: int) -> None:
+        """The version that another slot holds, by the calling thread."""
         self.wait()
-        self._begin(int(self.region.header.stamps[source]), slot, lambda: self._copy_slot(source, slot))
-
-    def fill_again(self, source: int, slot: int) -> None:
-        """The same by the calling thread, until it is done."""
-        self.wait()
-        stamps = self.region.header.stamps
-        stamps[slot] = WRITING
-        self._copy_slot(source, slot)
-        stamps[slot] = stamps[source]
-
-    def _copy_slot(self, source: int, slot: int) -> None:
-        self.region.slots[slot].copy_(self.region.slots[source])
-        self.region.header.checksums[slot] = self.region.header.checksums[source]
+        header, slots = self.region.header, self.region.slots
+        header.stamps[slot] = WRITING
+        slots[slot].copy_(slots[source])
+        header.checksums[slot] = header.checksums[source]
+        header.stamps[slot] = header.stamps[source]
 
     def _begin(self, version: int, slot: int, fill: Callable[[], None]) -> None:
         self.wait()
