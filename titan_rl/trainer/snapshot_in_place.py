@@ -37,8 +37,9 @@ class SnapshotsInPlace(Snapshots):
     def take(self, step: int) -> None:
         self.writer.wait()
         self._forget_after(step)
-        self._copy()
         stamps = self.region.header.stamps
+        if stamps[_STATE] != step:  # a step without an update leaves that before it here, where other ranks may be
+            self._copy()
         stamps[_STATE] = WRITING
         if stamps[_COPY] == step:  # taken again, after the run went back, it is another one
             stamps[_COPY] = FAILED
