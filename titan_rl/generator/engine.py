@@ -22,6 +22,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.spans import Spans

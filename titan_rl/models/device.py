@@ -6,6 +6,8 @@ TorchTitan 0.3 falls back to "cuda" if it finds no accelerator; on a CPU the dev
 import torch
 import torchtitan.tools.utils as titan_utils
 
+import titan_rl.kernels.first_calls  # noqa: F401  (before any thread beside this one calls them)
+
 if not torch.accelerator.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
