@@ -41,8 +41,8 @@ def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torc
     return out.copy_(torch.bmm(left, right)) if is_widened(out) else torch.bmm(left, right, out=out)
 
 
-def factor(x: torch.Tensor) -> torch.Tensor:
-    """What ``x`` is multiplied as: widened, if it is bf16 whose products are faster so. Of several products, once."""
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """For several products, once, if it is bf16 whose products are faster so; else as it is."""
     return x.float() if is_widened(x) else x
 
 
@@ -54,12 +54,12 @@ def project(input_I: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
 
 
 def projected_back(grad_O: torch.Tensor, weight_OI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The gradient of ``project``'s input, of ``dtype``. ``grad_O``: a ``factor``."""
-    return (grad_O @ factor(weight_OI)).to(dtype)
+    """The gradient of ``project``'s input, of ``dtype``. ``grad_O``: ``widened``."""
+    return (grad_O @ widened(weight_OI)).to(dtype)
 
 
 def weight_gradient(grad_O: torch.Tensor, input_I: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of ``project``'s weight, [O, I], in that weight's ``dtype``, of two ``factor``s."""
+    """Of ``project``'s weight, [O, I], in that weight's ``dtype``, of two that were ``widened``."""
     return (grad_O.flatten(0, -2).T @ input_I.flatten(0, -2)).to(dtype)
 
 

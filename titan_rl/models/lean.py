@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import FeedForward, Linear, RMSNorm
 
-from titan_rl.models.cpu_products import LeanLinear, factor, project, project_each, projected_back, weight_gradient
+from titan_rl.models.cpu_products import LeanLinear, project, project_each, projected_back, weight_gradient, widened
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -55,9 +55,9 @@ class _GateAndProject(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_D: torch.Tensor):
         gate_F, up_F, down_DF = ctx.saved_tensors
-        activated_F, grad_down_DF, grad_D = F.silu(gate_F), None, factor(grad_D)
+        activated_F, grad_down_DF, grad_D = F.silu(gate_F), None, widened(grad_D)
         if ctx.needs_input_grad[2]:
-            grad_down_DF = weight_gradient(grad_D, factor(activated_F * up_F), down_DF.dtype)
+            grad_down_DF = weight_gradient(grad_D, widened(activated_F * up_F), down_DF.dtype)
         grad_F = projected_back(grad_D, down_DF, gate_F.dtype)
         grad_up_F = activated_F.mul_(grad_F)
         return torch.ops.aten.silu_backward(grad_F.mul_(up_F), gate_F), grad_up_F, grad_down_DF

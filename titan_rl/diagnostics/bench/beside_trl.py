@@ -24,9 +24,9 @@ from transformers import AutoTokenizer
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.matrix_share import matrix_rates, training_share
+from titan_rl.diagnostics.bench.matrix_share import matrix_rates, share_rows, training_share
 from titan_rl.diagnostics.bench.memory_watch import Held, memory_watch
-from titan_rl.diagnostics.bench.step_smollm2 import BAR_SHARE, OVERRIDES
+from titan_rl.diagnostics.bench.step_smollm2 import OVERRIDES
 from titan_rl.diagnostics.bench.training import trained
 from titan_rl.mesh.launch.placement import available_cores
 from titan_rl.records.metrics import read_metrics
@@ -87,8 +87,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
         _ratio("step over TRL's, by new token", ours, theirs, lambda ran: ran.step / ran.length, plan.bar),
         _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
-        row("training's share of the matrix rate", statistics.median(shares), "ratio", BAR_SHARE, at_most=False),
-        *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),
+        *share_rows(statistics.median(shares), rates),
     ]
     for name, runs in (("titan_rl", ours), ("TRL", theirs)):
         rows += [

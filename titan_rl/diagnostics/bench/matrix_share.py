@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from titan_rl.data.types import Group
+from titan_rl.diagnostics.bench.harness import row
 from titan_rl.records.rollouts import read_rollouts
+
+_BAR = 0.6
 
 
 def matrix_rates() -> dict[torch.dtype, float]:
@@ -23,6 +26,14 @@ def training_share(run: Path, records: list[dict[str, Any]], rate: float) -> flo
     steps = (read_rollouts(run / "rollouts", record["step"]) for record in records)
     operations = statistics.mean(_operations(groups, model) for groups in steps)
     return operations / statistics.median(record["seconds_forward_backward"] for record in records) / rate
+
+
+def share_rows(share: float, rates: dict[torch.dtype, float]) -> list[dict[str, Any]]:
+    """What a bench prints of it. ``rates``: of ``matrix_rates``."""
+    return [
+        row("training's share of the matrix rate", share, "ratio", _BAR, at_most=False),
+        *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),
+    ]
 
 
 def _operations(groups: list[Group], model: str) -> float:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from titan_rl.diagnostics.bench.harness import row
-from titan_rl.diagnostics.bench.matrix_share import matrix_rates, training_share
+from titan_rl.diagnostics.bench.matrix_share import matrix_rates, share_rows, training_share
 from titan_rl.diagnostics.bench.training import bench_run, steps_of, trained
 
-_BAR_STEP, BAR_SHARE = 21.0, 0.6
+_BAR_STEP = 21.0
 OVERRIDES = {
     "recovery": {"standby": False},  # its preparation slows the steps down
     "task": {"name": "gcd", "style": "chat", "options": {"shots": 0, "max_value": 1000}},
@@ -25,6 +25,5 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         row("step", result.seconds["step"], "s", _BAR_STEP, trl_tuned=20.9),
         *(row(f"  {phase}", value, "s") for phase, value in result.seconds.items() if phase != "step"),
         row("response length", result.response_length, "tokens"),
-        row("training's share of the matrix rate", share, "ratio", BAR_SHARE, at_most=False),
-        *(row(f"matrix rate in {str(dtype)[6:]}", rate / 1e9, "GFLOP/s") for dtype, rate in rates.items()),
+        *share_rows(share, rates),
     ]
