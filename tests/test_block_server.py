@@ -197,7 +197,7 @@ def test_many_strangers_do_not_keep_friends_out(server, region, monkeypatch):
 
 
 def test_it_listens_at_one_interface_alone(server):
-    assert server._listener.getsockname()[0] == "127.0.0.1"
+    assert server._strangers._listener.getsockname()[0] == "127.0.0.1"
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", server.port), 1)
 

@@ -13,13 +13,13 @@ import asyncio
 import json
 import queue
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from titan_rl.config.hosts import Address
 from titan_rl.mesh.channel.tcp.security import accepted, client_context
+from titan_rl.mesh.channel.tcp.strangers import MOST, Strangers
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 
 _MOST_BYTES = 4096
@@ -27,7 +27,6 @@ _MOST_BYTES = 4096
 _ASK_SECONDS, _ANSWER_SECONDS = 10.0, 60.0
 """How long a stranger may take to say who he is; a host to answer a claim."""
 _AGAIN_SECONDS = 1.0
-_MOST_STRANGERS = 64
 
 
 class ClaimIsOver(RuntimeError):
@@ -87,29 +86,16 @@ class Reception:
     def __init__(self, address: Address, files: tuple[str, str, str] | None):
         """``files``: certificate, key and authority; None: whoever comes is let in. Errors: OSError."""
         family, *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        self._listener = socket.create_server((address.host, address.port), family=family, backlog=_MOST_STRANGERS)
-        self._files, self._strangers = files, threading.Semaphore(_MOST_STRANGERS)
+        listener = socket.create_server((address.host, address.port), family=family, backlog=MOST)
+        self._files = files
         self.callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
-        threading.Thread(target=self._accept, name="reception", daemon=True).start()
+        self._strangers = Strangers(listener, self._meet, "stranger")
 
     def close(self) -> None:
         """From now on nothing listens here."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # else the thread that accepts would keep it open
-        self._listener.close()
+        self._strangers.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # it was closed
-                return
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._meet, args=(connection,), name="stranger", daemon=True).start()
-            else:
-                connection.close()
-
-    def _meet(self, connection: socket.socket) -> None:
+    def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
         try:
             connection.settimeout(_ASK_SECONDS)
             stream = accepted(connection, self._files)
@@ -118,7 +104,7 @@ class Reception:
         except (OSError, ValueError):
             connection.close()
         finally:
-            self._strangers.release()
+            known()
 
 
 # the controller's side

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from titan_rl.mesh.channel.tcp.protocol import (
     Status,
 )
 from titan_rl.mesh.channel.tcp.security import accepted, certificate_files
+from titan_rl.mesh.channel.tcp.strangers import Strangers
 from titan_rl.mesh.launch.interfaces import host_address
 
 _HANDSHAKE_SECONDS, _IDLE_SECONDS, _SEND_SECONDS = 10.0, 60.0, 60.0
@@ -31,8 +32,8 @@ _HANDSHAKE_SECONDS, _IDLE_SECONDS, _SEND_SECONDS = 10.0, 60.0, 60.0
 _TOLD_EVERY = 0.5
 """Seconds between two frames that say that a block is not there yet."""
 _FIRST_POLL, _LAST_POLL = 0.0002, 0.01
-_MAX_STRANGERS, _MAX_CLIENTS = 64, 4096
-"""Connections at a time: of those who have not shown a token yet; of all."""
+_MAX_CLIENTS = 4096
+"""Connections at a time of those who have shown a token."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,17 @@ class BlockServer:
         """Errors: OSError if nothing can listen there; ValueError if only some of TLS's variables are set."""
         self.host, self._certificate = host, certificate_files()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=128)
-        self.port, self._token = self._listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)
+        listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.port, self._token = listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)
         self._served: dict[int, Served] = {}
         self._numbers = iter(range(1, 1 << 32))
-        self._strangers = threading.Semaphore(_MAX_STRANGERS)
         self._clients = threading.Semaphore(_MAX_CLIENTS)
         self._counting = threading.Lock()
         self.bytes_sent: Counter[int] = Counter()
         """Of each region that was ever served, counted when a block is begun."""
         self.num_refused = 0
         """Connections that showed no certificate or no token."""
-        threading.Thread(target=self._accept, name="block server", daemon=True).start()
+        self._strangers = Strangers(listener, self._meet, "block client")
 
     def serve(self, served: Served) -> Address:
         number = next(self._numbers)
@@ -100,24 +100,13 @@ class BlockServer:
         self._served.pop(address.region, None)
 
     def close(self) -> None:
-        self._listener.close()
+        self._strangers.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # it was closed
-                return
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._meet, args=(connection,), name="block client", daemon=True).start()
-
-    def _meet(self, connection: socket.socket) -> None:
+    def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
         """Everything with one client. What it does wrong ends its connection, and nothing else."""
         with connection:
             stream = self._admitted(connection)
-            self._strangers.release()
+            known()
             if stream is None or not self._clients.acquire(blocking=False):
                 return
             try:
