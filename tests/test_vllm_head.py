@@ -8,6 +8,7 @@ from torch import nn
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
+from titan_rl.generator import vllm_head
 from titan_rl.generator.vllm_head import widen_head_once
 
 
@@ -35,15 +36,20 @@ def head(seed: int) -> SimpleNamespace:
     return SimpleNamespace(weight=weight.as_subclass(Counted), quant_method=UnquantizedEmbeddingMethod())
 
 
-def test_it_is_widened_once_a_version_and_is_vllms_own_to_the_bit(model):
-    processor, hidden = model["logits_processor"], torch.randn(3, 16).bfloat16()
-    plain = [processor._apply_head(head(seed), hidden, None) for seed in (1, 2)]
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_it_is_widened_once_a_version_and_is_vllms_own(model, monkeypatch, is_packed):
+    """To the bit, unless it is packed, which adds up in another order."""
+    monkeypatch.setattr(vllm_head, "multiplies_wide", lambda: is_packed)
+    processor, hidden, bias = model["logits_processor"], torch.randn(3, 16).bfloat16(), torch.randn(50).bfloat16()
+    biases = (None, bias)
+    plain = [[processor._apply_head(head(seed), hidden, each) for each in biases] for seed in (1, 2)]
     Counted.casts = 0
     for version, wanted in enumerate(plain, 1):
         widen_head_once(model)
-        for _ in range(3):
-            logits = processor._apply_head(head(version), hidden, None)
-            assert logits.dtype == torch.float32 and torch.equal(logits, wanted)
+        for each, logits_SV in zip(biases, wanted, strict=True):
+            found_SV = processor._apply_head(head(version), hidden, each)
+            assert found_SV.dtype == torch.float32
+            torch.testing.assert_close(found_SV, logits_SV, rtol=0, atol=1e-5 if is_packed else 0)
         assert Counted.casts == version
 
 

@@ -5,6 +5,8 @@ makes (models/cpu_products.py). Packed layers take twice the memory, which is wh
 for: it keeps vLLM's own.
 """
 
+from collections.abc import Callable
+
 import torch
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -14,17 +16,23 @@ from titan_rl.config.device_defaults import MIN_WIDE_SEQUENCES
 from titan_rl.kernels.linear_logprob import multiplies_wide
 
 
+def packed_product(wide_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """``x @ wide.T + bias`` in fp32, of inputs [..., I] and a bias or None, with a weight that is packed for it.
+
+    Twice as fast as with the weight as it is, where that does not fit the caches: SmolLM2's head for 64 tokens 35 ms
+    instead of 75 on an x86 CPU with AVX2.
+    """
+    handler = ops.create_onednn_mm(wide_OI.t(), 32)
+    return lambda x_I, bias_O: ops.onednn_mm(handler, x_I.float(), None if bias_O is None else bias_O.float())
+
+
 class WideLinearMethod(UnquantizedLinearMethod):
     def __init__(self, plain: UnquantizedLinearMethod):
         self._gemm_impl = plain._gemm_impl
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        handler = ops.create_onednn_mm(layer.weight.float().t(), 32)
-
-        def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            return ops.onednn_mm(handler, x.float(), None if bias is None else bias.float()).to(x.dtype)
-
-        layer.cpu_linear = product
+        product = packed_product(layer.weight.float())
+        layer.cpu_linear = lambda x, weight, bias: product(x, bias).to(x.dtype)
         layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 

@@ -3,8 +3,9 @@
     titan-rl bench beside-trl --model.path models/smollm2 [--rollout.max_new_tokens 512 --training.steps 3]
 
 TRL is installed into an environment of its own, on top of this one's packages. It gets the prompts of our own run, as
-many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32), and the allocator's settings
-that made it a quarter faster. Our trainer and generator take turns, as the two do in TRL's one process.
+many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32) or in fp32, whichever trains the
+model faster on this machine, and the allocator's settings that made it a quarter faster. Our trainer and generator take
+turns, as the two do in TRL's one process.
 """
 
 import json
@@ -66,6 +67,8 @@ class _Ran:
     held: Held
     length: float
     """New tokens of a sample."""
+    dtype: str
+    """Of the weights, where they are multiplied."""
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +84,8 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             prompts = _prompts(groups, config["model"]["path"])
             shares.append(training_share(root, records, max(rates.values())))
         step = statistics.median(record["seconds_step"] for record in records)
-        ours.append(_Ran(step, held, statistics.mean(record["response_length"] for record in records)))
+        length = statistics.mean(record["response_length"] for record in records)
+        ours.append(_Ran(step, held, length, config["generator"]["dtype"]))
         theirs.append(_run_trl(python, config, prompts, plan))
     rows = [
         _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
@@ -90,8 +94,9 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         *share_rows(statistics.median(shares), rates),
     ]
     for name, runs in (("titan_rl", ours), ("TRL", theirs)):
+        steps = [ran.step for ran in runs]
         rows += [
-            row(f"{name}: step", statistics.median(ran.step for ran in runs), "s", runs=[ran.step for ran in runs]),
+            row(f"{name}: step", statistics.median(steps), "s", runs=steps, dtype=runs[-1].dtype),
             row(f"{name}: memory", runs[-1].held.mib / 1024, "GiB", mib_by_process=runs[-1].held.by_process),
             row(f"{name}: new tokens of a sample", statistics.mean(ran.length for ran in runs), "tokens"),
         ]
@@ -126,10 +131,12 @@ def _environment() -> Path:
 
 def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Plan) -> _Ran:
     """Errors: RuntimeError with the end of what it printed."""
-    rollout = config["rollout"]
+    rollout, model = config["rollout"], config["model"]["path"]
+    [[dtype]] = _printed(python, "trl_dtype.py", model)
     asked = {name: rollout[name] for name in ("prompts_per_step", "group_size", "max_new_tokens")}
     asked |= {
-        "model": config["model"]["path"],
+        "model": model,
+        "dtype": dtype,
         "prompts": prompts,
         "steps": config["training"]["steps"],
         "rows": plan.trl_rows,
@@ -137,15 +144,26 @@ def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Pl
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         file = Path(folder) / "asked.json"
         file.write_text(json.dumps(asked | {"folder": folder}))
-        program = Path(__file__).with_name("trl_program.py")
-        more = _ALLOCATOR | {"OMP_NUM_THREADS": str(available_cores()), "HF_HUB_OFFLINE": "1"}
         with memory_watch() as held:
-            done = subprocess.run(
-                [python, "-P", program, file], env=os.environ | more, capture_output=True, text=True, timeout=_SECONDS
-            )
-    if done.returncode:
-        raise RuntimeError(f"TRL ended with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    said = [line.split() for line in done.stdout.splitlines()]
+            said = _printed(python, "trl_program.py", str(file))
     seconds = [float(words[1]) for words in said if words[:1] == ["seconds"]]
     [length] = [float(words[1]) for words in said if words[:1] == ["length"]]
-    return _Ran(statistics.median(seconds[plan.num_warming :]), held, length)
+    return _Ran(statistics.median(seconds[plan.num_warming :]), held, length, dtype)
+
+
+def _printed(python: Path, program: str, argument: str) -> list[list[str]]:
+    """The words of each line that one of these programs prints, with TRL's settings. Errors: RuntimeError with the end
+    of what it printed."""
+    more = _ALLOCATOR | {"OMP_NUM_THREADS": str(available_cores()), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [python, "-P", Path(__file__).with_name(program), argument],
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{program} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+    return [line.split() for line in done.stdout.splitlines()]

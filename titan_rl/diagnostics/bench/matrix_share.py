@@ -13,6 +13,7 @@ from titan_rl.diagnostics.bench.harness import row
 from titan_rl.records.rollouts import read_rollouts
 
 _BAR = 0.6
+_SMALL, _LARGE, _LONGEST_SECONDS = 512, 4096, 10.0
 
 
 def matrix_rates() -> dict[torch.dtype, float]:
@@ -49,7 +50,13 @@ def _operations(groups: list[Group], model: str) -> float:
     return 6 * (layer * hf["num_hidden_layers"] * (prompts + answers) + hidden * hf["vocab_size"] * answers)
 
 
-def _matrix_rate(dtype: torch.dtype, size: int = 4096) -> float:
+def _matrix_rate(dtype: torch.dtype) -> float:
+    """Of a large product, or of a small one where a CPU has no units for ``dtype`` and would take minutes."""
+    rate = _rate_at(dtype, _SMALL)
+    return _rate_at(dtype, _LARGE) if 2 * _LARGE**3 / rate < _LONGEST_SECONDS else rate
+
+
+def _rate_at(dtype: torch.dtype, size: int) -> float:
     a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
     seconds = []
     for _ in range(6):

@@ -20,12 +20,12 @@ class _Clock(TrainerCallback):
 
 
 def main(asked: dict) -> None:
-    """``asked``: model, prompts (texts, in order), group_size, max_new_tokens, rows (at once), steps, folder."""
+    """``asked``: model, dtype, prompts (texts, in order), group_size, max_new_tokens, rows (at once), steps, folder."""
     num_samples = asked["group_size"] * asked["prompts_per_step"]
     config = GRPOConfig(
         output_dir=asked["folder"],
         use_cpu=True,
-        bf16=False,  # the weights themselves are
+        bf16=False,  # the weights themselves are, if ``dtype`` is
         per_device_train_batch_size=asked["rows"],
         gradient_accumulation_steps=num_samples // asked["rows"],
         gradient_checkpointing=False,
@@ -41,7 +41,7 @@ def main(asked: dict) -> None:
         disable_tqdm=True,
     )
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(asked["model"], dtype=torch.bfloat16),
+        model=AutoModelForCausalLM.from_pretrained(asked["model"], dtype=getattr(torch, asked["dtype"])),
         processing_class=AutoTokenizer.from_pretrained(asked["model"]),
         reward_funcs=lambda completions, **_: [float(len(text) % 7) for text in completions],
         args=config,
