@@ -28,7 +28,7 @@ from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.matrix_share import matrix_rates, share_rows, training_share
 from titan_rl.diagnostics.bench.memory_watch import Held, memory_watch
 from titan_rl.diagnostics.bench.step_smollm2 import OVERRIDES
-from titan_rl.diagnostics.bench.training import trained
+from titan_rl.diagnostics.bench.training import bench_run, trained
 from titan_rl.mesh.launch.placement import available_cores
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rollouts import read_rollouts
@@ -75,7 +75,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     python = _environment()
     rates = matrix_rates()
     plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
-    ours, theirs, shares, prompts = [], [], [], []
+    ours, theirs, shares, phases, prompts = [], [], [], [], []
     for _ in range(plan.pairs):
         with memory_watch() as held, trained("smollm2.toml", _OURS, overrides) as root:
             config = json.loads((root / "config.json").read_text())
@@ -83,15 +83,19 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             groups = [group for record in records for group in read_rollouts(root / "rollouts", record["step"])]
             prompts = _prompts(groups, config["model"]["path"])
             shares.append(training_share(root, records, max(rates.values())))
-        step = statistics.median(record["seconds_step"] for record in records)
-        length = statistics.mean(record["response_length"] for record in records)
-        ours.append(_Ran(step, held, length, config["generator"]["dtype"]))
+            result = bench_run(root, records)
+            phases.append(result.seconds)
+        ours.append(_Ran(result.seconds["step"], held, result.response_length, config["generator"]["dtype"]))
         theirs.append(_run_trl(python, config, prompts, plan))
     rows = [
         _ratio("step over TRL's", ours, theirs, lambda ran: ran.step, plan.bar),
         _ratio("step over TRL's, by new token", ours, theirs, lambda ran: ran.step / ran.length, plan.bar),
         _ratio("memory of all processes over TRL's", ours, theirs, lambda ran: ran.held.mib, _BAR_MEMORY),
         *share_rows(statistics.median(shares), rates),
+        *(
+            row(f"titan_rl: {phase}", statistics.median(seconds[phase] for seconds in phases), "s")
+            for phase in ("generate", "forward_backward")
+        ),
     ]
     for name, runs in (("titan_rl", ours), ("TRL", theirs)):
         steps = [ran.step for ran in runs]
