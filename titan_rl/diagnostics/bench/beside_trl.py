@@ -1,6 +1,6 @@
 """SmolLM2-135M in bf16 on gcd beside TRL, in turns: seconds a step, and the memory of all processes of each.
 
-    titan-rl bench beside-trl --model.path models/smollm2 [--rollout.max_new_tokens 512 --training.steps 3]
+    titan-rl bench beside-trl --model.path models/smollm2 [--rollout.max_new_tokens 512 --training.steps 2]
 
 TRL is installed into an environment of its own, on top of this one's packages. It gets the prompts of our own run, as
 many rows at once as are fastest, weights in bf16 throughout (ours are trained in fp32) or in fp32, whichever trains the
@@ -17,6 +17,7 @@ import tempfile
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def _environment() -> Path:
 def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Plan) -> _Ran:
     """Errors: RuntimeError with the end of what it printed."""
     rollout, model = config["rollout"], config["model"]["path"]
-    [[dtype]] = _printed(python, "trl_dtype.py", model)
+    dtype = _faster_dtype(python, model)
     asked = {name: rollout[name] for name in ("prompts_per_step", "group_size", "max_new_tokens")}
     asked |= {
         "model": model,
@@ -153,6 +154,13 @@ def _run_trl(python: Path, config: dict[str, Any], prompts: list[str], plan: _Pl
     seconds = [float(words[1]) for words in said if words[:1] == ["seconds"]]
     [length] = [float(words[1]) for words in said if words[:1] == ["length"]]
     return _Ran(statistics.median(seconds[plan.num_warming :]), held, length, dtype)
+
+
+@cache  # of all pairs
+def _faster_dtype(python: Path, model: str) -> str:
+    """Errors: those of ``_printed``."""
+    [[dtype]] = _printed(python, "trl_dtype.py", model)
+    return dtype
 
 
 def _printed(python: Path, program: str, argument: str) -> list[list[str]]:
