@@ -110,6 +110,8 @@ class _Run:
         self.tokens = lengths(batch.answer, batch.longest, total, seed).reshape(-1, batch.group_size)
         self.admission = Admission(batch.groups, scenario.staleness)
         self.admission.advance(0)
+        self.next_ends: list[tuple[float, int]] = []
+        """A heap: of each engine, when its next request ends, and its place."""
         self.left: list[int] = []
         self.of_group: list[tuple[int, int]] = []
         """Of each group: its engine, and the version that was live."""
@@ -132,17 +134,24 @@ class _Run:
             engine.waiting.extend((float(tokens), number) for tokens in self.tokens[number])
         for engine in self.engines:
             engine.fill()
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Again, since every engine may have changed."""
+        self.next_ends = [(engine.ends, place) for place, engine in enumerate(self.engines)]
+        heapq.heapify(self.next_ends)
 
     def end_one(self) -> float:
         """The next request to end; when that is. Errors: AssertionError if nothing runs."""
-        engine = min(self.engines, key=lambda each: each.ends)
-        now = engine.ends
+        now, place = self.next_ends[0]
         assert now < float("inf"), "nothing runs, and a batch is waited for"
+        engine = self.engines[place]
         engine.advance(now)
         _, group = heapq.heappop(engine.running)
         self.left[group] -= 1
         engine.groups -= not self.left[group]
         engine.fill()
+        heapq.heapreplace(self.next_ends, (engine.ends, place))
         return now
 
     def sampled(self, step: int, now: float) -> float:
@@ -156,7 +165,7 @@ class _Run:
 
     def until(self, time: float) -> None:
         """All that ends before."""
-        while min(engine.ends for engine in self.engines) <= time:
+        while self.next_ends[0][0] <= time:
             self.end_one()
 
 
