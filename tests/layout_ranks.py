@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from batches import batch_of, poison, spoil_a_weight, with_fault
+from rank_processes import run_ranks
 
 from titan_rl.config.load import load_config
 from titan_rl.data.types import StepMetrics
@@ -170,5 +170,4 @@ def _rank(rank: int, world_size: int, port: int, models: Path, out: Path, layout
 def run_layouts(world_size: int, models: Path, out: Path, layouts: dict[str, Layout], study=_study) -> None:
     """What ``study`` makes of every layout, as a dict, in ``out``; where one fails the rest is missing."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-    arguments = (world_size, store.port, models, out, layouts, study)
-    multiprocessing.start_processes(_rank, arguments, nprocs=world_size, start_method="spawn")
+    run_ranks(_rank, world_size, world_size, store.port, models, out, layouts, study)

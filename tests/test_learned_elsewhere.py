@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from batches import batch_of
 from layout_ranks import EPS, whole_tensors
+from rank_processes import run_ranks
 from transformers import AutoModelForSequenceClassification
 
 from titan_rl.config.load import load_config
@@ -177,7 +177,7 @@ def studies(models, tmp_path_factory) -> Path:
     for _, names in by_layouts:
         names = list(names)
         count = sum(math.prod(layout.values()) for layout in (CASES[names[0]].policy, CASES[names[0]].own))
-        multiprocessing.start_processes(_rank, (count, names, models, out), nprocs=count, start_method="spawn")
+        run_ranks(_rank, count, count, names, models, out)
     return out
 
 

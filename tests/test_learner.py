@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from batches import FAULTS, VOCABULARY, batch_of, poison, spoil_a_weight, with_fault
+from rank_processes import run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_rl.config.load import ConfigError, load_config
@@ -160,7 +160,7 @@ def head_rank(index: int, folder: str) -> None:
 def test_the_head_agrees_with_logits_in_full_over_a_spread_vocabulary(headed_model):
     learner = make_head_learner(headed_model)
     assert learner.spec.model.vocab_size == 99
-    multiprocessing.spawn(head_rank, (str(headed_model),), nprocs=2)
+    run_ranks(head_rank, 2, str(headed_model))
     wanted = with_logits_in_full(learner)
     found, parts = zip(*(torch.load(headed_model / f"{index}.pt") for index in range(2)), strict=True)
     for rank in found:

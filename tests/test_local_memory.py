@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from rank_processes import run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -66,4 +66,4 @@ def _rank(rank: int, folder: Path) -> None:
 
 
 def test_moved_weights_are_trained_as_others_are(tmp_path):
-    multiprocessing.start_processes(_rank, (tmp_path,), nprocs=NUM_RANKS, start_method="spawn")
+    run_ranks(_rank, NUM_RANKS, tmp_path)
