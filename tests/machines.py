@@ -38,7 +38,7 @@ def why_not() -> str:
     """Why such hosts cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "hosts of namespaces need root"
-    if missing := [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]:
+    if missing := [tool for tool in ("ip", "nsenter", "taskset", "unshare") if shutil.which(tool) is None]:
         return f"hosts of namespaces need {missing[0]}"
     tried = subprocess.run(
         ["unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "add", "tt0", "type", "veth", "peer", "tt1"],
@@ -61,10 +61,13 @@ class Link:
 class Machines:
     """Some hosts, by name; as a context they are gone at its end, with all that ran there."""
 
-    def __init__(self, *names: str, folder: Path | None = None, link: Link | None = None):
+    def __init__(self, *names: str, folder: Path | None = None, link: Link | None = None, one_core_each: bool = False):
         """``folder``: kept visible to all, for keys and what a test wants to look at. ``link``: None for one as good as
-        the kernel's own."""
+        the kernel's own. ``one_core_each``: of this machine's, in turn; else each has all of them."""
         self._link, self._wire = link, None
+        cores = sorted(os.sched_getaffinity(0))
+        turns = zip(names, itertools.cycle(cores), strict=False)
+        self._cores = {name: [core] if one_core_each else cores for name, core in turns}
         self.names, self._id = names, f"tt{os.getpid() % 100000}_{next(_numbers)}"
         self.state = Path(tempfile.mkdtemp(prefix="tt_", dir="/run"))
         self._boots: dict[str, subprocess.Popen] = {}
@@ -133,7 +136,8 @@ class Machines:
     def start(self, name: str, *command: str, **options) -> subprocess.Popen:
         """A command on a host; ``options``: of Popen."""
         spaces = ["--mount", "--uts", "--ipc", "--net", "--pid", f"--wdns={Path.cwd()}"]
-        return subprocess.Popen(["nsenter", "-t", str(self._pids[name]), *spaces, "--", *command], **options)
+        on = ["taskset", "--cpu-list", ",".join(map(str, self._cores[name]))]
+        return subprocess.Popen([*on, "nsenter", "-t", str(self._pids[name]), *spaces, "--", *command], **options)
 
     def first(self, name: str) -> int:
         """The id, as seen from here, of a host's first process."""
