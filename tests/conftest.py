@@ -5,7 +5,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+import warm_commands
 
 from titan_rl.mesh.launch.placement import fork_environment
 from titan_rl.mesh.supervision import forking
@@ -14,15 +16,25 @@ ENVIRONMENT = dict(os.environ)
 """As it was before vLLM was in this process, which sets LD_PRELOAD."""
 
 
+def pytest_configure(config):
+    """Workers side by side have cores of their own: threads that compute together wait for the one whose core another
+    worker has."""
+    if worker := getattr(config, "workerinput", None):
+        cores = sorted(os.sched_getaffinity(0))[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]
+        if cores:
+            os.sched_setaffinity(0, cores)
+            torch.set_num_threads(len(cores))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fork_servers(request):
-    """For the actors of all runs that the tests start, which would spend most of their time on imports."""
+    """For the actors and controllers of runs that the tests start, which would spend most of their time on imports."""
     if not any(item.get_closest_marker("slow") for item in request.session.items):
         yield
         return
     with tempfile.TemporaryDirectory(prefix="forks_") as folder:
         environment = fork_environment() | forking.no_mark()
-        with forking.start(Path(folder), environment, None):  # they end when its standard input is closed
+        with forking.start(Path(folder), environment, None), warm_commands.served(ENVIRONMENT):
             os.environ[forking.FORK_SERVERS] = folder
             yield
             del os.environ[forking.FORK_SERVERS]

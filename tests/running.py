@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import warm_commands
+
 from titan_rl.config.load import load_config, parse_overrides
 from titan_rl.controller.preflight import resolve
 from titan_rl.diagnostics.replay import Plan, replay_steps
@@ -50,7 +52,14 @@ def overrides(**settings) -> list[str]:
 
 def start(root: Path, *flags: str, **settings) -> subprocess.Popen:
     """A training run under way; its output goes to ``root``'s side."""
-    command = [sys.executable, "-m", "titan_rl.train", "--run.dir", str(root), *flags, *overrides(**settings)]
+    return _start([sys.executable, *_training(root, *flags, **settings)], root)
+
+
+def _training(root: Path, *flags: str, **settings) -> list[str]:
+    return ["-m", "titan_rl.train", "--run.dir", str(root), *flags, *overrides(**settings)]
+
+
+def _start(command: list[str], root: Path) -> subprocess.Popen:
     with open(root.parent / f"{root.name}.out", "w") as output:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -59,9 +68,10 @@ def output(root: Path) -> str:
     return (root.parent / f"{root.name}.out").read_text()
 
 
-def train(root: Path, *flags: str, timeout: float = 300, **settings) -> int:
+def train(root: Path, *flags: str, timeout: float = 300, on_one_core: bool = False, **settings) -> int:
     """A whole training run; its exit code."""
-    return start(root, *flags, **settings).wait(timeout)
+    pinned = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))] if on_one_core else []
+    return _start(pinned + warm_commands.command(*_training(root, *flags, **settings)), root).wait(timeout)
 
 
 def descendants(pid: int) -> set[int]:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_commands
 
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight import check
@@ -34,7 +35,9 @@ def test_its_toml_is_right(name):
 @pytest.mark.parametrize(("name", "metric"), [("my_reward", "clip_fraction"), ("my_loss", "penalty")])
 def test_it_trains(name, metric, tmp_path):
     small = ["--training.steps", "3", "--rollout.prompts_per_step", "4", "--sft.steps", "5", "--eval.prompts", "16"]
-    command = [sys.executable, "-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", tmp_path / "run"]
+    command = warm_commands.command(
+        "-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", tmp_path / "run"
+    )
     done = subprocess.run([*command, *small], capture_output=True, text=True, timeout=400, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     records = [record for record in read_metrics(tmp_path / "run") if "reward" in record]

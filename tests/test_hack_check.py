@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_commands
 
 from titan_rl.cli import main
 from titan_rl.config.load import load_config
@@ -24,7 +24,7 @@ def test_its_toml_is_right(reward):
 
 def train(root: Path, reward: str) -> str:
     """What the run said."""
-    command = [sys.executable, "-m", "titan_rl.cli", "train", EXAMPLE, "--run.dir", root, "--task.reward", reward]
+    command = warm_commands.command("-m", "titan_rl.cli", "train", EXAMPLE, "--run.dir", root, "--task.reward", reward)
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=root.parent)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout

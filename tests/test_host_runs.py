@@ -89,7 +89,7 @@ def without_its_data(run: host_runs.OverHosts) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("hosts")
-    # a rank has one thread then, as in the run on one host: on some CPUs MKL's sums depend on how many there are
+    # a process has one thread then, as in the run on one core: on some CPUs MKL's sums depend on how many there are
     with machines.Machines("ctl", *HOSTS, "X", folder=out, one_core_each=True) as cluster:
         run = host_runs.OverHosts(cluster, out, HOSTS, ("ctl",))
         run.wait_until_hosts_listen()
@@ -119,7 +119,7 @@ def test_all_steps_are_done_with_one_host_less(run):
 
 
 def test_it_learns_what_it_learns_on_one_host(run, tmp_path):
-    assert running.train(tmp_path / "one", **SETTINGS) == 0, running.output(tmp_path / "one")[-3000:]
+    assert running.train(tmp_path / "one", on_one_core=True, **SETTINGS) == 0, running.output(tmp_path / "one")[-3000:]
     assert host_runs.losses(run.root) == host_runs.losses(tmp_path / "one"), "bit for bit, also what was done again"
     assert ledger(run.root) == ledger(tmp_path / "one")
     for name in ("checkpoints/step-000016", "checkpoints/step-000024", "model"):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import warm_commands
 from fake_servers import play
 
 from titan_rl.config.load import load_config
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.confirms, pytest.mark.timeout(1800)]
 EXAMPLES = Path(__file__).parent.parent / "examples"
 COUNTER = "example_session_state_mgmt.app:StatefulCounterResourcesServer"
 TOKENIZER = character_tokenizer()
+UV = (sys.executable, "-m", "uv")
 
 
 def run(*command: str | Path, **settings) -> subprocess.CompletedProcess:
@@ -44,9 +46,9 @@ def made(cache: pytest.Cache, package: str, python: str, *beside: str) -> Path:
     stamp = folder / "installed"
     if not stamp.exists():
         shutil.rmtree(folder)
-        done = run(python, "-m", "venv", folder)
+        done = run(*UV, "venv", "--python", python, folder)
         if not done.returncode:
-            done = run(folder / "bin/pip", "install", "-q", package, *beside)
+            done = run(*UV, "pip", "install", "-q", "--python", folder / "bin/python", package, *beside)
         if done.returncode:
             pytest.skip(f"{package} cannot be installed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
         stamp.touch()
@@ -124,7 +126,7 @@ def example(name: str, url: str, **options):
 
 def trained(name: str, url: str, root: Path) -> list[dict]:
     """By the committed TOML, but for its server's port: the records of its steps."""
-    command = [sys.executable, "-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", root]
+    command = warm_commands.command("-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", root)
     done = run(*command, "--task.options.url", url, cwd=root.parent)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [record for record in read_metrics(root) if "reward" in record]

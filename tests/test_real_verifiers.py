@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import warm_commands
 from fake_servers import play
 from test_chat import QWEN, byte_pair_tokenizer, with_template
 from test_real_servers import EXAMPLES, made, run
@@ -32,10 +33,12 @@ def python(request) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environments(python, tmp_path_factory) -> Path:
+def environments(tmp_path_factory) -> Path:
     """Those among the package's tests."""
     folder = tmp_path_factory.mktemp("verifiers")
-    done = run(python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "verifiers", PACKAGE, cwd=folder)
+    done = run(
+        sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "verifiers", PACKAGE, cwd=folder
+    )
     if done.returncode:
         pytest.skip(f"the source of {PACKAGE} cannot be had: {done.stderr.strip().splitlines()[-1]}")
     with tarfile.open(folder / "verifiers-0.4.0.tar.gz") as source:
@@ -78,7 +81,8 @@ def test_its_echo_is_trained_on_by_the_committed_toml(python, environments, smol
     file, root = EXAMPLES / "verifiers.toml", tmp_path / "run"
     flags = dict(model__path=smollm2, task__options__python=python, run__plugin_path=f"['{environments}']")
     settings = [part for name, value in flags.items() for part in (f"--{name.replace('__', '.')}", str(value))]
-    done = run(sys.executable, "-m", "titan_rl.cli", "train", file, "--run.dir", root, *settings, cwd=tmp_path)
+    command = warm_commands.command("-m", "titan_rl.cli", "train", file, "--run.dir", root, *settings)
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     records = [record for record in read_metrics(root) if "reward" in record]
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5]

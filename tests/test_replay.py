@@ -3,12 +3,12 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import running
+import warm_commands
 
 from titan_rl import cli, train
 from titan_rl.diagnostics.ledger_report import read_ledger
@@ -19,7 +19,7 @@ STEPS = running.STEPS
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "titan_rl.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300
+        warm_commands.command("-m", "titan_rl.cli", *arguments), capture_output=True, text=True, timeout=300
     )
 
 
