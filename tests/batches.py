@@ -17,11 +17,13 @@ def batch_of(
     share_prefix: bool = True,
     scale: float = 1.0,
     with_outcomes: bool = False,
+    num_still: int = 0,
     prompts: str = "p",
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
-    a sample whose advantage is above 0 has the outcome 1. ``prompts``: how their names begin.
+    a sample whose advantage is above 0 has the outcome 1. ``num_still``: of the first groups, whose advantages are 0.
+    ``prompts``: how their names begin.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -37,7 +39,7 @@ def batch_of(
             provenance[: len(prompt)] = Provenance.TEMPLATE
             provenance[len(prompt) + 4 : len(prompt) + 6] = Provenance.TOOL
             logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
-            advantage = scale * float(rng.normal())
+            advantage = scale * float(rng.normal()) if group >= num_still else 0.0
             outcome = float(advantage > 0) if with_outcomes else None
             groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"{prompts}{group}", sample, outcome))
     return pack(

@@ -254,6 +254,19 @@ def test_same_checkpoint_and_batch_give_the_same_bits(make_learner):
     assert one[0].loss != one[1].loss
 
 
+def test_rows_without_advantages_have_no_backward_and_nothing_comes_out_otherwise(make_learner):
+    learner, batch = make_learner(), batch_of(0, row_tokens=30)
+    still = batch.rows[0][1::2]
+    for row in still:
+        row.advantage_S[:] = 0
+    with unittest.mock.patch.object(learner.algorithm, "is_still_without_advantage", False):
+        wanted = gradient(learner, batch)
+    with unittest.mock.patch.object(torch.Tensor, "backward", autospec=True, side_effect=torch.Tensor.backward) as made:
+        found = gradient(learner, batch)
+    assert 0 < made.call_count == len(batch.rows[0]) - len(still)
+    assert found[0] == wanted[0] and torch.equal(found[1], wanted[1])
+
+
 def test_batch_without_signal_moves_the_schedule_and_no_weight(make_learner):
     learner = make_learner()
     first = train(learner, 0)

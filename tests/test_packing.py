@@ -47,13 +47,14 @@ def random_groups(seed: int) -> list[list[Sample]]:
     return [group() for _ in range(rng.integers(1, 6))]
 
 
-def packed(groups, num_ranks, row_tokens, share_prefix, aggregation="token") -> Batch:
+def packed(groups, num_ranks, row_tokens, share_prefix, aggregation="token", **settings) -> Batch:
     return pack(
         groups,
         num_ranks=num_ranks,
         row_tokens=row_tokens,
         share_prefix=share_prefix,
         weigh=lambda samples: token_weights(samples, aggregation, MAX_NEW_TOKENS),
+        **settings,
     )
 
 
@@ -185,6 +186,24 @@ def test_an_array_of_advantages_must_fit_its_tokens():
     sample = Sample(np.arange(3), np.array([0, 1, 1], np.int8), np.zeros(3, np.float32), np.array([1.0]))
     with pytest.raises(AssertionError, match="one for each token"):
         packed([[sample]], 1, 16, True)
+
+
+@layouts
+def test_groups_without_signal_stand_behind_the_others_in_rows_of_their_own(seed, num_ranks, row_tokens, share_prefix):
+    groups = random_groups(seed)
+    groups[::2] = [[replace(sample, advantage=0.0) for sample in group] for group in groups[::2]]
+    batch = packed(groups, num_ranks, row_tokens, share_prefix, set_still_apart=True)
+    signals = [[row.advantage_S != 0 for row in rows if row.owners] for rows in zip(*batch.rows, strict=True)]
+    assert all(signal_S.all() == signal_S.any() for rows in signals for signal_S in rows)
+    moves = [any(signal_S.any() for signal_S in rows) for rows in signals]
+    assert moves == sorted(moves, reverse=True)
+    assert all(signal_S.all() for rows in signals[: sum(moves)] for signal_S in rows)
+    apart, together = (rows_of(each) for each in (batch, packed(groups, num_ranks, row_tokens, share_prefix)))
+    assert Counter(targets(apart)) == Counter(targets(together))
+
+
+def targets(rows: list[Row]) -> list[tuple]:
+    return [each for row in rows for each in zip(row.target_S, row.advantage_S, row.weight_S, strict=True) if each[2]]
 
 
 def test_ranks_without_work_get_rows_that_count_for_nothing():

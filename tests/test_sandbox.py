@@ -20,7 +20,6 @@ from titan_rl.environments.sandbox.program import Call, Given, Limits, Program, 
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.environments.sandbox.values import decode, encode, same
 
-SHORT = Limits(seconds=0.6)
 THREAD = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()"
 POOL = "import multiprocessing\nwith multiprocessing.Pool(2) as pool: print(pool.map(abs, [-1]))"
 
@@ -121,7 +120,7 @@ def test_programs_run_side_by_side_and_one_that_hangs_holds_one_box_alone():
     async def run():
         sandbox = Sandbox(3)
         try:
-            hanging = asyncio.create_task(sandbox.run(Program("while True: pass", limits=SHORT)))
+            hanging = asyncio.create_task(sandbox.run(Program("while True: pass", limits=Limits(seconds=3))))
             done = await asyncio.gather(*(sandbox.run(Program(f"print({n})")) for n in range(20)))
             assert not hanging.done() and [outcome.stdout for outcome in done] == [f"{n}\n" for n in range(20)]
             assert (await hanging).ending == "timeout"

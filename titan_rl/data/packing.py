@@ -183,11 +183,14 @@ def pack(
     weigh: Callable[[list[Sample]], list[float]],
     row_multiple: int = 1,
     keep_together: bool = False,
+    set_still_apart: bool = False,
 ) -> Batch:
     """Rows of at most ``row_tokens`` tokens for each rank, their number a multiple of ``row_multiple``.
 
     A rank here is a group of trainer ranks that take the same rows. A sample must fit into a row by itself.
     ``keep_together``: a group stands in one row, its samples one after the other; so the whole group must fit.
+    ``set_still_apart``: samples that share something and have all the advantage 0 stand in rows with others like them,
+    which are the last ones of every rank.
     """
     samples = [sample for group in groups for sample in group]
     assert all(len(s.tokens) - 1 <= row_tokens for s in samples), "a sample is longer than a row"
@@ -198,8 +201,9 @@ def pack(
         for unit in _units(group, [next(weights) for _ in group], row_tokens, share_prefix, keep_together)
     ]
     assert all(unit.num_tokens <= row_tokens for unit in units), "a group is longer than a row"
+    parts = _by_signal(units) if set_still_apart else [units]
     rows = []
-    for row_units in _deal(units, row_tokens, num_ranks * row_multiple):
+    for row_units in (row for part in parts for row in _deal(part, row_tokens, num_ranks * row_multiple)):
         builder = _RowBuilder(len(samples))
         for unit in row_units:
             builder.add(unit)
@@ -208,8 +212,18 @@ def pack(
         rows=[rows[rank::num_ranks] for rank in range(num_ranks)],
         num_tokens=sum(unit.num_tokens for unit in units),
         num_trained_tokens=sum(num_model_tokens(sample.provenance) for sample in samples),
-        has_signal=any(np.any(s.advantage != 0) for s in samples),
+        has_signal=_has_signal(samples),
     )
+
+
+def _has_signal(samples: list[Sample]) -> bool:
+    return any(np.any(sample.advantage != 0) for sample in samples)
+
+
+def _by_signal(units: list[Unit]) -> list[list[Unit]]:
+    """Those with one, and then those without, if there are any."""
+    parts = [[unit for unit in units if _has_signal(unit.samples) == has] for has in (True, False)]
+    return [part for part in parts if part] or [[]]
 
 
 def _pad_row(row: Row, num_tokens: int) -> Row:

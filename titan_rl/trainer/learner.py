@@ -47,6 +47,7 @@ from titan_rl.trainer.preparation import (
     with_places,
 )
 from titan_rl.trainer.ranks import (
+    anywhere,
     clipped_gradient_norm,
     is_finite_everywhere,
     is_first_of_rows,
@@ -205,8 +206,15 @@ class Learner(Side):
         rows = completed(self.policy.fit(rows), self.nothing_found)
         totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
-        self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked)
+        self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked, self._still(rows))
         return totals
+
+    def _still(self, rows: list[Row]) -> set[int]:
+        """Numbers of rows that no rank's gradient depends on: all advantages in them are 0."""
+        if not self.algorithm.is_still_without_advantage:
+            return set()
+        moves = anywhere([bool((row.advantage_S != 0).any()) for row in rows], self.device)
+        return {index for index, does in enumerate(moves) if not does}
 
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
         """Zeros for all that is found out of so many tokens."""

@@ -46,6 +46,15 @@ def is_finite_everywhere(value: float, on: torch.device) -> bool:
     return not bad.item()
 
 
+def anywhere(flags: list[bool], on: torch.device) -> list[bool]:
+    """Of each, whether it is so on any rank. All ranks have as many."""
+    if dist.get_world_size() == 1:
+        return flags
+    found = torch.tensor(flags, dtype=torch.int32, device=on)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in found.tolist()]
+
+
 def gathered(value) -> list:
     """Every rank's, in their order; anything that pickles."""
     everyone = [None] * dist.get_world_size()

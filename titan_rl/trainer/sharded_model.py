@@ -7,7 +7,7 @@ Dimensions: K statistics of a token (2: its log-probability, and the entropy of 
 its own), S trained tokens of a row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
@@ -103,26 +103,34 @@ class ShardedModel:
         rows: list[Row],
         loss: Callable[[torch.Tensor, int, Columns], torch.Tensor],
         asked: Callable[[Columns], dict] = lambda columns: {},
+        still: Collection[int] = (),
     ) -> None:
         """Add the gradients of all rows' losses up. Rows are fitted.
 
         ``loss(statistics_KS, index, columns)``: of a row, by its number. ``asked(columns)``: what the head is told
-        besides. With a pipeline, losses are computed on its last stage alone.
+        besides. ``still``: numbers of rows whose gradient is known to be zero, on all ranks: unless there is a
+        pipeline, their losses are computed without one. With a pipeline, losses are computed on its last stage alone.
         """
         columns = [self.columns(row) for row in rows]
-        keywords = (self.keywords(row, c) | asked(c) for row, c in zip(rows, columns, strict=True))
+        keywords = [self.keywords(row, c) | asked(c) for row, c in zip(rows, columns, strict=True)]
         with self._computing() as model:
             if self.pipeline is None:
-                for index, (c, keyword) in enumerate(zip(columns, keywords, strict=True)):
-                    self._keep_gathered(index + 1 < len(rows))
-                    loss(model(c["tokens_T"][None], **keyword), index, c).backward()
+                order = sorted(range(len(rows)), key=lambda index: index not in still)  # a backward comes last
+                for place, index in enumerate(order, 1):
+                    self._keep_gathered(place < len(rows))
+                    with torch.set_grad_enabled(index not in still):
+                        lost = loss(model(columns[index]["tokens_T"][None], **keywords[index]), index, columns[index])
+                    if index not in still:
+                        lost.backward()
             else:
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
-                    list(keywords),
+                    keywords,
                     self._hidden_shape(rows[0]),
                     lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
                 )
+        if len(still) == len(rows):
+            self._reshard()
 
     @contextmanager
     def _computing(self) -> Iterator[torch.nn.Module]:

@@ -38,16 +38,21 @@ def share_rows(share: float, rates: dict[torch.dtype, float]) -> list[dict[str, 
 
 
 def _operations(groups: list[Group], model: str) -> float:
-    """Of forward and backward, by the weights' products alone: 6 a weight and token (arXiv 2001.08361, table 1).
+    """Of forward and backward, by the weights' products alone: 6 a weight and token (arXiv 2001.08361, table 1), 2 of a
+    group whose rewards are equal, which has no backward.
 
     A prompt's tokens count once a group, and only answers' tokens have logits.
     """
     hf = json.loads((Path(model) / "config.json").read_text())
     hidden, kv = hf["hidden_size"], hf["num_key_value_heads"] / hf["num_attention_heads"]
     layer = hidden**2 * (2 + 2 * kv) + 3 * hidden * hf["intermediate_size"]
-    answers = sum(len(rollout.tokens) - rollout.turns[0].start for group in groups for rollout in group.rollouts)
-    prompts = sum(group.rollouts[0].turns[0].start for group in groups)
-    return 6 * (layer * hf["num_hidden_layers"] * (prompts + answers) + hidden * hf["vocab_size"] * answers)
+    total = 0.0
+    for group in groups:
+        prompt = group.rollouts[0].turns[0].start
+        answers = sum(len(rollout.tokens) - prompt for rollout in group.rollouts)
+        passes = 6 if len({rollout.reward for rollout in group.rollouts}) > 1 else 2
+        total += passes * (layer * hf["num_hidden_layers"] * (prompt + answers) + hidden * hf["vocab_size"] * answers)
+    return total
 
 
 def _matrix_rate(dtype: torch.dtype) -> float:
