@@ -42,17 +42,12 @@ from titan_rl.trainer.preparation import (
     as_array,
     completed,
     is_refined,
+    still_rows,
     with_advantages,
     with_found,
     with_places,
 )
-from titan_rl.trainer.ranks import (
-    anywhere,
-    clipped_gradient_norm,
-    is_finite_everywhere,
-    is_first_of_rows,
-    parallel_dims,
-)
+from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, is_first_of_rows, parallel_dims
 from titan_rl.trainer.role_names import BASE, WORDS, found_columns, learned_role, role_path
 from titan_rl.trainer.roles import FrozenRole, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, make_sharded
@@ -206,15 +201,9 @@ class Learner(Side):
         rows = completed(self.policy.fit(rows), self.nothing_found)
         totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
-        self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked, self._still(rows))
+        still = still_rows(self.algorithm, rows, self.device)
+        self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked, still)
         return totals
-
-    def _still(self, rows: list[Row]) -> set[int]:
-        """Numbers of rows that no rank's gradient depends on: all advantages in them are 0."""
-        if not self.algorithm.is_still_without_advantage:
-            return set()
-        moves = anywhere([bool((row.advantage_S != 0).any()) for row in rows], self.device)
-        return {index for index, does in enumerate(moves) if not does}
 
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
         """Zeros for all that is found out of so many tokens."""

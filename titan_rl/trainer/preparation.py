@@ -16,7 +16,7 @@ import torch
 from titan_rl.algorithms.base import Algorithm, LossInputs
 from titan_rl.data.types import Row
 from titan_rl.trainer.objective import loss_inputs, no_statistics
-from titan_rl.trainer.ranks import gathered, sum_over_ranks
+from titan_rl.trainer.ranks import anywhere, gathered, sum_over_ranks
 from titan_rl.trainer.sharded_model import ShardedModel
 
 _EPSILON = 1e-8
@@ -49,6 +49,14 @@ def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) ->
 
     ``zeros(num_tokens)``: all columns."""
     return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
+
+
+def still_rows(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
+    """Numbers of rows whose advantages, as the loss gets them, are all 0 on every rank, and whose gradient is, too."""
+    if not algorithm.is_still_without_advantage:
+        return set()
+    moves = anywhere([bool((row.advantage_S != 0).any()) for row in rows], device)
+    return {index for index, does in enumerate(moves) if not does}
 
 
 def is_refined(algorithm: Algorithm) -> bool:
