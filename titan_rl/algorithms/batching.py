@@ -134,7 +134,7 @@ def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layo
             [_group_samples(group, algorithm, config) for group in part],
             **asdict(layout),
             share_prefix=config.rollout.share_prefix,
-            set_still_apart=algorithm.is_still_without_advantage,
+            set_still_apart=algorithm.is_still_without_advantage and layout.row_multiple == 1,  # no pipeline
             weigh=lambda samples: token_weights(samples, aggregation, max_new_tokens),
         )
         for part in update_parts(groups, config.algorithm)

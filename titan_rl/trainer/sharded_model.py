@@ -112,20 +112,24 @@ class ShardedModel:
         pipeline, their losses are computed without one. With a pipeline, losses are computed on its last stage alone.
         """
         columns = [self.columns(row) for row in rows]
-        keywords = [self.keywords(row, c) | asked(c) for row, c in zip(rows, columns, strict=True)]
+
+        def keywords(index: int) -> dict:
+            return self.keywords(rows[index], columns[index]) | asked(columns[index])
+
         with self._computing() as model:
             if self.pipeline is None:
                 order = sorted(range(len(rows)), key=lambda index: index not in still)  # a backward comes last
                 for place, index in enumerate(order, 1):
                     self._keep_gathered(place < len(rows))
                     with torch.set_grad_enabled(index not in still):
-                        lost = loss(model(columns[index]["tokens_T"][None], **keywords[index]), index, columns[index])
+                        output = model(columns[index]["tokens_T"][None], **keywords(index))
+                        lost = loss(output, index, columns[index])
                     if index not in still:
                         lost.backward()
             else:
                 self.pipeline.forward_backward(
                     [c["tokens_T"][None] for c in columns],
-                    keywords,
+                    [keywords(index) for index in range(len(rows))],
                     self._hidden_shape(rows[0]),
                     lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
                 )
