@@ -10,6 +10,7 @@ import warm_commands
 from titan_rl.cli import main
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight import check
+from titan_rl.records.alarms import GAMED
 from titan_rl.records.events import read_events
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rollouts import read_rollouts
@@ -47,9 +48,12 @@ def test_a_loophole_raises_the_alarm_in_log_metrics_and_events(tmp_path, capsys)
 
 @pytest.mark.slow
 def test_the_honest_reward_raises_none(tmp_path):
+    """None of the reward. (The policy may be sure of too few answers in the end, which is told, too: of 80 steps the
+    last ones depend on how the first ones were rounded.)"""
     root = tmp_path / "run"
-    assert "ALARM" not in train(root, "loophole:honest")
+    train(root, "loophole:honest")
     records = [record for record in read_metrics(root) if "reward" in record]
+    assert not any(record[f"alarm_{name}"] for record in records for name in GAMED)
     assert all(record["reward"] == record["grade"] for record in records)
     first, last = (sum(each["reward"] for each in part) / 10 for part in (records[:10], records[-10:]))
     assert last > first + 0.1, "it learnt something, so there was something to be alarmed by"
