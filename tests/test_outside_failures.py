@@ -22,6 +22,7 @@ from titan_rl.records.rollouts import read_rollouts, recorded_steps
 from titan_rl.records.rundir import RunDir
 
 HERE = Path(__file__).parent
+DISCARDED = "discarded (infra_error)"
 TASK = """
 import os
 
@@ -85,6 +86,13 @@ def outside():
     servers.kill()
 
 
+def wait_for_a_discarded_group(root: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not read(RunDir(root).ledger, read_account).get(DISCARDED):
+        assert time.monotonic() < deadline, f"every retry outlasts it: {running.output(root)[-2000:]}"
+        time.sleep(0.2)
+
+
 def kill_boxes(run: int) -> int:
     """Whatever of the sandbox's walls is there now; how many."""
     killed = 0
@@ -122,11 +130,11 @@ def test_what_dies_outside_is_no_wrong_answer(tmp_path, outside):
     )
     boxes = 0
     try:
-        for step, seconds in ((2, 0.3), (5, 8.0)):  # one that retries outlast, and one that they do not
+        for step, wait in ((2, lambda: time.sleep(0.3)), (5, lambda: wait_for_a_discarded_group(root))):
             running.wait_for_step(root, step, timeout=180)
             outside.kill()
             boxes += kill_boxes(process.pid)
-            time.sleep(seconds)
+            wait()  # retries outlast the first, and not the second
             outside.start()
         running.wait_for_step(root, 9, timeout=180)
         boxes += kill_boxes(process.pid)
@@ -142,7 +150,7 @@ def test_what_dies_outside_is_no_wrong_answer(tmp_path, outside):
     assert max(len(r.turns) for r in rollouts) == 3 and boxes
     assert not flaws(RunDir(root).ledger)
     account = read(RunDir(root).ledger, read_account)
-    assert set(account) == {"issued", "trained", "pending", "discarded (infra_error)"} and not account["pending"]
+    assert set(account) == {"issued", "trained", "pending", DISCARDED} and not account["pending"]
     assert "tool ask failed 3 times: ConnectError" in running.output(root)
 
 
