@@ -19,6 +19,7 @@ from titan_rl.mesh.supervision import fork_client, forking
 SERVER = "TITAN_RL_TESTS_COMMANDS"
 """Environment variable: the folder in which it listens."""
 _KIND = "command"
+_SOCKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -41,9 +42,6 @@ def served(environment: dict[str, str]) -> Iterator[None]:
             os.environ[SERVER] = folder
             yield
             del os.environ[SERVER]
-
-
-_SOCKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def main(descriptor: int) -> None:
