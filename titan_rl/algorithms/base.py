@@ -108,8 +108,8 @@ class Algorithm(ABC):
     normalizes_batch: bool = False
     """Refined advantages are brought to mean 0 and deviation 1 over all trained tokens of a step, of all ranks."""
     is_still_without_advantage: bool = True
-    """Where every advantage of a row is 0, so is its loss's gradient: it is only computed forward. If it is so in all of
-    a batch, the optimizer is left alone."""
+    """Where every advantage of a row is 0, so is its loss's gradient: it is only computed forward. If it is so in a
+    whole batch, the optimizer is left alone."""
 
     implementation: Literal["reference", "triton"] = "reference"
     """Of the kernels that the loss calls: the learner sets what ``model.kernel`` means on its device."""
