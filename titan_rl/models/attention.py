@@ -12,6 +12,9 @@ Dimensions: T tokens of a row, D segments of a block, Q queries and K keys of a 
 N heads, H head size.
 """
 
+import titan_rl.models.late_compile  # noqa: F401  (before TorchTitan)
+
+# isort: split
 from collections import defaultdict
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
