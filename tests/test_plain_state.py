@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from titan_rl.records.rundir import RunDir
 from titan_rl.trainer.plain_state import PlainPlanner, StateError, load_state, read_metadata, state_flaw
@@ -34,6 +35,28 @@ def test_what_was_saved_is_read(checkpoint):
     state = loaded(checkpoint)
     assert torch.equal(state["model"]["w"], torch.ones(4)) and state["scheduler"]["last_epoch"] == 2
     assert state_flaw(checkpoint) is None
+
+
+def test_what_an_early_python_3_11_saved_is_read(tmp_path, monkeypatch):
+    """Up to 3.11.3 it pickles a member of an enumeration as an attribute of it."""
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    checkpoint = made_run.save(RunDir(tmp_path / "run"), 2)
+    monkeypatch.undo()
+    assert b"getattr" in (checkpoint / ".metadata").read_bytes()
+    test_what_was_saved_is_read(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "mro"), (_MEM_FORMAT_ENCODING, "__class__")]
+)
+def test_no_other_attribute_is_read(checkpoint, kind, name):
+    class Attribute:
+        def __reduce__(self):
+            return getattr, (kind, name)
+
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Attribute()))
+    with pytest.raises(StateError):
+        read_metadata(checkpoint)
 
 
 def test_metadata_that_runs_code_is_refused_and_not_run(checkpoint, canary):
@@ -69,13 +92,19 @@ def test_a_rank_local_metadata_is_not_taken_instead(checkpoint, canary):
     assert not canary.exists()
 
 
-def test_classes_cannot_be_changed(checkpoint):
+@pytest.mark.parametrize(
+    "change",
+    [
+        b"Metadata\nN}\x8c\x07version\x8c\x01xs\x86b.",
+        b"_MEM_FORMAT_ENCODING\nK\x00\x85R}\x8c\x07version\x8c\x01xsb.",  # of its member 0
+    ],
+)
+def test_classes_and_their_members_cannot_be_changed(checkpoint, change):
     """A pickle can set an attribute of what it names without calling anything."""
-    kind = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
-    (checkpoint / ".metadata").write_bytes(b"\x80\x04" + kind + b"N}\x8c\x07version\x8c\x01xs\x86b.")
+    (checkpoint / ".metadata").write_bytes(b"\x80\x04ctorch.distributed.checkpoint.metadata\n" + change)
     with pytest.raises(StateError, match="would change"):
         read_metadata(checkpoint)
-    assert dcp.Metadata.version is None
+    assert Metadata.version is None and not hasattr(_MEM_FORMAT_ENCODING(0), "version")
 
 
 CHANGES = {

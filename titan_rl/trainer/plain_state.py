@@ -9,6 +9,7 @@ read by ``torch.load(weights_only=True)``.
 import math
 import pathlib
 import pickle
+from enum import Enum
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,17 @@ _CLASSES = (
     *(described.ChunkStorageMetadata, described.TensorProperties, described.StorageMeta),
     described._MEM_FORMAT_ENCODING,
 )
+
+
+def _encoding(kind: type, name: str) -> described._MEM_FORMAT_ENCODING:
+    """Stands where ``getattr`` is named, by which Python 3.11.0 to 3.11.3 pickle the members of enumerations."""
+    if kind is not described._MEM_FORMAT_ENCODING:
+        raise StateError(f"its {_METADATA} names an attribute of {kind!r:.80}")
+    return kind[name]
+
+
 _ALLOWED = {(kind.__module__, kind.__qualname__): kind for kind in _CLASSES} | {
+    ("builtins", "getattr"): _encoding,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _get_layout,
     ("pathlib", "PosixPath"): pathlib.PurePosixPath,
@@ -59,7 +70,7 @@ class _Unpickler(pickle._Unpickler):
         raise StateError(f"its {_METADATA} names {module}.{name}, which no checkpoint has")
 
     def load_build(self) -> None:
-        if isinstance(self.stack[-2], type) or callable(self.stack[-2]):
+        if isinstance(self.stack[-2], type | Enum) or callable(self.stack[-2]):
             raise StateError(f"its {_METADATA} would change {self.stack[-2]!r:.80}")
         super().load_build()
 
