@@ -32,8 +32,9 @@ def test_it_is_compiled_once_when_it_is_called():
         seen.append(graph)
         return graph.forward
 
-    later = _compile_later(lambda x: x + 1, backend=backend)
+    called = _compile_later(lambda x: x + 1, backend=backend)
+    decorated = _compile_later(backend=backend)(lambda x: x + 1)
     assert not seen
-    for _ in range(2):
+    for count, later in enumerate((called, called, decorated)):
         assert later(torch.ones(3)).tolist() == [2, 2, 2]
-    assert len(seen) == 1
+        assert len(seen) == (1, 1, 2)[count]

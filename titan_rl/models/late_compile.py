@@ -5,7 +5,7 @@ compiled at its first call, if there ever is one. To be imported before anything
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from unittest.mock import patch
 
 import torch
@@ -13,7 +13,10 @@ import torch
 _compile = torch.compile
 
 
-def _compile_later(function: Callable, **options) -> Callable:
+def _compile_later(function: Callable | None = None, **options) -> Callable:
+    if function is None:  # a decorator is wanted
+        return partial(_compile_later, **options)
+
     @cache
     def compiled() -> Callable:
         return _compile(function, **options)
