@@ -1,7 +1,7 @@
 """Names and shapes of the tensors that a config.json asks for, for the model types whose names are written here.
 
 ``models/spec.py`` knows them for every family, by building the model without memory; its imports take seconds. This
-table tells most wrong directories before. ``tests/test_model_directories.py`` holds it to that.
+table tells most wrong directories before. ``tests/config/test_model_directories.py`` holds it to that.
 """
 
 from collections.abc import Iterator

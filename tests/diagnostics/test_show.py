@@ -1,0 +1,92 @@
+"""What a person sees of a step's rollouts: prompts, answers and what they earned, and nothing that harms."""
+
+import json
+
+import pytest
+from made_rollouts import rollout_of
+
+from titan_rl import cli
+from titan_rl.data.printable import printable
+from titan_rl.data.types import Group
+from titan_rl.diagnostics.show import lines_of
+from titan_rl.records.rollouts import write_rollouts
+
+NAME = "train/0000001"
+EVIL = "\x1b[2J\x9b31mred\r\n[bold]x[/bold]\u202e"
+
+
+def group_of(*answers: str, prompt_id: str = NAME) -> Group:
+    rollouts = [
+        rollout_of(prompt_id, i, text=text, reward=float(i), reward_parts={"form": 0.0, "right": float(i)})
+        for i, text in enumerate(answers)
+    ]
+    return Group(prompt_id, rollouts, question="1 + 1 =\n", expected="2")
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    write_rollouts(tmp_path / "rollouts", 1, [group_of("2")])
+    write_rollouts(tmp_path / "rollouts", 3, [group_of("3", "2"), group_of(EVIL, prompt_id="train/0000002")])
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def show(capsys, *arguments) -> str:
+    assert cli.main(["show", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_last_step_is_shown(run, capsys):
+    lines = show(capsys, run).splitlines()
+    assert lines[0] == f"step 3 of {run}"
+    assert lines[2] == "train/0000001  1 + 1 =\\n" and lines[3].split() == ["expected", "2"]
+    assert lines[4].split() == ["1.000", "ok", "2", "(form", "0,", "right", "1)"]
+    assert lines[5].split()[:3] == ["0.000", "ok", "3"]
+
+
+def test_nothing_that_a_model_wrote_reaches_the_terminal_but_text(run, capsys):
+    shown = show(capsys, run, "--prompt", "train/0000002")
+    assert all(sign == "\n" or sign.isprintable() for sign in shown)
+    assert r"\x1b[2J\x9b31mred\r\n[bold]x[/bold]\u202e" in shown
+    assert printable("a é 中") == "a é 中"
+
+
+def test_answers_that_are_alike_are_shown_once():
+    group = group_of("7", "7", "8")
+    for rollout in group.rollouts:
+        rollout.reward, rollout.reward_parts = 0.0, {"right": 0.0}
+    assert [str(line).split() for line in lines_of(group)][3:] == [
+        ["2", "x", "0.000", "ok", "7"],
+        ["0.000", "ok", "8"],
+    ]
+
+
+def test_a_step_and_a_number_of_prompts_can_be_chosen(run, capsys):
+    assert show(capsys, run, "--step", 1).startswith("step 1 of")
+    assert "train/0000002" not in show(capsys, run, "--count", 1)
+    found = json.loads(show(capsys, run, "--json", "--count", 0))
+    assert found["step"] == 3 and [group["prompt_id"] for group in found["groups"]] == [NAME, "train/0000002"]
+    assert (
+        found["groups"][0]["prompt"] == "1 + 1 =\n" and found["groups"][0]["samples"][1]["reward_parts"]["right"] == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--step", "2"], "step 2 is not recorded: give --step 1 to 3"),
+        (["--prompt", "train/9"], "step 3 has no prompt 'train/9'"),
+        (["--count", "-1"], "--count -1"),
+        (["--run.seed", "1"], "show has nothing to override"),
+    ],
+)
+def test_a_mistake_is_one_line(run, capsys, arguments, said):
+    assert cli.main(["show", str(run), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_rollouts_is_one_line(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert cli.main(["show", str(tmp_path)]) == 2
+    assert "holds no rollouts yet" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""No program forges a verdict, escapes, outlives its deadline, or leaves anything to the next one."""
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fake_fusion import FakeFusion
+from fake_servers import serving
+from hostile_programs import HOSTILE, Hostile
+
+from titan_rl.config.load import ConfigError
+from titan_rl.environments.code_tests import FunctionTest, StreamTest, passed
+from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
+from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
+from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
+from titan_rl.environments.sandbox.slot import Slot
+
+LIMITS = Limits(seconds=1.0, memory=192 << 20)
+NUMBERS = (3, 10, -2)
+TESTS = [FunctionTest(Call("solve", (n,)), n * n + 7) for n in NUMBERS]
+SPOKEN = [StreamTest(f"{n}\n", f"{n * n + 7}\n") for n in NUMBERS]
+HONEST = """
+import sys
+def solve(n):
+    return n * n + 7
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(solve(int(line)))
+"""
+LOOK_AROUND = """
+import os, threading
+found = [os.listdir("/tmp"), os.listdir("/dev/shm"), os.listdir("/proc"), os.environ.get("LEFT"), os.getpid()]
+open("/tmp/mine", "w").write("x")
+try:
+    os.kill(2, 0)
+    found.append("somebody")
+except ProcessLookupError:
+    pass
+import builtins, json
+found.append(hasattr(builtins, "left") or hasattr(json, "left"))
+found.append(os.nice(0) in (0, 5))
+print(found)
+"""
+UNTOUCHED = "[[], [], [], None, 1, False, True]"
+"""The box itself makes a program give way (by 5) that works for long; on a loaded machine that may be this one."""
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory):
+    """What no program may see: in the environment, in a file that all may read, and behind an abstract socket."""
+    token = f"token-{os.urandom(8).hex()}"
+    file = tmp_path_factory.mktemp("secret") / "expected.json"
+    file.write_text(token)
+    os.environ["TITAN_RL_TOKEN"] = token
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0titan_rl_hidden_tests")
+        server.listen()
+        yield token, file
+    del os.environ["TITAN_RL_TOKEN"]
+
+
+@pytest.fixture(scope="module")
+def box():
+    """One box, so that what one program leaves the next one would find."""
+    try:
+        check_sandbox()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with asyncio.Runner() as runner:
+        sandbox = Sandbox(1)
+        runner.run(sandbox.run(Program("")))
+        yield runner, sandbox
+        runner.run(sandbox.close())
+
+
+def below(pid: int) -> set[int]:
+    children = {int(c) for task in Path(f"/proc/{pid}/task").glob("*/children") for c in task.read_text().split()}
+    return children.union(*map(below, children))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
+    runner, sandbox = box
+    hostile: Hostile = HOSTILE[name]
+    token, file = secret
+    source = hostile.source.replace("SECRET_FILE", str(file)).replace("HOST_PID", str(os.getpid()))
+    runner.run(sandbox.run(Program("")))  # which starts a box where the program before this one took its own with it
+    [slot] = sandbox._slots
+    processes = below(os.getpid())
+    start = time.monotonic()
+    outcome = runner.run(sandbox.run(Program(source, "3\n", tuple(test.call for test in TESTS), LIMITS)))
+    seconds = time.monotonic() - start
+    assert seconds < LIMITS.seconds + 1
+    assert token not in repr(outcome), "it saw what it must not"
+    if not hostile.only_runs:
+        assert not any(runner.run(passed(sandbox, source, TESTS, LIMITS))), "a verdict was forged"
+        assert not any(runner.run(passed(sandbox, source, SPOKEN, LIMITS))), "a verdict was forged"
+    assert below(os.getpid()) == processes, "something is left"
+    after = runner.run(sandbox.run(Program(LOOK_AROUND)))
+    assert after.stdout.strip() == UNTOUCHED, after
+    assert slot._process.poll() is None and file.read_text() == token
+
+
+class BoxedFusion(FakeFusion):
+    """A server with walls: its scripts run in a box of ours."""
+
+    def __init__(self, slot):
+        super().__init__()
+        self.slot = slot
+
+    def run(self, body):
+        limits = Limits(seconds=body["run_timeout"], memory=1 << 30, processes=48, output=1 << 20)
+        done = self.slot.run(Program(body["code"], limits=limits))
+        return {"status": "Success", "run_result": {"return_code": done.exit_code, "stdout": done.stdout}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    try:
+        check_sandbox()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    slot = Slot()
+    with serving(BoxedFusion(slot).app) as port:
+        yield {"url": f"http://127.0.0.1:{port}", "patience": 4.0, "at_once": 1}
+    slot.close()
+
+
+@pytest.mark.confirms
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_earns_nothing_at_a_server(server, secret, name):
+    """What takes over the script that it runs in has no verdict at all."""
+    token, file = secret
+    source = HOSTILE[name].source.replace("SECRET_FILE", str(file)).replace("HOST_PID", str(os.getpid()))
+    sandbox = RemoteSandbox(remote_config(server))
+    for tests in (TESTS, SPOKEN[:1]):
+        with suppress(SandboxFailed):
+            start = time.monotonic()
+            calls = tuple(test.call for test in tests if isinstance(test, FunctionTest))
+            outcome = asyncio.run(sandbox.run_once(Program(source, "3\n", calls, LIMITS)))
+            assert token not in repr(outcome), "it saw what it must not"
+            assert time.monotonic() - start < LIMITS.seconds + 1
+        with suppress(SandboxFailed):
+            assert not any(asyncio.run(passed(_Once(sandbox), source, tests, LIMITS))), "a verdict was forged"
+
+
+@dataclass
+class _Once:
+    """Without the attempts that only a server's own failures need."""
+
+    sandbox: RemoteSandbox
+
+    async def run(self, program):
+        return await self.sandbox.run_once(program)
+
+
+def test_an_honest_program_passes_at_a_server(server):
+    sandbox = RemoteSandbox(remote_config(server))
+    assert all(asyncio.run(passed(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))
+
+
+def test_an_honest_program_passes_between_them(box):
+    runner, sandbox = box
+    assert all(runner.run(passed(sandbox, HONEST, [*TESTS, *SPOKEN], LIMITS)))

@@ -1,0 +1,189 @@
+"""A run over hosts that share nothing but a wire, one of which loses its power; and who else may come in."""
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import host_runs
+import machines
+import pytest
+import running
+from tree import SUPPORT
+
+from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
+from titan_rl.records.metrics import read_metrics
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why := machines.why_not()), reason=why or "they can be made"),
+]
+HOSTS = ("A", "B", "C")
+STEPS = 24
+"""So many that a host's power fails long before the last, on a fast machine too."""
+SETTINGS = dict(
+    training__steps=STEPS,
+    sft__steps=5,
+    parallelism__data_parallel_shard_degree=2,
+    checkpoint__every=8,
+    rollout__prompts_per_step=8,
+    generator__tensor_parallel=2,
+)
+PLACED = dict(hosts__trainer="[0, 1]", hosts__generator="[2]", hosts__verifier="[2]", hosts__silence=8.0)
+NOBODY, ROOT = "65534", "0"
+
+
+def strangers_get(cluster: machines.Machines, *addresses: str) -> list[str]:
+    """What a process on a host without certificates gets at these addresses."""
+    command = [sys.executable, str(SUPPORT / "outsider.py"), *addresses]
+    stranger = cluster.start("X", *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    said, _ = stranger.communicate(timeout=60)
+    return [line.split(": ", 1)[1] for line in said.splitlines()]
+
+
+def told(cluster: machines.Machines, name: str) -> list[tuple[str, str]]:
+    """Of each process on a host that knows where others reach it: that address, and the certificate that it shows."""
+    found = []
+    for pid in cluster.processes(name):
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            known = dict(field.split("=", 1) for field in fields if "=" in field)
+            if HOST_ADDRESS in known:
+                found.append((known[HOST_ADDRESS], known.get("HYPERACTOR_TLS_CERT", "")))
+    return found
+
+
+def ports(cluster: machines.Machines, name: str) -> list[str]:
+    """Addresses at which something listens on a host, for others."""
+    rows = [line.split() for line in Path(f"/proc/{cluster.first(name)}/net/tcp").read_text().splitlines()[1:]]
+    places = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return [f"tls://{name}:{int(port, 16)}" for address, port in places if address != "0100007F"]
+
+
+def user_gets(cluster: machines.Machines, name: str, user: str) -> set[str]:
+    """What a user of a host gets of the run: the first word of each thing."""
+    command = [sys.executable, str(SUPPORT / "intruder.py"), user]
+    said, _ = cluster.start(name, *command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+    return set(said.splitlines())
+
+
+def without_its_data(run: host_runs.OverHosts) -> tuple[int, str]:
+    """Another run over the hosts that are left, whose rows are on the controller's machine alone: how it ends."""
+    rows = [json.dumps({"question": f"{number}+1=", "answer": str(number + 1)}) for number in range(64)]
+    run.cluster.path("ctl", "/tmp/rows.jsonl").write_text("\n".join(rows) + "\n")
+    asked = dict(task__name="jsonl", task__options__file="/tmp/rows.jsonl", eval__prompts=8)
+    settings = {name: value for name, value in running.SMALL.items() if not name.startswith("task.")}
+    files = dict(hosts__launcher="attach", hosts__addresses='["tls://A:26600", "tls://C:26600"]')
+    given = settings | asked | files | dict(hosts__controller="ctl", hosts__certificates=run.certificates)
+    parts = [
+        part
+        for key, value in given.items()
+        for part in (f"--{key.replace('__', '.')}", value if isinstance(value, str) else str(value).lower())
+    ]
+    command = [*host_runs.PYTHON, "train", "--run.dir", str(run.out / "refused"), *parts]
+    ended = run.cluster.start("ctl", *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said, _ = ended.communicate(timeout=host_runs.SECONDS)
+    return ended.returncode, said
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("hosts")
+    # a process has one thread then, as in the run on one core: on some CPUs MKL's sums depend on how many there are
+    with machines.Machines("ctl", *HOSTS, "X", folder=out, one_core_each=True) as cluster:
+        run = host_runs.OverHosts(cluster, out, HOSTS, ("ctl",))
+        run.wait_until_hosts_listen()
+        run.idle = {name: ports(cluster, name) for name in HOSTS}
+        run.begin("ctl", **SETTINGS, **PLACED)
+        run.wait_for_step(2)
+        run.told = {name: told(cluster, name) for name in HOSTS}
+        run.users = {user: user_gets(cluster, "C", user) for user in (NOBODY, ROOT)}
+        cluster.off("B")
+        run.open = [address for address in ports(cluster, "A") if not address.endswith(":26600")]
+        run.got = strangers_get(cluster, "tls://A:26600", "tcp://C:26600", *run.open)
+        run.code = run.controller.wait(host_runs.SECONDS)
+        run.wait_until_idle("A", "C")
+        run.left = {
+            name: sorted(path.name for path in cluster.path(name, "/tmp").glob("titan_rl_*/*")) for name in "AC"
+        }
+        run.refused = without_its_data(run)
+        run.codes = {name: run.end(name) for name in "AC"}
+        run.left_at_last = {name: list(cluster.path(name, "/tmp").glob("titan_rl_*")) for name in "AC"}
+        yield run
+
+
+def test_all_steps_are_done_with_one_host_less(run):
+    assert run.code == 0, run.said("ctl")[-3000:]
+    assert "lost host 1 (B)" in run.said("ctl"), "the fault has happened"
+    assert sorted(host_runs.losses(run.root)) == list(range(1, STEPS + 1))
+
+
+def test_it_learns_what_it_learns_on_one_host(run, tmp_path):
+    assert running.train(tmp_path / "one", on_one_core=True, **SETTINGS) == 0, running.output(tmp_path / "one")[-3000:]
+    assert host_runs.losses(run.root) == host_runs.losses(tmp_path / "one"), "bit for bit, also what was done again"
+    assert ledger(run.root) == ledger(tmp_path / "one")
+    for name in ("checkpoints/step-000016", "checkpoints/step-000024", "model"):
+        assert files(run.root / name) == files(tmp_path / "one" / name), "carried from the hosts"
+
+
+def test_weights_and_batches_travel_over_tcp_inside_the_run_s_tls(run):
+    assert "weights by tcp (" in run.said("ctl"), run.said("ctl")[-3000:]
+    for name in HOSTS:
+        mine = run.cluster.address(name), str(Path(run.certificates, f"{name}.pem"))
+        assert run.told[name] and set(run.told[name]) == {mine}
+    synced = [
+        row["weight_bytes_from_trainers"] for row in read_metrics(run.root) if "weight_bytes_from_trainers" in row
+    ]
+    assert synced and all(synced)
+
+
+def ledger(root: Path) -> dict:
+    return json.loads((root / "summary.json").read_text())["samples"]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_of_a_run_nothing_is_left_on_hosts_which_wait_for_the_next_one(run):
+    servers = ["generator", "trainer", "verifier"]
+    assert run.left == {"A": servers, "C": servers}, "where fork servers listen"
+    assert run.codes == {"A": 143, "C": 143} and run.left_at_last == {"A": [], "C": []}
+
+
+def test_a_host_that_waits_has_one_port_open(run):
+    assert run.idle == {name: [f"tls://{name}:26600"] for name in HOSTS}
+
+
+def test_what_is_not_on_every_host_is_a_mistake_before_any_actor_starts(run):
+    code, said = run.refused
+    assert code == 2, said
+    assert "(A) has no /tmp/rows.jsonl: put it there" in said or "(C) has no /tmp/rows.jsonl: put it there" in said
+    assert "Traceback" not in said and "started" not in said
+    events = (run.out / "refused" / "events.jsonl").read_text()
+    assert "trainer" not in events and "generator" not in events
+
+
+def test_another_user_of_a_host_gets_nothing(run):
+    assert any("TITAN" not in thing and thing.startswith(("file", "environ")) for thing in run.users[ROOT])
+    assert {thing.split()[0] for thing in run.users[ROOT]} >= {"file", "environ", "mem", "fd", "socket"}
+    assert run.users[NOBODY] == set()
+
+
+def test_what_actors_print_is_in_the_run_directory(run):
+    assert any(path.name.startswith("trainer_rank_1") for path in (run.root / "logs").iterdir())
+
+
+def test_whoever_has_no_certificate_gets_nothing(run):
+    assert len(run.open) > 2, "its worker loop's, and its processes'"
+    assert run.got == ["TimeoutError"] * (2 + len(run.open))
+
+
+def test_the_same_stranger_gets_in_where_tcp_was_asked_for_by_name(run, tmp_path):
+    """So it is the certificates that kept him out."""
+    command = [sys.executable, "-m", "titan_rl.cli", "host", "tcp://10.78.0.2:26700", "--insecure"]
+    host = run.cluster.start("A", *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert b"listening" in host.stdout.readline()
+    [got] = strangers_get(run.cluster, "tcp://10.78.0.2:26700")
+    assert got == "a process of user 0 on A"

@@ -1,0 +1,185 @@
+"""The house: who may import whom, how large a file may be, what lies in the root. Read from the sources."""
+
+import ast
+import statistics
+from collections import deque
+from pathlib import Path
+
+import pytest
+from tree import PACKAGE
+
+FLOORS = (
+    {"kernels"},
+    {"config"},
+    {"data"},
+    {"algorithms", "models"},
+    {"mesh"},
+    {"environments", "generator", "trainer"},
+    {"actors", "records"},
+    {"controller"},
+    {"train"},
+    {"diagnostics"},
+    {"cli"},
+)
+"""From the bottom up. A room imports from lower floors and from itself, never from its own floor's other rooms."""
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MAX_LINES = 350
+MAX_ENTRIES = 14
+MEDIAN_FUNCTION = 8
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts) + sorted(
+    path for room in ("actors", "kernels") for path in (PACKAGE / room).resolve().glob("*.py")
+)
+
+
+def name_of(path: Path) -> str:
+    """The dotted name under titan_rl: ``mesh.channel.plan``."""
+    inside = path.relative_to(PACKAGE) if PACKAGE in path.parents else path.relative_to(PACKAGE.parent)
+    return ".".join(inside.with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {name_of(path) for path in FILES} | {name_of(path).rpartition(".")[0] for path in FILES}
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or inside a function, type checks too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}".removeprefix("titan_rl.")
+                is_module = node.module.startswith("titan_rl") and inner in NAMES
+                found.add(f"titan_rl.{inner}" if is_module else node.module)
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    return {name.removeprefix("titan_rl.") for name in imported(path) if name.startswith("titan_rl.")}
+
+
+def test_there_is_something_to_look_at():
+    assert len(FILES) > 100 and any(ours(path) for path in FILES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_import_runs_up(path):
+    room = name_of(path).split(".")[0]
+    if room == "__init__" or not room:
+        assert not ours(path)
+        return
+    for name in ours(path):
+        target = name.split(".")[0]
+        assert target == room or FLOOR[target] < FLOOR[room], f"{name_of(path)} ({room}) imports {name} ({target})"
+
+
+def names_in(path: Path) -> set[str]:
+    """All that a module's top level binds, inside ``if`` and ``try`` too."""
+    found = set()
+    nodes = deque(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.popleft()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        else:
+            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            nodes.extend(
+                child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)
+            )
+    return found
+
+
+def test_what_is_imported_is_there():
+    """Inside functions, too, where only a run would find out."""
+    files = {name_of(path): path for path in FILES}
+    missing = [
+        f"{path}:{node.lineno} {node.module}.{alias.name}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (inner := (node.module or "").removeprefix("titan_rl.")) in files
+        for alias in node.names
+        if f"{inner}.{alias.name}" not in NAMES and alias.name not in names_in(files[inner])
+    ]
+    assert not missing
+
+
+def test_vllm_and_torchtitan_stay_in_their_rooms():
+    for path in FILES:
+        packages = {name.split(".")[0] for name in imported(path)}
+        name = name_of(path)
+        is_bench = name.startswith("diagnostics.bench.")
+        assert "vllm" not in packages or name.startswith("generator.") or is_bench, name
+        assert "torchtitan" not in packages or name.startswith(("models", "trainer.")), name
+
+
+def test_no_circle():
+    """Imports at a file's top: inside a function one may be put off, and is still held to its floor."""
+    graph = {}
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        targets = set()
+        for node in top:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("titan_rl"):
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}".removeprefix("titan_rl.")
+                    targets.add(inner if inner in NAMES else node.module.removeprefix("titan_rl."))
+        graph[name_of(path)] = targets & NAMES
+    done, under_way = set(), []
+
+    def visit(name: str) -> None:
+        assert name not in under_way, f"a circle: {' -> '.join([*under_way[under_way.index(name) :], name])}"
+        if name in done:
+            return
+        under_way.append(name)
+        for target in graph.get(name, ()):
+            visit(target)
+        under_way.pop()
+        done.add(name)
+
+    for name in graph:
+        visit(name)
+
+
+def test_files_are_small():
+    too_long = {
+        name_of(path): lines
+        for path in FILES
+        if "kernels" not in path.parts and (lines := len(path.read_text().splitlines())) > MAX_LINES
+    }
+    assert not too_long
+
+
+def test_functions_are_small():
+    """Lines of their bodies, the docstring left out; the median over all of the house."""
+    sizes = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                sizes.append(body[-1].end_lineno - body[0].lineno + 1 if body else 0)
+    assert statistics.median(sizes) <= MEDIAN_FUNCTION
+
+
+def test_the_root_is_an_index_of_rooms():
+    """Not counted: links to actors/, configs/ and kernels/, which lie beside the package, and the mark that it is
+    typed, which can be nowhere else (PEP 561)."""
+    marks = {"__pycache__", "py.typed"}
+    entries = [path for path in PACKAGE.iterdir() if path.name not in marks and not path.is_symlink()]
+    assert len(entries) <= MAX_ENTRIES, sorted(path.name for path in entries)
+
+
+def test_actors_and_kernels_are_no_packages():
+    """A top-level package of one of these names would hide Hugging Face's ``kernels`` from transformers and vLLM."""
+    for room in ("actors", "kernels"):
+        assert (PACKAGE / room).is_symlink() and not (PACKAGE / room / "__init__.py").exists()
+
+
+def test_the_documented_tree_names_every_file():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    tree = page[page.index("## The tree") :]
+    missing = [name_of(path) for path in FILES if path.stem != "__init__" and path.name not in tree]
+    assert not missing

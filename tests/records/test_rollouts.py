@@ -1,0 +1,48 @@
+"""What was trained on reads back as it was."""
+
+import numpy as np
+import pytest
+from made_rollouts import rollout_of
+
+from titan_rl.data.types import Group, Turn
+from titan_rl.records.rollouts import read_rollouts, write_rollouts
+
+GROUPS = [
+    Group("train/0000002", [rollout_of("train/0000002", sample) for sample in range(3)]),
+    Group(
+        "train/0000001",
+        [
+            rollout_of("train/0000001", 0, status="timeout", reward=0.0, reward_parts={}, text=""),
+            rollout_of("train/0000001", 1, turns=[Turn(1, 2, "stop"), Turn(3, 5, "length")], status="truncated"),
+            rollout_of("train/0000001", 2, reward_parts={"b": 1.0, "a": -0.5}, reward=0.5),
+        ],
+    ),
+]
+
+
+def test_groups_read_back_as_they_were(tmp_path):
+    write_rollouts(tmp_path, 3, GROUPS)
+    for group, wanted in zip(read_rollouts(tmp_path, 3), GROUPS, strict=True):
+        assert group.prompt_id == wanted.prompt_id
+        for rollout, original in zip(group.rollouts, wanted.rollouts, strict=True):
+            for name, value in vars(original).items():
+                got = getattr(rollout, name)
+                if isinstance(value, np.ndarray):
+                    assert got.dtype == value.dtype and np.array_equal(got, value), name
+                else:
+                    assert got == value, name
+
+
+def test_a_step_written_again_replaces_the_first(tmp_path):
+    write_rollouts(tmp_path, 3, GROUPS)
+    write_rollouts(tmp_path, 3, GROUPS[:1])
+    assert [group.prompt_id for group in read_rollouts(tmp_path, 3)] == ["train/0000002"]
+    assert [file.name for file in tmp_path.iterdir()] == ["step-000003.parquet"]
+
+
+def test_steps_stand_apart(tmp_path):
+    write_rollouts(tmp_path, 1, GROUPS[:1])
+    write_rollouts(tmp_path, 2, GROUPS[1:])
+    assert [read_rollouts(tmp_path, step)[0].prompt_id for step in (1, 2)] == ["train/0000002", "train/0000001"]
+    with pytest.raises(FileNotFoundError):
+        read_rollouts(tmp_path, 3)

@@ -1,0 +1,42 @@
+"""Every example runs: what a newcomer copies from must work."""
+
+import subprocess
+import sys
+
+import pytest
+import warm_commands
+from tree import EXAMPLES
+
+from titan_rl.config.load import load_config
+from titan_rl.controller.preflight import check
+from titan_rl.records.metrics import read_metrics
+
+
+def test_the_loop_on_one_page_trains():
+    """Its own samples agree with its own training, and the reward is a number: in one process, without actors."""
+    settings = ["--training.steps", "2", "--rollout.prompts_per_step", "4", "--sft.steps", "3"]
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "rl_loop.py", *settings], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(lines) == 2
+    assert all(0 <= float(line[3]) <= 1 and float(line[5]) <= 1.0001 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["my_reward", "my_loss"])
+def test_its_toml_is_right(name):
+    check(load_config(EXAMPLES / f"{name}.toml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "metric"), [("my_reward", "clip_fraction"), ("my_loss", "penalty")])
+def test_it_trains(name, metric, tmp_path):
+    small = ["--training.steps", "3", "--rollout.prompts_per_step", "4", "--sft.steps", "5", "--eval.prompts", "16"]
+    command = warm_commands.command(
+        "-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", tmp_path / "run"
+    )
+    done = subprocess.run([*command, *small], capture_output=True, text=True, timeout=400, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    records = [record for record in read_metrics(tmp_path / "run") if "reward" in record]
+    assert len(records) == 3 and all(metric in record for record in records)

@@ -1,0 +1,56 @@
+"""Faults on order: a run's process is struck, and what follows is waited for and checked."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from titan_rl.records.events import read_events
+from titan_rl.records.ledger import Ledger
+from titan_rl.records.metrics import read_metrics
+
+
+def strike(root: Path, target: str, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid_of(root, target), number)
+
+
+def pid_of(root: Path, name: str) -> int:
+    pids = json.loads((root / "pids.json").read_text())
+    return next(int(pid) for pid, known in pids.items() if known == name)
+
+
+def wait_for(condition, what: str, timeout: float = 240):
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} within {timeout} s"
+        time.sleep(0.05)
+    return found
+
+
+def wait_for_event(root: Path, kind: str, **fields) -> dict:
+    def find():
+        events = read_events(root)
+        return next((e for e in events if e["kind"] == kind and fields.items() <= e.items()), None)
+
+    return wait_for(find, f"event {kind} {fields}")
+
+
+def last_step(root: Path) -> int:
+    return max(record["step"] for record in read_metrics(root) if "reward" in record)
+
+
+def check_records(root: Path, last: int) -> None:
+    """Every step is there once, trained on what was sampled, and the account adds up."""
+    records = [record for record in read_metrics(root) if "reward" in record]
+    assert [record["step"] for record in records] == list(range(1, last + 1))
+    assert all(record["agreement_mean"] <= 1.0001 for record in records)
+    assert all(record["staleness_max"] == 0 for record in records)
+    Ledger(root / "ledger.db").verify()
+
+
+def replay(root: Path) -> int:
+    """Whether every step comes out the same, bit for bit, from the rollouts that were written down."""
+    from titan_rl import cli
+
+    return cli.main(["replay", str(root), "--from", "1", "--to", str(last_step(root))])
