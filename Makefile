@@ -4,8 +4,11 @@ MODE ?=
 CONFIG ?= configs/quickstart.toml
 ARGS ?=
 BIN := $(VENV)/bin
+# pinned workers, one for each core, and one for tests that wait (tests/support/scheduling.py)
+WORKERS ?= -n auto
+PYTEST := $(BIN)/python -m pytest -q $(WORKERS) --dist loadfile
 
-.PHONY: help install train test lint
+.PHONY: help install train test fast nightly lint
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -16,10 +19,16 @@ install: ## make the virtual environment (VENV=.venv, MODE=cpu or gpu); at once 
 train: install ## train as CONFIG=configs/quickstart.toml says; ARGS="--training.steps 20" overrides
 	$(BIN)/titan-rl train $(CONFIG) $(ARGS)
 
-test: install ## run the tests but those that only confirm; with ARGS="-m 'not slow'" those without actors, -m "" all
-	$(if $(ARGS),,$(BIN)/python -m pytest -q -m "not slow and not confirms" -n 2 --dist loadfile)
-	$(BIN)/python -m pytest -q -m "$(if $(ARGS),,slow and )not confirms" $(if $(ARGS),,-n 2 --dist loadfile) $(ARGS)
+test: install ## run the tests, with real actors; ARGS are pytest's
+	$(PYTEST) -m "not confirms" $(ARGS)
 
-lint: install ## ruff: rules and format
+fast: install ## run the tests that start no actors
+	$(PYTEST) -m "not slow and not confirms" $(ARGS)
+
+nightly: install ## run what only confirms other tests, `titan-rl chaos` and benches
+	$(PYTEST) -m confirms $(ARGS)
+
+lint: install ## rules, format and types
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
+	$(BIN)/basedpyright

@@ -92,8 +92,15 @@ def forward_backward(model: ShardedModel, algorithm) -> None:
 GRPO = make_algorithm(AlgorithmConfig(name="grpo"), [])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", [*TINY, *family_models.CASES])
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        (family, form)
+        for family in (*TINY, *family_models.CASES)
+        for form in FORMS
+        if (family, form) != ("gpt_oss", "packed")  # whose sinks flash attention does not have
+    ],
+)
 def test_nothing_of_a_step_is_on_the_host(tmp_path, monkeypatch, family, form):
     if family in TINY:
         make_tiny(tmp_path, seed=1, architecture=family, hidden_size=64, num_layers=2)
@@ -101,8 +108,6 @@ def test_nothing_of_a_step_is_on_the_host(tmp_path, monkeypatch, family, form):
         family_models.make(tmp_path, family)
     model = make(tmp_path, monkeypatch)
     if form == "packed":
-        if family == "gpt_oss":
-            pytest.skip("the kernel knows no sinks")
         model.attention_form = form
     forward_backward(model, GRPO)
 

@@ -11,6 +11,8 @@ import pytest
 import running
 from faults import check_records, last_step, pid_of, replay, strike, wait_for, wait_for_event
 
+from titan_rl import cli
+from titan_rl.diagnostics.chaos.targets import below_verifier
 from titan_rl.records.events import read_events
 from titan_rl.records.ledger import Ledger
 
@@ -40,42 +42,98 @@ def wait_for_name(root: Path, pid: int, name: str) -> None:
 
 
 def strike_and_wait(root: Path, target: str, number: signal.Signals = signal.SIGKILL) -> None:
-    """Until another process has its name, and two steps more are done."""
+    """Until another process has its name, and a step more is done."""
     pid = pid_of(root, target)
     os.kill(pid, number)
-    wait_for_event(root, "died", pid=pid)
+    assert wait_for_event(root, "died", pid=pid)["name"] == target
     running.wait_for_step(root, 2 + last_step(root))
     assert pid_of(root, target) != pid
 
 
-def test_one_kind_after_the_other_is_replaced(tmp_path, monkeypatch):
-    """Killed, hung, or with an exception where it works. The replica of a rank without peers is held by a generator."""
-    root, orders = tmp_path / "run", tmp_path / "orders"
-    orders.mkdir()
-    monkeypatch.setenv("TITAN_RL_CHAOS", str(orders))
-    process = running.start(root, training__steps=5000, mesh__step_timeout=15)
-    try:
-        running.wait_for_step(root, 2)
-        children = running.descendants(process.pid)
-        for target, number in (
-            ("generator 0", signal.SIGKILL),
-            ("verifier 0", signal.SIGKILL),
-            ("trainer rank 0", signal.SIGSTOP),
-            ("trainer rank 0", signal.SIGKILL),
-        ):
-            strike_and_wait(root, target, number)
+class Tour:
+    """One run in which every kind of process is struck in turn; each stop asserts its own fault by name."""
+
+    def __init__(self, folder: Path):
+        self.root, self.store, self.orders = folder / "run", folder / "store", folder / "orders"
+        self.orders.mkdir()
+        self.settings = dict(
+            sft__steps=30,
+            checkpoint__every=5,
+            checkpoint__store=self.store,
+            mesh__step_timeout=20,
+            recovery__standby="true",
+        )
+        self.process = running.start(self.root, training__steps=5000, **self.settings)
+
+    def standby(self) -> None:
+        """A process that waits with its imports done dies and is made again; then it takes the place of the dead."""
+        standbys = {
+            kind: wait_for_event(self.root, "standby_waits", of=kind)["pid"] for kind in ("trainer", "verifier")
+        }
+        standbys["verifier"] = kill_the_one_that_waits(self.root, "standby_waits", of="verifier")
+        for target, kind in (("trainer rank 0", "trainer"), ("verifier 0", "verifier")):
+            strike(self.root, target)
+            wait_for_name(self.root, standbys[kind], target)
+
+    def scorer(self) -> None:
+        pid = wait_for(lambda: below_verifier(self.root, "verifier 0", "scorer"), "the scorer of verifier 0")
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: below_verifier(self.root, "verifier 0", "scorer") not in (None, pid), "another scorer")
+        running.wait_for_step(self.root, 1 + last_step(self.root))
+
+    def exceptions(self) -> None:
+        """One where each kind works ends its process, which is replaced."""
         for target in ("trainer rank 0", "generator 0", "verifier 0"):
-            pid = pid_of(root, target)
-            (orders / str(pid)).write_text("raise")
-            event = wait_for_event(root, "died", pid=pid)
+            pid = pid_of(self.root, target)
+            (self.orders / str(pid)).write_text("raise")
+            event = wait_for_event(self.root, "died", pid=pid)
             assert event["name"] == target and "ChaosError: an exception that was ordered" in event["why"]
-            assert (orders / f"{pid}.obeyed").exists()
-            running.wait_for_step(root, 1 + last_step(root))
-    finally:
-        process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130, running.output(root)[-3000:]
-    assert running.gone(children)
-    said = running.output(root)
+            assert (self.orders / f"{pid}.obeyed").exists()
+            running.wait_for_step(self.root, 1 + last_step(self.root))
+
+    def scale(self) -> None:
+        """A generator is added, which serves, and removed again."""
+        assert cli.main(["scale", str(self.root), "--generators", "2"]) == 0
+        wait_for_event(self.root, "generator_serves", number=1)
+        added = pid_of(self.root, "generator 1")
+        running.wait_for_step(self.root, 1 + last_step(self.root))
+        assert cli.main(["scale", str(self.root), "--generators", "1"]) == 0
+        wait_for_event(self.root, "generator_gone", number=1)
+        assert running.gone({added})
+
+    def controller(self) -> None:
+        """It is killed, with a process that is stopped and cannot end by itself; nothing of the run is left."""
+        children = running.descendants(self.process.pid)
+        folders = running.scratch_folders(children)
+        os.kill(max(children), signal.SIGSTOP)
+        self.process.kill()
+        self.process.wait()
+        assert running.gone(children, timeout=5), "no orphan stays"
+        assert len(folders) == 2 and not any(folder.exists() for folder in folders)
+
+
+def test_every_kind_of_process_is_struck_in_turn_and_the_run_ends_as_it_would_have(tmp_path, monkeypatch):
+    """Standby, generator, trainer (hung and killed), scorer, exceptions in each, scaling, then the controller.
+
+    The replica of a rank without peers is held by a generator; the ranks' files are in a store.
+    """
+    monkeypatch.setenv("TITAN_RL_CHAOS", str(tmp_path / "orders"))
+    tour = Tour(tmp_path)
+    root = tour.root
+    try:
+        running.wait_for_step(root, 1)
+        tour.standby()
+        strike_and_wait(root, "generator 0")
+        strike_and_wait(root, "trainer rank 0", signal.SIGSTOP)
+        strike_and_wait(root, "trainer rank 0")
+        tour.scorer()
+        tour.exceptions()
+        tour.scale()
+        tour.controller()
+    except BaseException:
+        tour.process.send_signal(signal.SIGINT)
+        raise
+    said, before = running.output(root), last_step(root)
     for line in (
         "generator 0 died: its groups are sampled elsewhere",
         "verifier 0 died: its groups are sampled again",
@@ -83,9 +141,20 @@ def test_one_kind_after_the_other_is_replaced(tmp_path, monkeypatch):
         "trainer rank 0 died: replaced, and all ranks at step",
     ):
         assert line in said, said
-    log = (root / "logs" / "trainer_rank_0_1.txt").read_text()
-    assert "Current thread" in log or "Thread 0x" in log, "the stacks of the one that hung are in its log"
-    check_records(root, last_step(root))
+    logs = [path.read_text() for path in (root / "logs").glob("*trainer_*.txt")]
+    assert any("Current thread" in log or "Thread 0x" in log for log in logs), "stacks of the one that hung"
+    steps = before + 3
+    settings = tour.settings | dict(training__steps=steps)
+    assert running.train(root, "--resume", **settings) == 0, running.output(root)[-3000:]
+    [resumed] = [event for event in read_events(root) if event["kind"] == "resumed"]
+    assert before <= resumed["step"] and resumed["redone"] == resumed["step"] - resumed["checkpoint_step"]
+    assert all(event["same"] for event in read_events(root) if event["kind"] == "redone")
+    check_records(root, steps)
+    account = Ledger(root / "ledger.db").account()
+    assert account == {"issued": steps * 16, "trained": steps * 16, "pending": 0}, "nothing was lost by any of it"
+    kept = [path.name for path in (root / "checkpoints").glob("step-*")]
+    assert len(list((tour.store / "run").iterdir())) == len(kept) and not list(root.rglob("*.distcp"))
+    assert cli.main(["scale", str(root), "--generators", "2"]) == 2, "no run is under way any more"
     assert replay(root) == 0
 
 
@@ -111,23 +180,6 @@ def test_a_host_takes_its_processes_with_it_and_all_are_replaced(tmp_path):
 
 
 @confirms
-def test_a_standby_takes_the_place_of_the_dead(tmp_path):
-    root = tmp_path / "run"
-    process = running.start(root, training__steps=5000, recovery__standby="true")
-    kinds = ("trainer", "generator", "verifier")
-    try:
-        standbys = {kind: wait_for_event(root, "standby_waits", of=kind)["pid"] for kind in kinds}
-        standbys["verifier"] = kill_the_one_that_waits(root, "standby_waits", of="verifier")
-        for target, kind in (("trainer rank 0", "trainer"), ("generator 0", "generator"), ("verifier 0", "verifier")):
-            strike(root, target)
-            wait_for_name(root, standbys[kind], target)
-        running.wait_for_step(root, 1 + last_step(root))
-    finally:
-        process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130, running.output(root)[-3000:]
-
-
-@confirms
 def test_warm_spare_serves_at_once(tmp_path):
     root = tmp_path / "run"
     process = running.start(root, training__steps=5000, recovery__warm_spares=1)
@@ -142,29 +194,6 @@ def test_warm_spare_serves_at_once(tmp_path):
     assert process.wait(120) == 130, running.output(root)[-3000:]
 
 
-def test_generators_come_and_go(tmp_path):
-    from titan_rl import cli
-
-    root = tmp_path / "run"
-    process = running.start(root, training__steps=5000)
-    try:
-        running.wait_for_step(root, 2)
-        assert cli.main(["scale", str(root), "--generators", "2"]) == 0
-        wait_for_event(root, "generator_serves", number=1)
-        newcomer = pid_of(root, "generator 1")
-        running.wait_for_step(root, 2 + last_step(root))
-        assert cli.main(["scale", str(root), "--generators", "1"]) == 0
-        wait_for_event(root, "generator_gone", number=1)
-        assert running.gone({newcomer})
-        running.wait_for_step(root, 2 + last_step(root))
-    finally:
-        process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130, running.output(root)[-3000:]
-    account = Ledger(root / "ledger.db").account()
-    assert not any(name.startswith("discarded") for name in account), "nothing was lost by it"
-    assert cli.main(["scale", str(root), "--generators", "2"]) == 2, "no run is under way any more"
-
-
 def wait_for_resumed(root: Path, number: int) -> dict:
     """The event of the resume of that number, from 0."""
     return wait_for(lambda: [e for e in read_events(root) if e["kind"] == "resumed"][number:], "event resumed")[0]
@@ -172,9 +201,9 @@ def wait_for_resumed(root: Path, number: int) -> dict:
 
 @confirms
 def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
-    """Before the first step, before the first checkpoint, and after it. The ranks' files are in a store."""
-    root, store = tmp_path / "run", tmp_path / "store"
-    settings = dict(training__steps=STEPS, checkpoint__every=5, checkpoint__store=store)
+    """Before the first step, before the first checkpoint, and after it."""
+    root = tmp_path / "run"
+    settings = dict(training__steps=STEPS, checkpoint__every=5)
     process = running.start(root, **settings)
     for number, step in enumerate((0, 3, 8)):
         if step:
@@ -199,8 +228,6 @@ def test_a_killed_controller_is_resumed_to_the_same_end(tmp_path):
     account = Ledger(root / "ledger.db").account()
     assert account == {"issued": STEPS * 16, "trained": STEPS * 16, "pending": 0}
     assert replay(root) == 0
-    kept = [path.name for path in (root / "checkpoints").glob("step-*")]
-    assert len(list((store / "run").iterdir())) == len(kept) and not list(root.rglob("*.distcp"))
 
 
 def test_without_recovery_a_dead_trainer_ends_the_run_by_name(tmp_path):

@@ -73,6 +73,13 @@ class OverHosts:
         self.controller = self._start(controller, *PYTHON, "train", "--run.dir", str(self.root), *flags, *asked)
         return self.controller
 
+    def interrupt(self) -> int:
+        """The run is ended by Ctrl-C, after the step at hand; the controller's exit code."""
+        pids = self.cluster.processes(self.controlled_by)
+        [pid] = [pid for pid in pids if "titan_rl.cli train" in running.command_line(pid)]
+        os.kill(pid, signal.SIGINT)
+        return self.controller.wait(60)
+
     def wait_until_hosts_listen(self, *names: str) -> None:
         self.wait_for(lambda: all(f"listening at tls://{name}" in self.said(name) for name in names or self.names))
 

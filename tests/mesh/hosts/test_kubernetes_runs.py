@@ -23,6 +23,7 @@ from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.waits,
     pytest.mark.skipif(bool(why := machines.why_not()), reason=why or "they can be made"),
 ]
 STEPS = 60

@@ -16,6 +16,7 @@ from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.waits,
     pytest.mark.skipif(bool(why := slurm_cluster.why_not()), reason=why or "it can be had"),
 ]
 NODES = ("A", "B", "C", "D", "E")
