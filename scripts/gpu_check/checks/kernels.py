@@ -99,7 +99,7 @@ def check_pack_cast(house: House) -> Figures:
     shapes = [(130, 64), (7,)] if house.rehearse else [(1000, 528), (300, 130), (4097,)]
     torch.manual_seed(0)
     shards, same = [torch.randn(shape).to(house.device) for shape in shapes], True
-    # the interpreter rounds otherwise, which tests/kernels/test_kernels_pack_cast.py works around; whole numbers are exact
+    # the interpreter rounds otherwise (test_kernels_pack_cast.py works around it); whole numbers are exact
     shards = [(8 * shard).round() for shard in shards] if house.rehearse else shards
     for fp8 in (False,) if house.rehearse else (False, True):
         packed = [Staging(shapes, fp8=fp8, device=house.device, implementation=how) for how in ("triton", "reference")]
