@@ -36,11 +36,16 @@ def pytest_configure(config):
         cores = scheduling.cores_of_worker(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
         os.sched_setaffinity(0, cores)
         torch.set_num_threads(len(cores))
+        scheduling.forget_search_path_of_xdist()
         return
     if config.option.record_durations:
         config.pluginmanager.register(scheduling.Durations())
     if config.option.expected_skips:
         config.pluginmanager.register(skips.ExpectedSkips(config.option.expected_skips))
+
+
+def pytest_configure_node(node):
+    scheduling.keep_own_search_path(node)
 
 
 def pytest_xdist_auto_num_workers(config):

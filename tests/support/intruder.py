@@ -1,7 +1,7 @@
-"""``python intruder.py USER``: what a user of a host (a number) gets of what a run has there. A line for each thing.
+"""``python intruder.py USER [FOLDER ...]``: what a user of a host (a number) gets of a run there, a line for each thing.
 
 Everything is tried: files in the folders that all may use, the memory, files and environment of processes, and every
-Unix socket.
+Unix socket. The folders are the installation's own, which may lie in one that all may use and hold nothing of a run.
 """
 
 import os
@@ -13,9 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def files() -> Iterator[str]:
+def files(installed: list[Path]) -> Iterator[str]:
     for root in ("/tmp", "/dev/shm"):
         for path in Path(root).rglob("*"):
+            if any(folder in path.parents for folder in installed):
+                continue
             with suppress(OSError):
                 if stat.S_ISREG(path.lstat().st_mode) and path.name != ".booted":
                     path.open("rb").close()
@@ -47,5 +49,5 @@ if __name__ == "__main__":
     os.setgroups([])
     os.setgid(int(sys.argv[1]))
     os.setuid(int(sys.argv[1]))
-    for thing in (*files(), *processes(), *sockets()):
+    for thing in (*files(list(map(Path, sys.argv[2:]))), *processes(), *sockets()):
         print(thing)

@@ -79,6 +79,23 @@ def longest_first(items: list[pytest.Item], worker_input: dict) -> None:
     _kinds_file(worker_input).write_text(json.dumps({item.nodeid: kind_of(item) for item in items}))
 
 
+def keep_own_search_path(node: WorkerController) -> None:
+    """A worker with another Python is not given the controller's ``sys.path``, which names the wrong standard library.
+
+    xdist gives it to those that it knows as ``popen``, as it sets them up.
+    """
+    if node.gateway.spec.python:
+        node.gateway.spec.popen = None
+
+
+def forget_search_path_of_xdist() -> None:
+    """``PYTHONPATH`` as it was before xdist put the current folder first, for what a worker starts."""
+    if (path := os.environ.get("PYTHONPATH", "")).startswith(own := f"{Path.cwd()}{os.pathsep}"):
+        os.environ["PYTHONPATH"] = path.removeprefix(own)
+        if not os.environ["PYTHONPATH"]:
+            del os.environ["PYTHONPATH"]
+
+
 class LongestFirst(LoadFileScheduling):
     """Files in the order of their collection, the tests of one kind together, to workers of that kind."""
 

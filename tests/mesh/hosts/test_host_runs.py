@@ -17,7 +17,7 @@ import host_runs
 import machines
 import pytest
 import running
-from tree import SUPPORT
+from tree import SUPPORT, TREE
 
 from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
 from titan_rl.records.metrics import read_metrics
@@ -69,7 +69,7 @@ def ports(cluster: machines.Machines, name: str) -> list[str]:
 
 def user_gets(cluster: machines.Machines, name: str, user: str) -> set[str]:
     """What a user of a host gets of the run: the first word of each thing."""
-    command = [sys.executable, str(SUPPORT / "intruder.py"), user]
+    command = [sys.executable, str(SUPPORT / "intruder.py"), user, str(TREE), sys.prefix, sys.base_prefix]
     said, _ = cluster.start(name, *command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
     return set(said.splitlines())
 
