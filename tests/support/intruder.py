@@ -1,4 +1,4 @@
-"""``python intruder.py USER [FOLDER ...]``: what a user of a host (a number) gets of a run there, a line for each thing.
+"""``python intruder.py USER [FOLDER ...]``: what a user of a host (a number) gets of a run there, one thing a line.
 
 Everything is tried: files in the folders that all may use, the memory, files and environment of processes, and every
 Unix socket. The folders are the installation's own, which may lie in one that all may use and hold nothing of a run.
