@@ -17,7 +17,7 @@ from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
 from titan_rl.mesh.channel.slots import SlotWriter
-from titan_rl.mesh.channel.sources import TornRead, share_out
+from titan_rl.mesh.channel.sources import SharedMemory, TornRead, share_out
 from titan_rl.mesh.channel.streams import NoStream, stream_for
 from titan_rl.mesh.channel.transports import Place, choose_transport, describe, from_host, staged_on_host
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
@@ -141,16 +141,23 @@ def test_a_torn_read_is_read_again():
     assert torch.equal(got["norm"], values_of(1)["norm"])
 
 
-def test_a_version_that_is_being_written_is_waited_for():
+def test_a_version_that_is_being_written_is_waited_for(monkeypatch):
     channel = Channel()
     channel.publish(1)
     channel.writers[0].wait()
-    stamps = channel.writers[0].region.header.stamps
+    stamps, held = channel.writers[0].region.header.stamps, []
     stamps[1] = WRITING
-    finish = threading.Timer(0.2, lambda: stamps.__setitem__(1, 1))
-    finish.start()
-    channel.fetch(1)
-    finish.join()
+
+    async def look(source, timeout: float) -> None:
+        """The writer is done when the reader has looked twice."""
+        held.append(channel.reader.held)
+        if len(held) == 3:
+            stamps[1] = 1
+
+    monkeypatch.setattr(SharedMemory, "refresh", look)
+    got = channel.fetch(1)
+    assert held == [None] * 4, "two looks in vain, one that finds the version, one after the blocks were read"
+    assert all(torch.equal(got[name], values) for name, values in values_of(1).items())
 
 
 def test_a_version_that_never_comes_is_an_error_by_name():
