@@ -138,7 +138,7 @@ def test_a_torn_read_is_read_again():
     repair.start()
     got = channel.fetch(1)
     repair.join()
-    assert torch.equal(got["norm"], values_of(1)["norm"])
+    assert all(torch.equal(got[name], values) for name, values in values_of(1).items())
 
 
 def test_a_version_that_is_being_written_is_waited_for(monkeypatch):
@@ -165,6 +165,15 @@ def test_a_version_that_never_comes_is_an_error_by_name():
     channel.publish(1)
     with pytest.raises(TornRead, match="trainer rank 0 has not finished version 2"):
         channel.fetch(2, timeout=0.1)
+
+
+def test_the_version_before_the_one_that_is_wanted_is_not_taken_for_it():
+    """Both have their turn in the same slot."""
+    channel = Channel()
+    channel.publish(1)
+    with pytest.raises(TornRead, match="trainer rank 0 has not finished version 3"):
+        channel.fetch(3, timeout=0.1)
+    assert channel.reader.held is None
 
 
 def test_one_rank_behind_makes_the_version_invisible():
