@@ -13,11 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from titan_rl.config.load import ConfigError
+from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.mesh.launch import scratch
-from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.processes import ending, new_mark, running
 from titan_rl.mesh.supervision.reaper import reap
+from titan_rl.train import run_to_end
 
 SLEEP = "import time; time.sleep(60)"
 SEMAPHORE = """
@@ -219,6 +222,46 @@ def test_a_start_that_is_cut_off_fails_in_silence(tmp_path):
         return complaints
 
     assert asyncio.run(run()) == []
+
+
+# exit codes
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (ValueError("a mistake"), 1),
+        (ActorFault("the trainer was repaired 5 times"), 1),
+        (Stopped("the disk is full"), 1),
+        (Stopped(), 130),
+        (asyncio.CancelledError(), 1),
+        (ConfigError("parallelism: no host has so many GPUs"), 2),
+    ],
+)
+def test_a_fault_is_never_exit_code_0(monkeypatch, error, code):
+    """The session is a stub, and so is the module that it comes from, whose imports take seconds."""
+    closed = []
+
+    async def start() -> None:
+        pass
+
+    async def run() -> None:
+        if error is not None:
+            raise error
+
+    async def close(error, why) -> None:
+        closed.append((error, why is None))
+
+    session = SimpleNamespace(
+        **dict(start=start, run=run, close=close, say=print, stop=print),
+        **dict(stop_request=StopRequest(), run_dir=SimpleNamespace(logs="logs")),
+    )
+    monkeypatch.setitem(sys.modules, "titan_rl.controller.session", SimpleNamespace(one_line=str))
+    for of_a_process_of_its_own in ("_stop_on_signals", "relieve_collector"):
+        monkeypatch.setattr(f"titan_rl.train.{of_a_process_of_its_own}", lambda *_: None)
+    assert asyncio.run(run_to_end(session)) == code
+    assert closed == [(error, error is None)]
 
 
 # signals

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from waiting import eventually
 
 from titan_rl.config.schema import Config, RolloutConfig
 from titan_rl.controller.admission import Admission
@@ -140,8 +141,7 @@ def test_a_batch_that_was_ready_keeps_no_other_from_being_sampled():
         queue.restart(prompts(8), 0)
         await queue.publishing.publish(0)
         await queue.collect()
-        while not all(in_flight.group.done() for in_flight in queue._in_flight):
-            await asyncio.sleep(0)
+        await eventually(lambda: all(each.group.done() for each in queue._in_flight), "the end of all sampling")
         await queue.publishing.publish(1)
         await queue.collect()
         assert sampler.asked_under == [0] * 4

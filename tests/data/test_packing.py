@@ -171,9 +171,10 @@ def test_each_token_gets_its_own_advantage(seed, num_ranks, row_tokens, share_pr
         return sample.tokens[sample.provenance == Provenance.MODEL]
 
     groups = [with_arrays(group, lambda s, count: tokens_of(s) / 7) for group in random_groups(seed)]
-    for row in rows_of(packed(groups, num_ranks, row_tokens, share_prefix)):
-        if not is_dummy(row):
-            assert row.advantage_S.tolist() == (row.target_S / 7).astype(np.float32).tolist()
+    rows = [row for row in rows_of(packed(groups, num_ranks, row_tokens, share_prefix)) if not is_dummy(row)]
+    assert rows
+    for row in rows:
+        assert row.advantage_S.tolist() == (row.target_S / 7).astype(np.float32).tolist()
 
 
 @pytest.mark.parametrize(("values", "has_signal"), [([0.0, 0.0], False), ([0.0, 0.1], True), ([np.nan, 0.0], True)])

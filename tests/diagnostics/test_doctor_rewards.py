@@ -223,4 +223,5 @@ def test_mistakes_are_one_line_and_start_nothing(capsys):
     assert main(["doctor", "nowhere.toml"]) == 2
     assert main(["doctor", "quickstart", "--task.name", "gdc"]) == 2
     assert main(["doctor"]) == 2
-    assert all(line.startswith("titan-rl: ") for line in capsys.readouterr().err.splitlines())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("titan-rl: ") for line in lines), lines

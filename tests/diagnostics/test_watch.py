@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import duckdb
 import numpy as np
 import pytest
 import watched_run
@@ -215,7 +216,7 @@ def test_links_are_not_followed_and_damage_is_named(tmp_path, made):
     index.refresh()
     assert index.num_rollouts == 3 * 128
     assert set(index.damaged) >= {"trained/step-000002.parquet"} and len(index.damaged) <= 3
-    with pytest.raises(Exception, match="(?i)permission|disabled"):
+    with pytest.raises(duckdb.PermissionException, match="(?i)permission|disabled"):
         index._db.execute(f"select * from read_parquet('{made}/rollouts/step-000001.parquet')")
 
 

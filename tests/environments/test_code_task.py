@@ -11,10 +11,10 @@ from titan_rl.config.schema import TaskConfig
 from titan_rl.environments import code_task, python_tool
 from titan_rl.environments.base import make_task
 from titan_rl.environments.code_task import tests_of as read_tests
-from titan_rl.environments.code_tests import source_of
+from titan_rl.environments.code_tests import FunctionTest, passed, source_of
 from titan_rl.environments.environment import EnvironmentFailed
 from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
-from titan_rl.environments.sandbox.program import Limits, SandboxFailed
+from titan_rl.environments.sandbox.program import Call, Given, Limits, Outcome, SandboxFailed
 from titan_rl.environments.tools import ToolEnvironment
 
 ADD = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"]], "outputs": [3, "ab"]}
@@ -72,6 +72,19 @@ def test_a_program_earns_what_it_passes(sandbox, tmp_path, tests, credit, answer
     reply = sandbox(lambda: environment.step(answer))
     assert reply.reward == reward and not reply.messages
     assert task.score(task.prompt("train", 1, 0), [answer]) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "is_right"),
+    [(3, 3, True), (3.0, 3, False), (True, 1, False), ([1, 2], [1, 2], True), ((1, 2), [1, 2], False)],
+)
+def test_a_verdict_tells_types_apart(given, expected, is_right):
+    class FakeSandbox:
+        async def run(self, program):
+            return Outcome("ok", 0, "", "", (Given(given),), 0.1, 0)
+
+    tests = [FunctionTest(Call("f"), expected)]
+    assert asyncio.run(passed(FakeSandbox(), "", tests, Limits())) == [is_right]
 
 
 def test_a_sandbox_that_fails_is_no_wrong_answer(monkeypatch, tmp_path):

@@ -115,7 +115,9 @@ def test_failure_to_score_is_never_truncation(status):
     async def fail(prompt, rollouts):
         return [Score(status, {}, "why")] * len(rollouts), 0.0
 
-    for rollout in run(Generator(stop_reason="length"), score=fail).rollouts:
+    rollouts = run(Generator(stop_reason="length"), score=fail, num_samples=2).rollouts
+    assert len(rollouts) == 2
+    for rollout in rollouts:
         assert (rollout.status, rollout.reward, rollout.reward_parts) == (status, 0.0, {})
         assert rollout.failure == "why"
 

@@ -78,7 +78,7 @@ def test_task_with_too_few_held_out_prompts():
 
 
 def test_named_seeds_tell_their_names_apart():
-    assert named_seed(1, "train", 2) == named_seed(1, "train", 2)
+    assert named_seed(1, "train", 2) == 3273768033216683414, "in every process and every release"
     names = [("a",), ("b",), ("a", "b"), ("ab",), (1, 12), (11, 2), (12, 1), ("a", "", "b"), ("a", "b", "")]
     assert len({named_seed(*name) for name in names}) == len(names)
     assert all(0 <= named_seed(n) < 2**63 for n in range(1000))

@@ -161,7 +161,9 @@ def test_it_is_the_reward_and_the_tasks_score_tells_what_is_right(tmp_path):
     ],
 )
 def test_a_failure_of_either_is_told_and_never_trained_on(task_score, judged, failure):
-    for rollout in group_of(task_score, judged).rollouts:
+    rollouts = group_of(task_score, judged).rollouts
+    assert rollouts
+    for rollout in rollouts:
         assert rollout.status in ("timeout", "infra_error") and rollout.failure == failure
         assert not rollout.reward_parts
 

@@ -23,6 +23,7 @@ from titan_rl.environments.gym_families import (
     make_dataset,
     usable_families,
 )
+from titan_rl.environments.score import read_score
 
 WITHOUT_ANSWERS = {"boxnet", "rush_hour"}
 SEVERAL_ANSWERS = {"graph_color", "propositional_logic", "rubiks_cube", *WITHOUT_ANSWERS}
@@ -49,6 +50,23 @@ def refusal(**settings) -> str:
         make_task(TaskConfig(**settings))
     [line] = str(caught.value).splitlines()
     return line
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "{",
+        "[]",
+        "1.0",
+        '{"status": "ok", "message": ""}',
+        '{"status": "ok", "parts": {"exact": "much"}, "message": ""}',
+        '{"status": "ok", "parts": {"exact": NaN}, "message": ""}',
+    ],
+)
+def test_what_is_no_score_is_no_reward_of_zero(said):
+    score = read_score(said)
+    assert (score.status, score.parts) == ("infra_error", {}) and score.message
 
 
 # right answers

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from reasoning_gym.factory import DATASETS
 from tree import TREE
+from waiting import eventually
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
@@ -304,20 +305,20 @@ def test_nothing_outlives_a_scorer(fake_task, end):
         process.stdin.write(f"1 {json.dumps(request)}\n".encode())
         process.stdin.flush()
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        assert eventually(lambda: children.read_text().split())
+        assert comes_true(lambda: children.read_text().split())
         [worker] = children.read_text().split()
         if end == "kill":
             process.kill()
         process.stdin.close()
         process.wait(10)
-        assert eventually(lambda: not Path(f"/proc/{worker}").exists())
+        assert comes_true(lambda: not Path(f"/proc/{worker}").exists())
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def eventually(holds, seconds: float = 10.0) -> bool:
+def comes_true(holds, seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while not (result := holds()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -353,8 +354,7 @@ def test_a_scorer_that_dies_while_it_is_idle_is_replaced_at_once(fake_task):
         await first.wait()
         at_once = await scorer.score(PROMPT, [["1"]])
         os.kill((second := scorer.process).pid, signal.SIGKILL)
-        while scorer.process in (None, second):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: scorer.process not in (None, second), "the next scorer process", seconds=60)
         return outcomes(at_once[0]), outcomes((await scorer.score(PROMPT, [["2"]]))[0])
 
     assert with_scorer(use) == ([("ok", 1)], [("ok", 2)])

@@ -186,7 +186,7 @@ def test_a_refused_request_kills_nobody(monkeypatch):
     mesh, refused = sample_all(monkeypatch, NAMES + many, engines=1, refused=refused_ones | set(many))
     assert {name for name, why in refused.items() if why == "poison"} == refused_ones | set(many)
     assert not refused["p0"] and not mesh.deaths
-    assert all("out of vocabulary" in event["why"] for event in mesh.events)
+    assert mesh.events and all("out of vocabulary" in event["why"] for event in mesh.events)
 
 
 @pytest.mark.parametrize("strikes", [["died"], ["lost host 1"] * 9])

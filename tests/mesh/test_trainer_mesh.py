@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from waiting import eventually
 
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.snapshots import Found
@@ -181,9 +182,9 @@ def test_a_death_that_no_call_meets_is_repaired_too():
         watching = asyncio.ensure_future(mesh.watch())
         await asyncio.sleep(0)
         mesh.trainers.ranks[0].died.set_result(time.monotonic())
-        while "publish again" not in log:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: "publish again" in log, "the repair's last entry, 'publish again'")
         watching.cancel()
+        assert log.count("replace") == 1
 
     asyncio.run(run())
 

@@ -225,6 +225,19 @@ def test_steps_go_on_while_it_is_written_and_the_next_waits(inner, tmp_path):
     asyncio.run(run())
 
 
+def test_it_is_committed_when_the_last_rank_has_written(inner, tmp_path):
+    """The first says at once that it has; the other's file comes later."""
+
+    async def run():
+        made, lines, _ = saving(inner, FakeTrainer(write_some, delay=3), tmp_path)
+        await made.begin(state_of(1))
+        await made.finish()
+        assert not lines and inner.flaw(1) is None
+        assert {path.name for path in inner.path(1).iterdir()} == {"state.json", "weights"}
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("where", ["trainers", "begin", "commit"])
 def test_a_full_disk_costs_a_warning_and_no_older_checkpoint(inner, tmp_path, monkeypatch, where):
     trainer = FakeTrainer(write_some)

@@ -86,12 +86,20 @@ def test_a_prompt_is_settled_with_all_its_samples(ledger, outcomes):
         ledger.settle({"a": outcomes}, 1)
 
 
-def test_the_database_itself_refuses_to_settle_twice(ledger):
-    ledger.settle({"a": TRAINED}, 1)
+@pytest.mark.parametrize("outcomes", [TRAINED, ["timeout"] * 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'trained', step = 2, reason = null",
+        "state = 'discarded', step = null, reason = 'x'",
+        "state = 'discarded', reason = 'x'",
+    ],
+)
+def test_the_database_itself_refuses_to_settle_twice(ledger, outcomes, change):
+    ledger.settle({"a": outcomes}, 1)
     other = sqlite3.connect(ledger.path)
-    for change in ("state = 'trained', step = 2", "state = 'discarded', step = null, reason = 'x'"):
-        with pytest.raises(sqlite3.IntegrityError, match="settled"):
-            other.execute(f"update samples set {change} where prompt_id = 'a'")
+    with pytest.raises(sqlite3.IntegrityError, match="settled"):
+        other.execute(f"update samples set {change} where prompt_id = 'a'")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import openai
 import pytest
 from chat_templates import CHATML, ENDS, QWEN, SCHEMA, byte_pair_tokenizer, with_template
 from random_episodes import TEMPLATES, TEXTS, Engine
+from waiting import eventually
 
 from titan_rl.algorithms.batching import comparable_rollouts, discard_reason, sample_outcomes, step_batches
 from titan_rl.algorithms.grpo import GRPO
@@ -293,8 +294,7 @@ def test_a_key_is_of_one_episode_and_ends_with_it():
         keys.append(client.api_key)
         if len(keys) == 2:
             return
-        while len(keys) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(keys) == 2, "the key of the other episode")
         await asyncio.sleep(0.1)  # the other episode has ended by now
         for key in (keys[1], "nobody's"):
             with pytest.raises(openai.AuthenticationError):

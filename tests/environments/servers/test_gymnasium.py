@@ -7,6 +7,7 @@ import time
 
 import pytest
 from fake_servers import play
+from waiting import eventually
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
@@ -174,8 +175,7 @@ def test_calls_that_never_end_are_counted_and_then_none_is_begun():
         with pytest.raises(EnvironmentFailed, match=f"{MAX_LATE} calls of episodes before it"):
             await OwnThread("one more").call("a call", int, 1)
         over.set()
-        while num_late():
-            await asyncio.sleep(0.01)
+        await eventually(lambda: num_late() == 0, "the end of the late calls")
         thread = OwnThread("free")
         assert await thread.call("a call", int, 5) == 0
         await thread.end(int, 5)

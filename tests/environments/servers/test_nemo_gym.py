@@ -286,7 +286,7 @@ def test_a_demonstration_is_played_on_the_server_which_does_not_see_it(tmp_path)
         assert TOKENIZER.decode(rollout.tokens) == 'add 1increment_counter(1)<eos>={"success": true}\n4<eos>'
         with pytest.raises(ConfigError, match=r"rows.jsonl line 2: no 'demonstration'.*sft.steps = 0"):
             task.demonstration(prompt_of(task, 2))
-    assert all("demonstration" not in body for _, body in server.seen)
+    assert server.seen and all("demonstration" not in body for _, body in server.seen)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
 from titan_rl.mesh.channel.slots import SlotWriter
-from titan_rl.mesh.channel.sources import TornRead, share_out
+from titan_rl.mesh.channel.sources import SharedMemory, TornRead, share_out
 from titan_rl.mesh.channel.streams import NoStream, stream_for
 from titan_rl.mesh.channel.transports import Place, choose_transport, describe, from_host, staged_on_host
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
@@ -138,19 +138,26 @@ def test_a_torn_read_is_read_again():
     repair.start()
     got = channel.fetch(1)
     repair.join()
-    assert torch.equal(got["norm"], values_of(1)["norm"])
+    assert all(torch.equal(got[name], values) for name, values in values_of(1).items())
 
 
-def test_a_version_that_is_being_written_is_waited_for():
+def test_a_version_that_is_being_written_is_waited_for(monkeypatch):
     channel = Channel()
     channel.publish(1)
     channel.writers[0].wait()
-    stamps = channel.writers[0].region.header.stamps
+    stamps, held = channel.writers[0].region.header.stamps, []
     stamps[1] = WRITING
-    finish = threading.Timer(0.2, lambda: stamps.__setitem__(1, 1))
-    finish.start()
-    channel.fetch(1)
-    finish.join()
+
+    async def look(source, timeout: float) -> None:
+        """The writer is done when the reader has looked twice."""
+        held.append(channel.reader.held)
+        if len(held) == 3:
+            stamps[1] = 1
+
+    monkeypatch.setattr(SharedMemory, "refresh", look)
+    got = channel.fetch(1)
+    assert held == [None] * 4, "two looks in vain, one that finds the version, one after the blocks were read"
+    assert all(torch.equal(got[name], values) for name, values in values_of(1).items())
 
 
 def test_a_version_that_never_comes_is_an_error_by_name():
@@ -158,6 +165,15 @@ def test_a_version_that_never_comes_is_an_error_by_name():
     channel.publish(1)
     with pytest.raises(TornRead, match="trainer rank 0 has not finished version 2"):
         channel.fetch(2, timeout=0.1)
+
+
+def test_the_version_before_the_one_that_is_wanted_is_not_taken_for_it():
+    """Both have their turn in the same slot."""
+    channel = Channel()
+    channel.publish(1)
+    with pytest.raises(TornRead, match="trainer rank 0 has not finished version 3"):
+        channel.fetch(3, timeout=0.1)
+    assert channel.reader.held is None
 
 
 def test_one_rank_behind_makes_the_version_invisible():

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from started_meshes import ask, learn, meshes_of, pid_of, worst_difference
+from waiting import eventually
 
 from titan_rl.data.types import Completion, Request
 from titan_rl.mesh.channel.region import header_pages
@@ -150,8 +151,8 @@ def test_a_replica_that_fails_an_update_is_replaced(model, tmp_path):
             await asyncio.wait_for(first.ranks[0].died, 10)
             assert "generator 1 failed weights version 1" in said[0] and "checksum" in said[0]
             flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)  # back again
-            while meshes.generators.router.healthy != [0, 1]:
-                await asyncio.sleep(0.1)
+            router = meshes.generators.router
+            await eventually(lambda: router.healthy == [0, 1], "the replacement of generator 1", seconds=120)
             assert meshes.generators.replicas[1] is not first
             versions = [(await r.leader.account.call_one())[0] for r in meshes.generators.replicas.values()]
             assert versions == [1, 1]
@@ -210,8 +211,8 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             with pytest.raises(ActorDied, match="generator 0 rank 0 died"):  # it is worth nothing alone
                 await applying
             assert time.monotonic() - start < SUPERVISION_SECONDS and meshes.generators.router.healthy == []
-            while meshes.generators.router.healthy != [0]:
-                await asyncio.sleep(0.1)
+            router = meshes.generators.router
+            await eventually(lambda: router.healthy == [0], "the replacement of generator 0", seconds=120)
             assert meshes.generators.replicas[0] is not replica
             await meshes.weights.deliver(1)
             assert await worst_difference(meshes, await ask(meshes, [1], 4)) < 1e-4

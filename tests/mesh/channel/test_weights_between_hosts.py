@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from started_meshes import ask, learn, meshes_of, pid_of, worst_difference
+from waiting import eventually
 
 from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS
 from titan_rl.mesh.launch.identity import HOST_ID
@@ -97,8 +98,8 @@ async def kill_one_that_hands_on(meshes, link, version: int) -> None:
     os.kill(pid, signal.SIGKILL)
     statistics = await asyncio.wait_for(delivery, 60 + IDLE_SECONDS)
     assert {one.generator for one in statistics} >= {r.number for r in replicas} - {root.number}
-    while len(meshes.generators.router.healthy) < GENERATORS:
-        await asyncio.sleep(0.1)
+    router = meshes.generators.router
+    await eventually(lambda: len(router.healthy) == GENERATORS, "the replacement of the killed generator", seconds=120)
     versions = [(await r.leader.account.call_one())[0] for r in meshes.generators.replicas.values()]
     assert versions == [version] * GENERATORS
     for replica in meshes.generators.replicas.values():

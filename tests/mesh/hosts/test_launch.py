@@ -17,6 +17,7 @@ import pytest
 import yaml
 from fake_slurm import FakeSlurm
 from manifest_checks import flaws
+from waiting import eventually
 
 from titan_rl.cli import main
 from titan_rl.config.hosts import HostsConfig
@@ -84,8 +85,7 @@ def test_what_waits_in_the_queue_is_waited_for(slurm, tmp_path):
         launcher = make_host_launcher(slurm_settings(tmp_path), [])
         slurm.mark("away")
         starting = asyncio.ensure_future(launcher.start(HostOrder(0, 0)))
-        while not slurm.read("looks"):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: slurm.read("looks"), "a look at the queue", seconds=10)
         slurm.set(41, "PENDING")
         slurm.mark("away", there=False)
         await asyncio.sleep(1.5)
@@ -156,8 +156,7 @@ def test_who_is_not_waited_for_any_longer_leaves_the_queue(slurm, tmp_path):
         sbatch = slurm.folder / "sbatch"
         sbatch.write_text(sbatch.read_text().replace("RUNNING|node$number", "PENDING|"))
         starting = asyncio.ensure_future(launcher.start(HostOrder(0, 0)))
-        while not slurm.read("looks"):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: slurm.read("looks"), "a look at the queue", seconds=10)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
