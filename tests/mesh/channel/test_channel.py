@@ -5,6 +5,7 @@ import dataclasses
 import mmap
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +17,7 @@ from titan_rl.mesh.channel.checksums import checksums, sums_for
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
-from titan_rl.mesh.channel.slots import SlotWriter
+from titan_rl.mesh.channel.slots import SlotWriter, give_way
 from titan_rl.mesh.channel.sources import SharedMemory, TornRead, share_out
 from titan_rl.mesh.channel.streams import NoStream, stream_for
 from titan_rl.mesh.channel.transports import Place, choose_transport, describe, from_host, staged_on_host
@@ -416,3 +417,16 @@ def _fetch_on_gpu(setup: ReaderSetup) -> None:
     asyncio.run(reader.fetch(1, 60))
     got = {name: values for name, _, _, values in reader.pieces()}
     assert all(torch.equal(got[name].cpu(), tensor) for name, tensor in values_of(0).items())
+
+
+def test_a_thread_that_gives_way_never_becomes_less_nice():
+    def niceness(before: int) -> int:
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, before)
+        give_way(5)
+        return os.getpriority(os.PRIO_PROCESS, thread)
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with ThreadPoolExecutor(1) as nicer, ThreadPoolExecutor(1) as other:
+        assert nicer.submit(niceness, 19).result() == 19
+        assert other.submit(niceness, own).result() == max(5, own)

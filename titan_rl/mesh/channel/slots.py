@@ -21,7 +21,8 @@ Copies = list[tuple[torch.Tensor, torch.Tensor | Callable[[], torch.Tensor]]]
 def give_way(nice: int) -> None:
     """Lower this thread's priority, so that it runs when others leave it a core. ``nice``: 0 changes nothing."""
     if nice:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(nice, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 class SlotWriter:

@@ -117,7 +117,8 @@ def look_after(pid):
         with open(f"/proc/{pid}/statm") as file:
             total = int(file.read().split()[1]) * resource.getpagesize()
         for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), _NICE)
+            # an unprivileged box may not make a thread less nice than it is
+            os.setpriority(os.PRIO_PROCESS, int(thread), max(_NICE, os.getpriority(os.PRIO_PROCESS, int(thread))))
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 total += sum(look_after(int(child)) for child in file.read().split())
     except (FileNotFoundError, ProcessLookupError, IndexError):
