@@ -31,4 +31,4 @@ nightly: install ## run what only confirms other tests, `titan-rl chaos` and ben
 lint: install ## rules, format and types
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
-	$(BIN)/basedpyright
+	$(BIN)/python -m basedpyright
