@@ -25,6 +25,8 @@ workers() {
         "$system" -m venv --without-pip "$other"
         "$ours" -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
             >"$other/lib/python3.11/site-packages/those_of_venv.pth"
+        sed "1s|.*|#!$PWD/$other/bin/python|" .venv/bin/titan-rl >"$other/bin/titan-rl"
+        chmod +x "$other/bin/titan-rl"
         specs+=(--tx "popen//python=$PWD/$other/bin/python")
     else
         specs+=(--tx popen)

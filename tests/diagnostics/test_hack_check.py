@@ -48,6 +48,7 @@ def test_a_loophole_raises_the_alarm_in_log_metrics_and_events(tmp_path, capsys)
 
 
 @pytest.mark.slow
+@pytest.mark.confirms
 def test_the_honest_reward_raises_none(tmp_path):
     """None of the reward. (The policy may be sure of too few answers in the end, which is told, too: of 80 steps the
     last ones depend on how the first ones were rounded.)"""

@@ -163,6 +163,7 @@ def test_a_prompt_without_any_chance_is_refused(value):
 
 
 @pytest.mark.slow
+@pytest.mark.confirms
 def test_a_run_that_is_stopped_and_resumed_draws_the_same_prompts(tmp_path):
     """Real actors, and a filter too: every pass rate that the ledger's steps had is there again."""
     settings = dict(training__steps=8, curriculum__least_chance=0.1, filter__no_signal=True, checkpoint__every=3)

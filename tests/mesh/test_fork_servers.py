@@ -197,9 +197,8 @@ def test_what_libraries_read_when_they_are_imported_is_there_then():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_servers", [True, False])
-def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch, has_servers):
-    """A generator is made by fork within a second or so; without servers, actors are started anew."""
+def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
+    """A generator is made by fork; when its servers have died, others are started anew."""
     for name in set(os.environ) - set(conftest.ENVIRONMENT):  # the tests' own servers, and what vLLM sets
         monkeypatch.delenv(name)
     root = tmp_path / "run"
@@ -207,19 +206,34 @@ def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch, has_servers
     try:
         running.wait_for_step(root, 2)
         children = running.descendants(process.pid)
-        servers = [pid for pid in children if "supervision.fork_server" in running.command_line(pid)]
-        actors = {name: int(pid) for pid, name in json.loads((root / "pids.json").read_text()).items()}
-        assert set(actors.values()) - {actors["scorer 0"]} < set(servers), "all actors were forked"
-        if not has_servers:
-            for pid in set(servers) - set(actors.values()):
-                os.kill(pid, signal.SIGKILL)
-        os.kill(actors["generator 0"], signal.SIGKILL)
-        last = max(record["step"] for record in read_metrics(root) if "reward" in record)
-        running.wait_for_step(root, 2 + last)
-        marks = {mark for pid in children if (mark := running.mark_of(pid))}  # some are gone
-        assert len(marks) == 1 + has_servers, "servers that were begun before the run have a mark of their own"
+        servers = {pid for pid in children if "supervision.fork_server" in running.command_line(pid)}
+        first = actors_of(root)
+        assert set(first.values()) - {first["scorer 0"]} < servers, "all actors were forked"
+        marks = {mark for pid in children if (mark := running.mark_of(pid))}
+        assert len(marks) == 2, "servers that were begun before the run have a mark of their own"
+        second = replaced(root, first)
+        assert "supervision.fork_server" in running.command_line(second["generator 0"])
+        for pid in servers - set(first.values()):
+            os.kill(pid, signal.SIGKILL)
+        third = replaced(root, second)
+        assert "supervision.fork_server" not in running.command_line(third["generator 0"])
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130, running.output(root)[-3000:]
-    assert "generator 0 died: its groups are sampled elsewhere" in running.output(root)
+    assert running.output(root).count("generator 0 died: its groups are sampled elsewhere") == 2
     assert running.gone(children) and not any(marked({MARK: mark}) for mark in marks)
+
+
+def actors_of(root: Path) -> dict[str, int]:
+    """Process ids of a run's actors, by name."""
+    return {name: int(pid) for pid, name in json.loads((root / "pids.json").read_text()).items()}
+
+
+def replaced(root: Path, actors: dict[str, int]) -> dict[str, int]:
+    """Actors of a run after its generator was killed and two steps more were done."""
+    os.kill(actors["generator 0"], signal.SIGKILL)
+    last = max(record["step"] for record in read_metrics(root) if "reward" in record)
+    running.wait_for_step(root, 2 + last)
+    now = actors_of(root)
+    assert now["generator 0"] != actors["generator 0"]
+    return now

@@ -11,6 +11,7 @@ import time
 import pytest
 from chat_templates import CHATML, with_template
 from fake_servers import play
+from tree import SUPPORT
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config, TaskConfig
@@ -132,7 +133,7 @@ def test_an_episode_has_a_deadline_and_its_session_is_free_again(folder):
 def test_nothing_is_left_when_its_parent_is_killed(folder, tmp_path):
     program = f"""
 import asyncio, sys
-sys.path.insert(0, {str(os.path.dirname(__file__))!r})
+sys.path[:0] = {[os.path.dirname(__file__), str(SUPPORT)]!r}
 from test_verifiers import task_of
 from titan_rl.environments.prompts import PromptStream
 async def main():
