@@ -1,8 +1,8 @@
 """A run over hosts that share nothing but a wire and lose their power in turn; and who else may come in.
 
 One run: the machine of its controller is off, and another goes on with it from the same directory. Then the machine of
-its generator and verifier is off, and comes back; then that of a trainer rank, to which the generator had gone. Two more
-find out, as a stranger without certificates and as another user of a host, what they can get of it.
+its generator and verifier is off, and comes back; then that of a trainer rank, to which the generator had gone. What a
+stranger without certificates can get of it, and another user of a host, is tried meanwhile.
 """
 
 import json
