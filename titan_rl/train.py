@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
 from titan_rl.config.load import ConfigError, load_config
@@ -157,7 +157,8 @@ async def run_to_end(session: "Session") -> int:
     from titan_rl.controller.stopping import Lost, Stopped
 
     _stop_on_signals(session)
-    error, why, code = None, None, EXIT_OK
+    error: BaseException | None = None
+    why, code = None, EXIT_OK
     try:
         await session.start()
         relieve_collector()
@@ -177,9 +178,9 @@ async def run_to_end(session: "Session") -> int:
     session.stop_request.driver = None
     if error is not None and session.stop_request.is_forced:  # whatever came of it first
         error, why, code = Lost(session.stop_request.why), session.stop_request.why, EXIT_FAULT
-    if code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
-        session.say("".join(traceback.format_exception(error)))
-        session.say(f"what the actors printed is in {session.run_dir.logs}")
+    if error is not None and code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
+        session.log("".join(traceback.format_exception(error)))
+        session.log(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
     return code
 
@@ -188,6 +189,7 @@ def _stop_on_signals(session: "Session") -> None:
     """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
     SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
     loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
+    assert task is not None, "a coroutine that runs is some task's"
     session.stop_request.driver = task
 
     def on_signal() -> None:
@@ -220,7 +222,7 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
-def _print_all_help(parser: Parser, file=None) -> None:
+def _print_all_help(parser: Parser, file: IO[str] | None = None) -> None:
     """With every key, which takes the imports of TorchTitan."""
     from titan_rl.trainer.key_help import key_help
 

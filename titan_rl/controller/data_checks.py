@@ -34,6 +34,7 @@ def load_dataset(
     """``row_tokens``, ``sample_tokens``: the longest that a row of the trainer and one answer with its question may be.
     Errors: ConfigError that names the row which is at fault."""
     data, kind = config.data, algorithm.trains_on
+    assert kind != "rollouts", "registry.py has refused such an algorithm beside data.file"
     if data.file == MADE:
         check_format(data, kind)
         rows = made_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)

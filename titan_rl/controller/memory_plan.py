@@ -240,7 +240,7 @@ def size_at(checked: Checked, path: str) -> Size:
     return Size.of(read_hf_config(path, checked.family) if path else read_config(checked), checked.family)
 
 
-def activations(hf: PreTrainedConfig, training, is_kept: bool) -> float:
+def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:
     """Of one full row: what a layer keeps of a token for its backward, and the head's tiles and copies in fp32."""
     width = hf.hidden_size
     if is_kept:

@@ -126,7 +126,7 @@ class RunView:
         return self.actors.to_csv()
 
     def _last_step(self) -> int:
-        return self.metrics.index.max() if len(self.metrics) else -1
+        return int(self.metrics.index.to_numpy().max()) if len(self.metrics) else -1
 
     @property
     def events(self) -> pd.DataFrame:
