@@ -138,7 +138,9 @@ def write(root, records) -> None:
 
 def test_a_run_says_it_once_and_measures_it_at_every_step(tmp_path):
     said, events, records = [], [], series(grade=(0.2, 0.2))
-    watch = AlarmWatch(tmp_path, log=said.append, record_event=lambda kind, **fields: events.append({"kind": kind, **fields}))
+    watch = AlarmWatch(
+        tmp_path, log=said.append, record_event=lambda kind, **fields: events.append({"kind": kind, **fields})
+    )
     metrics = [watch.met(record) for record in records]
     assert all(set(each) == {f"alarm_{name}" for name in NAMES} for each in metrics)
     [alarm] = history(records)

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
 from titan_rl.config.load import ConfigError, load_config
@@ -29,6 +29,8 @@ from titan_rl.data.files import is_full
 from titan_rl.mesh.supervision.forking import begun_ahead, can_begin_ahead
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
+    from _typeshed import SupportsWrite
+
     from titan_rl.controller.session import Session
     from titan_rl.mesh.launch.torchrun import OtherRanks
     from titan_rl.records.statistics import Proportion
@@ -222,7 +224,7 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
-def _print_all_help(parser: Parser, file: IO[str] | None = None) -> None:
+def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) -> None:
     """With every key, which takes the imports of TorchTitan."""
     from titan_rl.trainer.key_help import key_help
 

@@ -255,7 +255,9 @@ class Controller(Loop):
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
         return mean_metrics([answer for answer in answers if isinstance(answer, StepMetrics)])
 
-    async def _after_bad_numbers(self, step: int, answers: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool) -> None:
+    async def _after_bad_numbers(
+        self, step: int, answers: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
+    ) -> None:
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
             self.queue.give_back_batch()

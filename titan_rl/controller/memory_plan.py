@@ -25,6 +25,7 @@ from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
 from titan_rl.trainer.snapshot_kinds import spares_memory
+from titan_rl.trainer.titan_config import TrainingConfig
 
 GIB = 2**30
 LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}

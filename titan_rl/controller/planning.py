@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
 from titan_rl.config.schema import Config
@@ -134,7 +136,7 @@ def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
         check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
 
 
-def _hf(checked: Checked):
+def _hf(checked: Checked) -> PreTrainedConfig:
     """Errors: ConfigError."""
     path = checked.config.model.path
     try:

@@ -19,7 +19,7 @@ async def sampled(
     max_retries: int,
     on_retry: Callable[[str], None] = lambda prompt_id: None,
 ) -> Group:
-    """A group, or what is left of the last attempt. ``on_retry`` is called with the prompt's id before each further one."""
+    """A group, or what is left of the last attempt. ``on_retry`` takes the prompt's id before each further one."""
     attempt = 0
     while True:
         try:

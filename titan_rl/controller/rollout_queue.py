@@ -66,7 +66,7 @@ class RolloutQueue:
         max_tokens: int,
         on_score_failed: OnScoreFailed,
     ):
-        """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples that could not be scored."""
+        """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples without a score."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
         self.admission, self.publishing, self.on_score_failed = admission, publishing, on_score_failed
         self.max_tokens = max_tokens
