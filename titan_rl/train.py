@@ -29,6 +29,8 @@ from titan_rl.data.files import is_full
 from titan_rl.mesh.supervision.forking import begun_ahead, can_begin_ahead
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
+    from _typeshed import SupportsWrite
+
     from titan_rl.controller.session import Session
     from titan_rl.mesh.launch.torchrun import OtherRanks
     from titan_rl.records.statistics import Proportion
@@ -157,7 +159,8 @@ async def run_to_end(session: "Session") -> int:
     from titan_rl.controller.stopping import Lost, Stopped
 
     _stop_on_signals(session)
-    error, why, code = None, None, EXIT_OK
+    error: BaseException | None = None
+    why, code = None, EXIT_OK
     try:
         await session.start()
         relieve_collector()
@@ -177,9 +180,9 @@ async def run_to_end(session: "Session") -> int:
     session.stop_request.driver = None
     if error is not None and session.stop_request.is_forced:  # whatever came of it first
         error, why, code = Lost(session.stop_request.why), session.stop_request.why, EXIT_FAULT
-    if code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
-        session.say("".join(traceback.format_exception(error)))
-        session.say(f"what the actors printed is in {session.run_dir.logs}")
+    if error is not None and code == EXIT_FAULT and not is_full(error) and not isinstance(error, Stopped | Lost):
+        session.log("".join(traceback.format_exception(error)))
+        session.log(f"what the actors printed is in {session.run_dir.logs}")
     await session.close(error, why)
     return code
 
@@ -188,6 +191,7 @@ def _stop_on_signals(session: "Session") -> None:
     """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
     SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
     loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
+    assert task is not None, "a coroutine that runs is some task's"
     session.stop_request.driver = task
 
     def on_signal() -> None:
@@ -220,7 +224,7 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
-def _print_all_help(parser: Parser, file=None) -> None:
+def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) -> None:
     """With every key, which takes the imports of TorchTitan."""
     from titan_rl.trainer.key_help import key_help
 

@@ -59,7 +59,7 @@ def test_metrics_stop_the_run_but_what_is_told_does_not(tmp_path):
     metrics, events, display = MetricsLog(tmp_path), EventLog(tmp_path), Display(1, tmp_path / "log.txt")
     with largest_file(0):
         events.write("died", name="generator 0")
-        display.say("generator 0 died")
+        display.log("generator 0 died")
         with pytest.raises(DiskFull, match="metrics.jsonl wants"):
             metrics.write({"step": 1})
     metrics.write({"step": 1})
@@ -148,7 +148,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     controller.reporter = SimpleNamespace(enter=lambda *_: None)
     controller.progress = SimpleNamespace(step=6)
     checkpointing, finite = SimpleNamespace(saved_step=3, finish=finish), SimpleNamespace(weights_are_finite=True)
-    controller.ending = Ending(tmp_path, None, checkpointing, finite, controller.progress, save=save, say=print)
+    controller.ending = Ending(tmp_path, None, checkpointing, finite, controller.progress, save=save, log=print)
     controller._is_between_steps, saved = True, []
     asyncio.run(controller.rescue(RuntimeError("between two steps")))
     assert saved == [6]

@@ -169,7 +169,7 @@ def test_fast_steps_show_the_first_and_the_last_and_few_between(capsys, monkeypa
 def test_remarks_are_printed_as_they_are(tmp_path, capsys):
     remark = "a [bold]remark[/bold] of 12 " + 200 * "x"
     with Display(25, tmp_path / "log.txt") as display:
-        display.say(remark)
+        display.log(remark)
     assert capsys.readouterr().out.splitlines() == [remark] == (tmp_path / "log.txt").read_text().splitlines()
 
 
@@ -179,7 +179,7 @@ from pathlib import Path
 from titan_rl.controller.display import Display
 with Display(25, Path({str(tmp_path / "log.txt")!r})) as display:
     for number in range(3):
-        display.say(str(number))
+        display.log(str(number))
 """
     reader, writer = os.pipe()
     os.close(reader)

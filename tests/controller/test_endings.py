@@ -279,20 +279,20 @@ class Stub:
     def __init__(self, folder):
         self.folder, self.stop_request = folder, StopRequest()
         self.display = Display(3, folder / "log.txt")
-        self.say, self.stop = self.display.say, self.stop_request.ask
+        self.log, self.stop = self.display.log, self.stop_request.ask
     async def start(self):
         self.display.__enter__()
-        self.say("waits")
+        self.log("waits")
         (self.folder / "waits").touch()
     async def run(self):
         while not self.stop_request.is_asked:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         for _ in range(3):
-            self.say("a step ends")
+            self.log("a step ends")
         raise Stopped
     async def close(self, error, why):
-        self.say(why)
+        self.log(why)
         (self.folder / "saved").write_text(why)
         self.display.__exit__()
 

@@ -145,7 +145,7 @@ def make_queue(ledger: Ledger, config: Config, *, seed=0, share=0.4, position=0)
     return RolloutQueue(
         *(config, Stream(position), ledger, dispatcher, admission, publishing),
         max_tokens=64,
-        failed=lambda *_: None,
+        on_score_failed=lambda *_: None,
     )
 
 

@@ -15,8 +15,9 @@ import titan_rl
 from titan_rl import cli
 from titan_rl.config.load import ConfigError, overriding, parse_overrides
 from titan_rl.controller.interactive.live import RunEnded
-from titan_rl.controller.interactive.own_step import OrderError
+from titan_rl.controller.interactive.own_step import OrderError, OwnStep
 from titan_rl.controller.interactive.trainer import RankError
+from titan_rl.controller.session import Session
 
 # what is asked for
 
@@ -52,6 +53,22 @@ def test_a_run_tells_of_its_file_as_it_was_asked_for(tmp_path, capsys):
     """Not by the place where this machine has it."""
     asyncio.run(titan_rl.launch("quickstart", run={"dir": str(tmp_path / "run")}).close())
     assert "next: titan-rl train quickstart --resume" in capsys.readouterr().out
+
+
+def test_a_run_that_has_not_started_says_so():
+    session = object.__new__(Session)
+    session._meshes = session._controller = None
+    assert not session.has_meshes
+    for name in ("meshes", "controller"):
+        with pytest.raises(RuntimeError, match="has not started: await the session"):
+            getattr(session, name)
+
+
+def test_a_batch_before_the_groups_that_it_is_of_is_out_of_order():
+    own = object.__new__(OwnStep)
+    own._collected = None
+    with pytest.raises(OrderError, match="sample comes first"):
+        own.batch([])
 
 
 def test_the_package_has_no_other_doors():

@@ -239,8 +239,8 @@ def test_steps_that_can_be_had_again_are_and_the_rest_is_named(run, damaged, tra
         *(checked.config, checked.algorithm, checked.titan.layout, run_dir, CheckpointFolder(run_dir.checkpoints, 1)),
         *(PromptStream(checked.task, 1), ledger, metrics, Progress(LAST)),
         limits=resuming.limits_of(checked),
-        say=said.append,
-        note=lambda kind, **fields: None,
+        log=said.append,
+        record_event=lambda kind, **fields: None,
     )
     asyncio.run(recovery.train_recorded(trainer))
     pending = recovery.rewind(recovery.progress.step)

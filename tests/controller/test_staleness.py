@@ -108,7 +108,7 @@ def make_queue(max_staleness: int) -> tuple[RolloutQueue, Sampler]:
     sampler = Sampler(weights := Weights())
     publishing = Publishing(weights, admission := Admission(2, max_staleness))
     queue = RolloutQueue(
-        *(config, iter([]), ledger, sampler, admission, publishing), max_tokens=64, failed=lambda *_: None
+        *(config, iter([]), ledger, sampler, admission, publishing), max_tokens=64, on_score_failed=lambda *_: None
     )
     return queue, sampler
 

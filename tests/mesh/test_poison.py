@@ -267,7 +267,7 @@ def test_a_batch_is_full_without_the_poison_and_the_ledger_names_it(monkeypatch,
         admission = Admission(8, 0)
         admission.advance(0)
         queue = RolloutQueue(
-            *(mesh.config, stream, ledger, mesh.dispatcher, admission, publishing), max_tokens=64, failed=print
+            *(mesh.config, stream, ledger, mesh.dispatcher, admission, publishing), max_tokens=64, on_score_failed=print
         )
         groups = (await queue.collect()).groups
         queue.settle(groups, [], 1)

@@ -199,7 +199,7 @@ def no_space(path):
 def saving(folder, trainer, tmp_path):
     lines, records = [], []
     ledger = Ledger(tmp_path / "ledger.db")
-    made = Checkpointing(folder, trainer, ledger, timeout=5, say=lines.append, record=records.append)
+    made = Checkpointing(folder, trainer, ledger, timeout=5, log=lines.append, record_metrics=records.append)
     return made, lines, records
 
 

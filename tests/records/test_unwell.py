@@ -119,7 +119,7 @@ def test_a_held_out_accuracy_that_does_not_follow_is_an_alarm(seed):
 
 def test_a_run_says_it_with_its_evidence_and_sends_nobody_to_another_command(tmp_path):
     said, events, records = [], [], series(slowest_generator=(1.05, 2.4))
-    watch = AlarmWatch(tmp_path, say=said.append, note=lambda kind, **fields: events.append(fields))
+    watch = AlarmWatch(tmp_path, log=said.append, record_event=lambda kind, **fields: events.append(fields))
     metrics = [watch.met(record) for record in records]
     assert set(metrics[0]) == {f"alarm_{name}" for name in NAMES}
     assert metrics[-1]["alarm_straggler"] == 1.0
@@ -130,7 +130,7 @@ def test_a_run_says_it_with_its_evidence_and_sends_nobody_to_another_command(tmp
 
 def test_an_evaluation_of_the_run_reaches_the_alarms(tmp_path):
     said: list[str] = []
-    watch = AlarmWatch(tmp_path, say=said.append, note=lambda kind, **fields: None)
+    watch = AlarmWatch(tmp_path, log=said.append, record_event=lambda kind, **fields: None)
     for record in series():
         watch.met(record)
         if record["step"] % WINDOW == 0:

@@ -183,10 +183,10 @@ SAYING = [
 import asyncio
 from titan_rl.controller.display import Display
 display = Display(num_steps=5)
-display.say("of the first")
+display.log("of the first")
 async def later():
     await asyncio.sleep(0.5)
-    display.say("a watcher speaks")
+    display.log("a watcher speaks")
 watching = asyncio.create_task(later())
 """,
     "display.follow()\nawait watching",

@@ -164,13 +164,13 @@ class Run:
             return await train(batches, step)
 
         self.trainer.train = counted
-        bad_batches = BadBatches(config.recovery, self.run_dir, say=self.said.append, record=self.metrics.write)
+        bad_batches = BadBatches(config.recovery, self.run_dir, log=self.said.append, record_metrics=self.metrics.write)
         reporter = SimpleNamespace(
-            display=SimpleNamespace(say=self.said.append),
+            display=SimpleNamespace(log=self.said.append),
             enter=lambda step, phase: None,
             trained=self.metrics.write,
             metrics=self.metrics,
-            note=lambda kind, **fields: self.notes.append((kind, fields)),
+            record_event=lambda kind, **fields: self.notes.append((kind, fields)),
         )
         none = SimpleNamespace()
         meshes = SimpleNamespace(trainer=self.trainer)

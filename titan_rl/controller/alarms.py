@@ -1,18 +1,18 @@
 """Alarms of a run as it goes (records/alarms.py): said when one is raised, and in every step's metrics."""
 
-from collections.abc import Callable
 from pathlib import Path
 
+from titan_rl.data.callbacks import Log, RecordEvent
 from titan_rl.records.alarms import GAMED, NAMES, standing
 from titan_rl.records.metrics import read_metrics
 
 
 class AlarmWatch:
-    """Owns what the steps so far measured. ``note`` takes events."""
+    """Owns what the steps so far measured."""
 
-    def __init__(self, root: Path, *, say: Callable[[str], None], note: Callable[..., None]):
+    def __init__(self, root: Path, *, log: Log, record_event: RecordEvent):
         """``root``: of the run, which may have steps already."""
-        self.say, self.note = say, note
+        self.log, self.record_event = log, record_event
         self._records = {record["step"]: record for record in read_metrics(root) if "reward" in record}
         self._standing: set[str] = set()
 
@@ -29,7 +29,7 @@ class AlarmWatch:
         found = standing(list(self._records.values()))
         for name in found.keys() - self._standing:
             more = "; `titan-rl hack-check` tells more" if name in GAMED else ""
-            self.say(f"step {step}: ALARM {name}: {found[name]}{more}")
-            self.note("alarm", name=name, step=step, says=found[name])
+            self.log(f"step {step}: ALARM {name}: {found[name]}{more}")
+            self.record_event("alarm", name=name, step=step, says=found[name])
         self._standing = set(found)
         return {f"alarm_{name}": float(name in found) for name in NAMES}

@@ -1,10 +1,9 @@
 """Batches whose loss or gradient is not finite: who is named, how many in a row there may be, what is kept."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 from titan_rl.config.schema import RecoveryConfig
+from titan_rl.data.callbacks import Log, RecordMetrics
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.records.rollouts import set_aside_rollouts
 from titan_rl.records.rundir import RunDir
@@ -36,10 +35,10 @@ class BadBatches:
         settings: RecoveryConfig,
         run_dir: RunDir,
         *,
-        say: Callable[[str], None],
-        record: Callable[[dict[str, Any]], None],
+        log: Log,
+        record_metrics: RecordMetrics,
     ):
-        self.settings, self.run_dir, self.say, self.record = settings, run_dir, say, record
+        self.settings, self.run_dir, self.log, self.record_metrics = settings, run_dir, log, record_metrics
         self._streak = BadStreak()
         self.weights_are_finite = True
 
@@ -60,10 +59,10 @@ class BadBatches:
         count = self._streak.length
         self.weights_are_finite = not any(answer.weights for answer in answers)
         for answer in answers:
-            self.say(f"step {step}: {answer}; the update was left out")
-        self.record({"step": step, "bad_batches_in_a_row": count})
+            self.log(f"step {step}: {answer}; the update was left out")
+        self.record_metrics({"step": step, "bad_batches_in_a_row": count})
         if is_lost:
             kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
-            self.say(f"its {num_groups} groups are discarded, and kept in {kept}")
+            self.log(f"its {num_groups} groups are discarded, and kept in {kept}")
         if count >= self.settings.max_bad_steps:
             raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {answers[-1]}")

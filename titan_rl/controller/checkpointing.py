@@ -9,9 +9,9 @@ checkpoints before it stay.
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from titan_rl.data.callbacks import Log, RecordMetrics
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
@@ -50,12 +50,12 @@ class Checkpointing:
         ledger: Ledger,
         *,
         timeout: float,
-        say: Callable[[str], None],
-        record: Callable[[dict[str, float]], None],
+        log: Log,
+        record_metrics: RecordMetrics,
     ):
         """``timeout``: seconds that writing one may take."""
         self.folder, self.trainer, self.ledger, self.timeout = folder, trainer, ledger, timeout
-        self.say, self.record = say, record
+        self.log, self.record_metrics = log, record_metrics
         self.saved_step = -1
         """The newest step that this process saved or started from."""
         self._writing: asyncio.Task[None] | None = None
@@ -88,7 +88,7 @@ class Checkpointing:
             return
         self.saved_step = state.step
         seconds = {"seconds_checkpoint_begin": seconds_begin, "seconds_checkpoint": time.perf_counter() - start}
-        self.record({"step": state.step, "checkpoint_failed": 0.0, **seconds})
+        self.record_metrics({"step": state.step, "checkpoint_failed": 0.0, **seconds})
 
     def _gather(self, folder: Path) -> None:
         """What ranks have written into a store. Errors: SaveError if files are missing there, since some host has
@@ -100,8 +100,8 @@ class Checkpointing:
     def _warn(self, step: int, error: Exception) -> None:
         kept = ", ".join(str(step) for step in self.folder.steps()) or "none"
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        self.say(f"warning: step {step} could not be saved: {reason}; the run goes on, checkpoints that stay: {kept}")
-        self.record({"step": step, "checkpoint_failed": 1.0})
+        self.log(f"warning: step {step} could not be saved: {reason}; the run goes on, checkpoints that stay: {kept}")
+        self.record_metrics({"step": step, "checkpoint_failed": 1.0})
 
     async def finish(self) -> None:
         """Until nothing is being written, whatever came of it."""

@@ -38,6 +38,7 @@ from titan_rl.controller.ending import RESCUE_SECONDS, Ending
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
+from titan_rl.controller.loop import Loop
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import PhaseTimer, Reporter, StepReport
@@ -45,7 +46,7 @@ from titan_rl.controller.rollout_queue import Collected, RolloutQueue
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.witness import Witness
 from titan_rl.data.culprits import BadNumbers
-from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
+from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.records.checkpoints import ControllerState
@@ -73,7 +74,7 @@ class Components:
     progress: Progress
 
 
-class Controller:
+class Controller(Loop):
     """Owns the order of things."""
 
     def __init__(
@@ -93,9 +94,9 @@ class Controller:
         self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
         self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
-        self.say = components.reporter.display.say
+        self.log = components.reporter.display.log
         self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, say=self.say
+            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, log=self.log
         )
         self.witness = Witness(run_dir, components.meshes.record)
         self._is_between_steps = True
@@ -132,12 +133,12 @@ class Controller:
         await self.stop.interrupts(self.recovery.train_recorded(self.trainer))
         last = self.progress.step
         await self._go_on_from_here()
-        self.say(
+        self.log(
             f"resumed from {path or 'the base model'}: {last - first} steps trained again, now at step {last}, "
             f"{self.queue.num_waiting} prompts pending"
         )
         seconds = time.perf_counter() - start
-        self.reporter.note("resumed", checkpoint_step=first, step=last, redone=last - first, seconds=seconds)
+        self.reporter.record_event("resumed", checkpoint_step=first, step=last, redone=last - first, seconds=seconds)
 
     async def _go_on_from_here(self) -> None:
         """The trainer is at ``progress.step`` by another way than the step before."""
@@ -254,7 +255,9 @@ class Controller:
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
         return mean_metrics([answer for answer in answers if isinstance(answer, StepMetrics)])
 
-    async def _after_bad_numbers(self, step: int, answers: list, bad: list[Group], is_lost: bool) -> None:
+    async def _after_bad_numbers(
+        self, step: int, answers: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
+    ) -> None:
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
             self.queue.give_back_batch()
@@ -273,7 +276,7 @@ class Controller:
             raise RuntimeError(f"no checkpoint in {self.checkpointing.folder.root} is complete: nothing to go back to")
         self.checkpointing.started_from(self.progress.step)
         await self._go_on_from_here()
-        self.say(f"back to {path}, {self.queue.num_waiting} prompts pending")
+        self.log(f"back to {path}, {self.queue.num_waiting} prompts pending")
         self.bad_batches.rolled_back()
 
     async def _publish(self, report: StepReport) -> None:
@@ -281,7 +284,7 @@ class Controller:
         self.reporter.enter(report.step, "publishing")
         await self.publishing.delivered()
 
-        def then(statistics, seconds: float) -> None:
+        def then(statistics: list[EngineStatistics], seconds: float) -> None:
             self.reporter.step(report, statistics, seconds)
             self.witness.live(report)
 

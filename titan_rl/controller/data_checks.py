@@ -1,5 +1,7 @@
 """What a run without a generator learns from, checked before any process starts: ``[data]``, and what goes with it."""
 
+from transformers import PreTrainedTokenizerBase
+
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
@@ -29,11 +31,18 @@ def check_settings(config: Config, algorithm: Algorithm) -> None:
 
 
 def load_dataset(
-    config: Config, algorithm: Algorithm, task: Task, tokenizer, *, row_tokens: int, sample_tokens: int
+    config: Config,
+    algorithm: Algorithm,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    row_tokens: int,
+    sample_tokens: int,
 ) -> Dataset:
     """``row_tokens``, ``sample_tokens``: the longest that a row of the trainer and one answer with its question may be.
     Errors: ConfigError that names the row which is at fault."""
     data, kind = config.data, algorithm.trains_on
+    assert kind != "rollouts", "registry.py has refused such an algorithm beside data.file"
     if data.file == MADE:
         check_format(data, kind)
         rows = made_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from titan_rl.controller.data_steps import DataSteps
 from titan_rl.controller.way_back import WayBack
+from titan_rl.data.callbacks import Log
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.checkpoints import CheckpointFolder
@@ -13,8 +13,8 @@ from titan_rl.records.summary import Progress
 
 
 class DataRecovery(WayBack):
-    def __init__(self, steps: DataSteps, folder: CheckpointFolder, progress: Progress, say: Callable[[str], None]):
-        super().__init__(folder, progress, say)
+    def __init__(self, steps: DataSteps, folder: CheckpointFolder, progress: Progress, log: Log):
+        super().__init__(folder, progress, log)
         self.steps = steps
 
     async def sft(self, trainer: TrainerMesh) -> None:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batching import data_batch
 from titan_rl.algorithms.kto import with_zero
@@ -17,7 +19,7 @@ from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.examples import Example, as_pairs, mismatched
-from titan_rl.data.types import Batch, Layout, StepMetrics
+from titan_rl.data.types import Batch, Layout, Row, StepMetrics
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.statistics import Proportion
@@ -77,7 +79,7 @@ class DataSteps:
         [answer] = await trainer.train([batch], step)
         return batch, answer
 
-    def sft_rows(self) -> list[list[list]]:
+    def sft_rows(self) -> list[list[list[Row]]]:
         """Of the supervised steps before the first: on chosen, or desirable, answers, in an order of their own."""
         settings, algorithm = self.config.sft, SFT()
         good = [_demonstration(example) for example in self.dataset.train if example.samples[0].advantage >= 0]
@@ -112,7 +114,7 @@ class DataSteps:
             return metrics.loss_metrics
         counts = {"": len(examples)}
         if self._is_labelled:
-            chosen = sum(example.samples[0].advantage > 0 for example in examples)
+            chosen = sum(_label(example) > 0 for example in examples)
             counts |= {"/chosen": chosen, "/rejected": len(examples) - chosen}
         return _means(metrics, counts)
 
@@ -128,7 +130,7 @@ class DataSteps:
         divergence = _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0)
         # with a zero that is no number all samples would be at fault: the step itself tells whose are not finite
         zero = max(0.0, divergence) if math.isfinite(divergence) else 0.0
-        return [_with_advantage(example, with_zero(example.samples[0].advantage, zero)) for example in examples]
+        return [_with_advantage(example, with_zero(_label(example), zero)) for example in examples]
 
 
 def _means(metrics: StepMetrics, counts: dict[str, int]) -> dict[str, float]:
@@ -139,6 +141,13 @@ def _means(metrics: StepMetrics, counts: dict[str, int]) -> dict[str, float]:
         count = counts[next(end for end in ends if name.endswith(end))]
         found[name] = mean * metrics.num_trained_tokens / max(count, 1)
     return found
+
+
+def _label(example: Example) -> float:
+    """Whether an answer is desirable (1) or not (-1)."""
+    label = example.samples[0].advantage
+    assert not isinstance(label, np.ndarray), "an answer of data has one label, and none for each token"
+    return label
 
 
 def _with_advantage(example: Example, advantage: float) -> Example:

@@ -47,8 +47,11 @@ class Machine:
 
 def machine_of(checked: Checked) -> Machine | None:
     """Of a run: its hosts' GPUs, as they are said to be, or this machine's. None: it is on a CPU."""
-    hosts = checked.config.hosts
-    return machine_of_hosts(hosts, checked.host_launcher.count) if hosts.is_on else this_machine()
+    hosts, launcher = checked.config.hosts, checked.host_launcher
+    if not hosts.is_on:
+        return this_machine()
+    assert launcher is not None, "preflight.py has made it"
+    return machine_of_hosts(hosts, launcher.count)
 
 
 def machine_of_hosts(hosts: HostsConfig, count: int) -> Machine | None:
@@ -101,7 +104,7 @@ class Models:
         self.checked, self.config, self.titan = checked, checked.config, checked.titan
         self.hf: PreTrainedConfig = known.hf if known else read_config(checked)
         self.policy = known.policy if known else Size.of(self.hf, checked.family, checked.config.lora)
-        self._sizes: dict[str, Size] = known._sizes if known else {}
+        self.sizes: dict[str, Size] = known.sizes if known else {}
         needs = checked.algorithm.needs
         self.learned, self.own = learned_role(needs), own_learned(self.config, needs)
         self.frozen = [r for r in needed_roles(needs) if r != "reference" or not self.config.lora.rank]
@@ -111,9 +114,9 @@ class Models:
 
     def size(self, role: str) -> Size:
         """A role's whole model."""
-        if role not in self._sizes:
-            self._sizes[role] = size_at(self.checked, getattr(self.config, role).path)
-        return self._sizes[role]
+        if role not in self.sizes:
+            self.sizes[role] = size_at(self.checked, getattr(self.config, role).path)
+        return self.sizes[role]
 
     def titan_of(self, role: str) -> TitanConfig:
         return role_titan(self.config, role)
@@ -230,8 +233,8 @@ def _kv_cache(
     for one at its longest, or nothing could be sampled."""
     generator = models.config.generator
     together = [[(role, its) for (role, _, _), its in each] for each in by_seat]
-    turn = dict(engines=True, aside=PUT_ASIDE)
-    rooms = [usable - held_in_turn(each, in_turns, **turn) for each in together if GENERATOR in dict(each)]
+    held = [held_in_turn(each, in_turns, engines=True, aside=PUT_ASIDE) for each in together if GENERATOR in dict(each)]
+    rooms = [usable - size for size in held]
     if not rooms or generator.kv_cache_gib:
         return generator.kv_cache_gib * GIB if rooms else 0.0
     least, most = (kv_bytes(models.hf, generator, models.max_tokens, n) for n in (1, generator.max_num_seqs))

@@ -25,12 +25,12 @@ _LINE_SECONDS, _SAMPLE_SECONDS = 3.0, 60.0
 
 
 class Display:
-    """``step`` after each step, ``say`` for anything else, which also goes to the run's log; a context manager."""
+    """``step`` after each step, ``log`` for anything else, which also goes to the run's log; a context manager."""
 
     def __init__(self, num_steps: int, log: Path | None = None):
         self.console = _console()
         self._context = copy_context()
-        self._log = LineFile(log) if log else None
+        self._file = LineFile(log) if log else None
         self.num_steps = num_steps
         self._last_line = self._last_sample = -_SAMPLE_SECONDS
         self._recent: list[dict[str, float]] = []
@@ -52,19 +52,19 @@ class Display:
         if live:
             self._show(live.stop)
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close_table()
-        if self._log:
-            self._log.close()
+        if self._file:
+            self._file.close()
 
     def follow(self) -> None:
         """In a notebook, what is said from now on stands below the cell that calls this."""
         self._context = copy_context()
 
-    def say(self, text: str) -> None:
-        if self._log:
+    def log(self, text: str) -> None:
+        if self._file:
             with unless_full():
-                self._log.write(text)
+                self._file.write(text)
         self._show(lambda: self.console.print(text, highlight=False, markup=False, soft_wrap=True))
 
     def enter(self, phase: str) -> None:
@@ -83,10 +83,10 @@ class Display:
         if now - self._last_line >= _LINE_SECONDS or record["step"] in (1, self.num_steps):
             self._last_line = now
             values = "  ".join(f"{name} {COLUMNS[name].format(record[name])}" for name in _names(record))
-            self.say(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
+            self.log(f"step {record['step']:>4}/{self.num_steps}  {values}  {record['seconds_step']:.2f} s")
             if sample is not None and now - self._last_sample >= _SAMPLE_SECONDS:
                 self._last_sample = now
-                self.say(f"  {sample_line(sample)}")
+                self.log(f"  {sample_line(sample)}")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._view(options.max_width, console.height)

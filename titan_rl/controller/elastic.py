@@ -5,10 +5,10 @@ Anyone who may write there may ask: ``titan-rl scale RUN --generators N``, or ``
 
 import asyncio
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.callbacks import Log
 from titan_rl.data.files import replace_text
 from titan_rl.mesh.generators import Generators
 from titan_rl.records.rundir import RunDir, existing_run_dir
@@ -40,15 +40,15 @@ def take_scale_request(run_dir: RunDir) -> int | None:
     return int(text)
 
 
-async def grant_scale_requests(run_dir: RunDir, generators: Generators, say: Callable[[str], None]) -> None:
+async def grant_scale_requests(run_dir: RunDir, generators: Generators, log: Log) -> None:
     """For as long as the run lasts."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
             count = take_scale_request(run_dir)
         except ConfigError as error:
-            say(str(error))
+            log(str(error))
             continue
         if count is not None:
-            say(f"{count} generators are wanted, {len(generators.router.members)} there are")
+            log(f"{count} generators are wanted, {len(generators.router.members)} there are")
             generators.scale(count)

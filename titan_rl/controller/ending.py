@@ -6,6 +6,7 @@ from contextlib import suppress
 from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.stopping import Stopped
+from titan_rl.data.callbacks import Log
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.rundir import RunDir
@@ -26,11 +27,11 @@ class Ending:
         progress: Progress,
         *,
         save: Callable[[], Awaitable[None]],
-        say: Callable[[str], None],
+        log: Log,
     ):
         """``save``: begins a checkpoint of the step at hand."""
         self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
-        self.bad_batches, self.progress, self.save, self.say = bad_batches, progress, save, say
+        self.bad_batches, self.progress, self.save, self.log = bad_batches, progress, save, log
 
     async def complete(self) -> None:
         """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
@@ -52,7 +53,7 @@ class Ending:
             if isinstance(error, Stopped):
                 await self._save_model()
         except Exception as failure:  # the error that ended the run matters more
-            self.say(f"could not save step {self.progress.step}: {failure}")
+            self.log(f"could not save step {self.progress.step}: {failure}")
 
     def _has_news(self, error: BaseException) -> bool:
         if self.progress.step == self.checkpointing.saved_step:
@@ -60,7 +61,7 @@ class Ending:
         if not self.progress.step and not isinstance(error, BadNumbersError):
             return False
         if not self.bad_batches.weights_are_finite:
-            self.say("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
+            self.log("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
         return self.bad_batches.weights_are_finite
 
     async def _save_model(self) -> None:

@@ -1,8 +1,7 @@
 """The proof that roles which never learn did not: digests of their weights when training begins and when it ends."""
 
-from collections.abc import Callable
-
 from titan_rl.algorithms.base import Needs
+from titan_rl.data.callbacks import RecordEvent
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.trainer.role_names import BASE, needed_roles
 
@@ -13,16 +12,17 @@ Digests = dict[str, list[str]]
 class FrozenWeights:
     """Owns what the digests were."""
 
-    def __init__(self, needs: Needs, meshes: Meshes, note: Callable[..., None], *, has_adapters: bool = False):
+    def __init__(self, needs: Needs, meshes: Meshes, record_event: RecordEvent, *, has_adapters: bool = False):
         """``has_adapters``: the policy's own weights stay as they are, too."""
-        self.roles, self.meshes, self.note = needed_roles(needs) + [BASE] * has_adapters, meshes, note
+        self.roles, self.meshes = needed_roles(needs) + [BASE] * has_adapters, meshes
+        self.record_event = record_event
         self._digests: Digests = {}
 
     async def begin(self) -> None:
         """All roles have their weights now."""
         if self.roles:
             self._digests = await self._ask()
-            self.note("frozen_weights", digests=self._digests)
+            self.record_event("frozen_weights", digests=self._digests)
 
     async def check(self) -> None:
         """Errors: RuntimeError that names the role whose weights are others."""
@@ -31,7 +31,7 @@ class FrozenWeights:
         now = await self._ask()
         if changed := [role for role in self.roles if now[role] != self._digests[role]]:
             raise RuntimeError(f"the weights of the {changed[0]} have changed, which must never happen")
-        self.note("frozen_weights_unchanged", digests=now)
+        self.record_event("frozen_weights_unchanged", digests=now)
 
     async def _ask(self) -> Digests:
         shared, own = await self.meshes.trainer.call("digests"), await self.meshes.roles.digests()

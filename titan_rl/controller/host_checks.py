@@ -29,6 +29,7 @@ def check_hosts(config: Config) -> HostLauncher | None:
         return None
     _check_addresses(hosts)
     launcher = make_host_launcher(hosts, config.run.plugin_path)
+    assert launcher is not None, "hosts that are on have one"
     check_placed(config, launcher.count)
     certify(hosts)
     return launcher

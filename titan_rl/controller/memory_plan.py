@@ -25,6 +25,7 @@ from titan_rl.models.families import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.role_names import learned_role, needed_roles
 from titan_rl.trainer.snapshot_kinds import spares_memory
+from titan_rl.trainer.titan_config import TrainingConfig
 
 GIB = 2**30
 LIBRARIES = {"trainer": 0.4, "generator": 0.9, "verifier": 0.25, "controller": 1.3}
@@ -240,7 +241,7 @@ def size_at(checked: Checked, path: str) -> Size:
     return Size.of(read_hf_config(path, checked.family) if path else read_config(checked), checked.family)
 
 
-def activations(hf: PreTrainedConfig, training, is_kept: bool) -> float:
+def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:
     """Of one full row: what a layer keeps of a token for its backward, and the head's tiles and copies in fp32."""
     width = hf.hidden_size
     if is_kept:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import Any
 
 from titan_rl.config.load import ConfigError
 
@@ -24,7 +25,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--json", action="store_true")
 
 
-def plan(options: argparse.Namespace, overrides: dict) -> int:
+def plan(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     """Errors: ConfigError."""
     from titan_rl.controller import planning
     from titan_rl.controller.forecast.scenarios import PROMPT, Lengths

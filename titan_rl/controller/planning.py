@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
 from titan_rl.config.schema import Config
@@ -65,16 +67,17 @@ class Asked:
 def machine_of(gpus: int | None, hosts: int, gpu_memory_gib: float | None, device: str | None = None) -> Machine | None:
     """Hosts with so many GPUs each; what is not given is as here. None: a CPU. Errors: ConfigError."""
     here = this_machine()
-    if gpus is None and here is None:
-        if hosts != 1 or gpu_memory_gib is not None:
-            raise ConfigError("--hosts and --gpu-memory-gib are of GPUs, and there are none here: give --gpus N")
-        return None
-    count = gpus if gpus is not None else here.devices_per_host
+    if gpus is None:
+        if here is None:
+            if hosts != 1 or gpu_memory_gib is not None:
+                raise ConfigError("--hosts and --gpu-memory-gib are of GPUs, and there are none here: give --gpus N")
+            return None
+        gpus = here.devices_per_host
     published = rates_of(device or DEFAULT).memory_gib * GIB
     memory = gpu_memory_gib * GIB if gpu_memory_gib is not None else here.memory if here and not device else published
-    if count < 1 or hosts < 1 or not memory > 0:
+    if gpus < 1 or hosts < 1 or not memory > 0:
         raise ConfigError("--gpus, --hosts and --gpu-memory-gib count what there is: give numbers above 0")
-    return Machine(count, memory, hosts)
+    return Machine(gpus, memory, hosts)
 
 
 def plan(
@@ -90,6 +93,7 @@ def plan(
         if machine is None:
             _check_layouts(checked, on_cpu=True)
             return _on_cpu(checked, rates, asked)
+        assert rates is not None, "a GPU has published ones"
         if asked.search:
             return _searched(checked, machine, rates, asked)
         _check_layouts(checked, on_cpu=False)
@@ -132,7 +136,7 @@ def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
         check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
 
 
-def _hf(checked: Checked):
+def _hf(checked: Checked) -> PreTrainedConfig:
     """Errors: ConfigError."""
     path = checked.config.model.path
     try:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.registry import check_algorithm, make_algorithm
@@ -118,8 +118,8 @@ def check(config: Config) -> Checked:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
     if config.task.sandbox:
         check_server(config.task.sandbox)
-    if hasattr(checked.task, "check_ready"):
-        checked.task.check_ready()
+    if (check_ready := getattr(checked.task, "check_ready", None)) is not None:
+        check_ready()
     return checked
 
 
@@ -160,9 +160,12 @@ def check_prompts(checked: Checked) -> None:
         _check_tokens(checked, tokenizer, prompts)
 
 
-def _check_tokens(checked: Checked, tokenizer, prompts: list[Prompt]) -> None:
+def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> None:
     """Errors: ConfigError for prompts that are too long, or that become tokens which the model has no row for."""
-    longest, largest = 0, tokenizer.eos_token_id if checked.config.sft.steps else 0
+    longest, largest, end = 0, 0, tokenizer.eos_token_id
+    if checked.config.sft.steps:
+        assert isinstance(end, int), "tokenizer_of has refused one without an end"
+        largest = end
     for prompt in prompts:
         tokens = encode_prompt(checked.task, tokenizer, prompt)
         longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
@@ -170,7 +173,7 @@ def _check_tokens(checked: Checked, tokenizer, prompts: list[Prompt]) -> None:
     _check_ids(checked, largest)
 
 
-def tokenizer_of(config: Config):
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
     path = config.model.path
     if path == "tiny":
@@ -241,7 +244,7 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def check_generator_layout(hf, ranks: int, *, on_cpu: bool) -> None:
+def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
     """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks. Errors: ConfigError."""
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if heads % ranks:

@@ -92,6 +92,7 @@ def one_configuration(run_dir: RunDir, first: int, last: int) -> Path:
     if len(paths) > 1:
         before, after = (read_settings(path) for path in paths[:2])
         key, until = first_change(before, after), step_of(paths[0].stem)
+        assert until is not None, "config_of names earlier configurations by their last step"
         raise ConfigError(
             f"{run_dir.root} was resumed with other settings after step {until}: {key} was {before.get(key)}, then "
             f"{after.get(key)}; replay its parts, with --to {until} or --from {until + 1}"

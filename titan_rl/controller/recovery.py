@@ -6,7 +6,6 @@ Nothing is sampled here, and nothing is decided: the controller says when.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 
 from titan_rl.algorithms.base import Algorithm
@@ -14,7 +13,8 @@ from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.config.schema import Config
 from titan_rl.controller.trainer_device import tolerance_here
 from titan_rl.controller.way_back import WayBack
-from titan_rl.data.types import Layout, Prompt, StepMetrics
+from titan_rl.data.callbacks import Log, RecordEvent
+from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts import PromptStream, sft_stream
 from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.trainer_mesh import TrainerMesh
@@ -44,14 +44,14 @@ class Recovery(WayBack):
         progress: Progress,
         *,
         limits: Limits,
-        say: Callable[[str], None],
-        note: Callable[..., None],
+        log: Log,
+        record_event: RecordEvent,
     ):
         """``limits``: of what a recorded rollout may be."""
-        super().__init__(folder, progress, say)
+        super().__init__(folder, progress, log)
         self.config, self.algorithm, self.layout, self.limits = config, algorithm, layout, limits
         self.run_dir, self.stream, self.ledger = run_dir, stream, ledger
-        self.metrics, self.note = metrics, note
+        self.metrics, self.record_event = metrics, record_event
 
     async def sft(self, trainer: TrainerMesh, dispatcher: Dispatcher) -> None:
         """Supervised steps on demonstrations from a stream of their own."""
@@ -85,10 +85,10 @@ class Recovery(WayBack):
             try:
                 await self._train_again(trainer, step, recorded.get(step))
             except RolloutsError as error:
-                self.say(f"{error}; what was trained from step {step} on is sampled again")
+                self.log(f"{error}; what was trained from step {step} on is sampled again")
                 return
 
-    async def _batches(self, step: int) -> tuple[list, list]:
+    async def _batches(self, step: int) -> tuple[list[Group], list[Batch]]:
         """A recorded step's groups, and its batches."""
         groups = await asyncio.to_thread(read_rollouts, self.run_dir.rollouts, step, self.limits)
         return groups, step_batches(groups, self.algorithm, self.config, self.layout)
@@ -104,9 +104,9 @@ class Recovery(WayBack):
             self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})
             recorded = again
         new, old = ({name: numbers.get(name) for name in ("loss", "grad_norm")} for numbers in (again, recorded))
-        self.note("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
+        self.record_event("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
         if not all(is_equal(new[name], old[name], tolerance_here(self.config), of_order=1.0) for name in new):
-            self.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
+            self.log(f"step {step} came out otherwise when trained again: {new}, not {old}")
 
     async def _step_again(self, trainers: Trainers, step: int) -> None:
         _, batches = await self._batches(step)

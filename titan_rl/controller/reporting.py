@@ -1,7 +1,6 @@
 """What a run says of itself: each step's record, evaluations, slow actors, disagreement, events."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from titan_rl.algorithms.filters import REASONS
@@ -11,6 +10,7 @@ from titan_rl.controller.alarms import AlarmWatch
 from titan_rl.controller.display import Display
 from titan_rl.controller.rollout_queue import Collected
 from titan_rl.controller.step_table import Sample, sample_of
+from titan_rl.data.callbacks import RecordEvent
 from titan_rl.data.files import unless_full
 from titan_rl.data.spans import Span
 from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
@@ -57,7 +57,7 @@ class StepReport:
 
 
 class Reporter:
-    """Writes metrics and shows them. ``note`` takes events."""
+    """Writes metrics and shows them."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class Reporter:
         metrics: MetricsLog,
         display: Display,
         stragglers: Stragglers,
-        note: Callable[..., None],
+        record_event: RecordEvent,
         *,
         trainer_dtype: str,
     ):
         self.config, self.run_dir, self.metrics, self.display = config, run_dir, metrics, display
-        self.stragglers, self.note = stragglers, note
+        self.stragglers, self.record_event = stragglers, record_event
         self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
         self._has_warned = self._has_told_short = False
         self._failures_told: set[str] = set()
-        self._alarms = AlarmWatch(run_dir.root, say=display.say, note=note)
+        self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
 
     def enter(self, step: int, phase: str) -> None:
         """What the run does now, for anyone who looks at its directory."""
@@ -132,7 +132,7 @@ class Reporter:
         wanted = self.config.rollout.prompts_per_step
         if len(batch.groups) < wanted and not self._has_told_short:
             self._has_told_short = True
-            self.display.say(
+            self.display.log(
                 f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, where "
                 f"{wanted} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
                 f"sampled_per_trained in the metrics tells of later steps"
@@ -145,33 +145,33 @@ class Reporter:
 
     def _tell_stragglers(self, step: int) -> None:
         for name, ratio in self.stragglers.new().items():
-            self.display.say(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
-            self.note("straggler", name=name, ratio=ratio, step=step)
+            self.display.log(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
+            self.record_event("straggler", name=name, ratio=ratio, step=step)
 
     def _warn_of_disagreement(self, step: int, metrics: StepMetrics) -> None:
         if self._is_on_policy and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
             self._has_warned = True
-            self.display.say(
+            self.display.log(
                 f"step {step}: trainer and generator disagree about the tokens that were sampled, by a factor of "
                 f"{metrics.agreement_mean:.4f} on average: what is trained is not quite what was sampled"
             )
 
     def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
         """A sample could not be scored. Every one is an event; the same reason is said once."""
-        self.note("score_failed", prompt=prompt_id, sample=sample, why=why)
+        self.record_event("score_failed", prompt=prompt_id, sample=sample, why=why)
         if why not in self._failures_told:
             self._failures_told.add(why)
-            self.display.say(f"{prompt_id} sample {sample} could not be scored: {why}")
+            self.display.log(f"{prompt_id} sample {sample} could not be scored: {why}")
 
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
         by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
         self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
         self._alarms.evaluated(step, result.value)
-        self.display.say(f"held-out accuracy {when}: {result}")
+        self.display.log(f"held-out accuracy {when}: {result}")
 
     def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
         """What held-out data says: the loss, and of pairs how often the better answer is preferred."""
         found = metrics | ({"accuracy": accuracy.value} if accuracy else {})
         self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in found.items()})
         told = f", preferences {accuracy}" if accuracy else ""
-        self.display.say(f"held-out loss {when}: {metrics['loss']:.4f}{told}")
+        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{told}")

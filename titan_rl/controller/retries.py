@@ -17,19 +17,19 @@ async def sampled(
     prompt: Prompt,
     sampling: Sampling,
     max_retries: int,
-    count_retry: Callable[[str], None] = lambda prompt_id: None,
+    on_retry: Callable[[str], None] = lambda prompt_id: None,
 ) -> Group:
-    """A group, or what is left of the last attempt."""
-    for attempt in range(1 + max_retries):
-        if attempt:
-            count_retry(prompt.id)
+    """A group, or what is left of the last attempt. ``on_retry`` takes the prompt's id before each further one."""
+    attempt = 0
+    while True:
         try:
             group = await run_group(prompt, sampling)
         except DeadlineError:
             group = Group(prompt.id, [], refused="timeout")
         is_whole = not group.refused and all(rollout.status != "infra_error" for rollout in group.rollouts)
-        if is_whole or group.refused == POISON:  # which was tried as often as it may be
-            break
-        if not group.refused and attempt < max_retries:
+        if is_whole or group.refused == POISON or attempt >= max_retries:  # poison was tried as often as it may be
+            return group
+        if not group.refused:
             await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
-    return group
+        attempt += 1
+        on_retry(prompt.id)

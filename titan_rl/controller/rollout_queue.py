@@ -6,8 +6,8 @@ out, is discarded by name, and its slot is free for another.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from titan_rl.algorithms.batching import discard_reason, sample_outcomes
 from titan_rl.algorithms.filters import Selection
@@ -45,6 +45,12 @@ class Collected:
         return [*self.groups, *(group for groups in self.filtered.values() for group in groups)]
 
 
+class OnScoreFailed(Protocol):
+    """Takes a sample that could not be scored, by its prompt and number, and why."""
+
+    def __call__(self, prompt_id: str, sample: int, why: str, /) -> None: ...
+
+
 class RolloutQueue:
     """Owns who is in flight and who comes next, and settles each sample in the ledger."""
 
@@ -58,11 +64,11 @@ class RolloutQueue:
         publishing: Publishing,
         *,
         max_tokens: int,
-        failed: Callable[[str, int, str], None],
+        on_score_failed: OnScoreFailed,
     ):
-        """``max_tokens``: of a rollout, prompt included. ``failed`` hears of samples that could not be scored."""
+        """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples without a score."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
-        self.admission, self.publishing, self.failed = admission, publishing, failed
+        self.admission, self.publishing, self.on_score_failed = admission, publishing, on_score_failed
         self.max_tokens = max_tokens
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
@@ -176,7 +182,7 @@ class RolloutQueue:
     def _tell_failures(self, group: Group) -> None:
         for rollout in group.rollouts:
             if rollout.failure:
-                self.failed(group.prompt_id, rollout.sample, rollout.failure)
+                self.on_score_failed(group.prompt_id, rollout.sample, rollout.failure)
 
     def _discard(self, group: Group, reason: str) -> None:
         self.ledger.settle(self._outcomes([group]))

@@ -12,9 +12,10 @@ is below never reaches back.
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Generator
 from contextlib import ExitStack
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 from titan_rl.config.command_line import check_started_once
 from titan_rl.config.schema import Config
@@ -34,6 +35,7 @@ from titan_rl.controller.farewell import farewell, stopping
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.host_checks import on_hosts
 from titan_rl.controller.kept_policy import kept_policy
+from titan_rl.controller.loop import Loop
 from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
@@ -44,6 +46,8 @@ from titan_rl.controller.stopping import Lost, Stopped, StopRequest
 from titan_rl.controller.supervised import DataComponents, SupervisedController
 from titan_rl.controller.trainer_device import note_trainer_device
 from titan_rl.controller.wiring import make_meshes
+from titan_rl.data.callbacks import Log
+from titan_rl.data.datasets import Dataset
 from titan_rl.data.files import unless_full
 from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
@@ -63,6 +67,7 @@ from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress, write_summary
 from titan_rl.records.trackers import Trackers
 
+T = TypeVar("T")
 _CHANGES = {"started", "died", "stopped", "trainer_device", "trainer_repaired", "generator_serves", "verifier_serves"}
 """Events after which a process has come or gone, or has another name."""
 
@@ -85,8 +90,8 @@ class Session:
         self.stop_request = StopRequest()
         self.why_ended = ""  # in words, once it has
         self.plan: DevicePlan | None = None
-        self.meshes: Meshes | None = None
-        self.controller: Controller | SupervisedController | None = None
+        self._meshes: Meshes | None = None
+        self._controller: Loop | None = None
         self._granting: asyncio.Task[None] | None = None
         self._is_finished = False
         self._open_records()
@@ -116,18 +121,19 @@ class Session:
         session = cls(fitting, run_dir, resume, ranks, config_file)
         session.plan = plan
         for line in [*told, *(f"{change}; without {run_dir.changes} it is as you ask" for change in held)]:
-            session.say(line)
+            session.log(line)
         return session
 
     def _open_records(self) -> None:
         config, run_dir = self.config, self.run_dir
         self._exits = ExitStack()
         self.display = self._exits.enter_context(Display(self.progress.steps_asked, run_dir.log))
-        self.say: Callable[[str], None] = self.display.say
+        self.log: Log = self.display.log
         self.ledger, self.events = Ledger(run_dir.ledger), EventLog(run_dir.root)
-        trackers = Trackers(config.metrics, run_dir.root, self.checked.as_dict(), self.say)
+        trackers = Trackers(config.metrics, run_dir.root, self.checked.as_dict(), self.log)
         self.metrics = MetricsLog(run_dir.root, trackers)
         self.stream = PromptStream(self.checked.task, config.run.seed, curriculum=self._curriculum())
+        self._left_out = LeftOutRows(run_dir.left_out_rows)
         self._folder = CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
 
     def _curriculum(self) -> Curriculum | None:
@@ -138,11 +144,26 @@ class Session:
 
     # a run
 
-    def __await__(self):
+    @property
+    def meshes(self) -> Meshes:
+        """All actors. Errors: RuntimeError before the start."""
+        return _started(self._meshes)
+
+    @property
+    def controller(self) -> Loop:
+        """The loop. Errors: RuntimeError before the start."""
+        return _started(self._controller)
+
+    @property
+    def has_meshes(self) -> bool:
+        """Whether the actors are made; they may still be starting."""
+        return self._meshes is not None
+
+    def __await__(self) -> Generator[Any, None, "Session"]:
         return self._start_or_close().__await__()
 
     async def __aenter__(self) -> "Session":
-        return self if self.controller is not None else await self._start_or_close()
+        return self if self._controller is not None else await self._start_or_close()
 
     async def _start_or_close(self) -> "Session":
         try:
@@ -151,33 +172,38 @@ class Session:
             await self.close(error)
             raise
 
-    async def __aexit__(self, kind, error: BaseException | None, traceback) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self.close(error)
 
     async def start(self) -> "Session":
         """All actors up, and the run at its first step, or at the one that it was left at."""
-        self.say(f"run directory {self.run_dir.root}")
+        self.log(f"run directory {self.run_dir.root}")
         self.display.enter("starting the actors")
         if self._ranks is not None:
             watch(self._ranks.starter, lambda: self.stop_request.ask("torchrun died"))
         with unless_full():
             self.run_dir.phase.write_text("0 starting")
         path = await asyncio.to_thread(base_model, self.config, self.run_dir)
-        on_data = self.checked.dataset is not None
-        recovery = self._data_recovery() if on_data else self._recovery()
-        self.meshes = self._meshes(path, recovery)
-        await self.stop_request.interrupts(self.meshes.start())
-        await note_trainer_device(self.meshes.trainer, self.config, self.note)
-        seconds = time.perf_counter() - self.progress.started
-        if on_data:
-            self.say(f"trainer up after {seconds:.1f} s")
-            self.controller = self._data_controller(self.meshes, recovery)
-        else:
-            self.say(f"actors up after {seconds:.1f} s, weights by {self.meshes.weights.transports}")
-            self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, self.meshes.generators, self.say))
-            self.controller = self._controller(self.meshes, recovery)
-        await (self.controller.resume() if self.is_resumed else self.controller.begin())
+        dataset = self.checked.dataset
+        recovery = self._recovery() if dataset is None else self._data_recovery(dataset)
+        self._meshes = self._make_meshes(path, recovery)
+        await self.stop_request.interrupts(self._meshes.start())
+        await note_trainer_device(self._meshes.trainer, self.config, self.record_event)
+        self._controller = self._make_controller(self._meshes, recovery)
+        await (self._controller.resume() if self.is_resumed else self._controller.begin())
         return self
+
+    def _make_controller(self, meshes: Meshes, recovery: Recovery | DataRecovery) -> Loop:
+        """The actors are up."""
+        seconds = time.perf_counter() - self.progress.started
+        if isinstance(recovery, DataRecovery):
+            self.log(f"trainer up after {seconds:.1f} s")
+            return self._data_controller(meshes, recovery)
+        self.log(f"actors up after {seconds:.1f} s, weights by {meshes.weights.transports}")
+        self._granting = asyncio.create_task(grant_scale_requests(self.run_dir, meshes.generators, self.log))
+        return self._rollout_controller(meshes, recovery)
 
     async def step(self, count: int = 1) -> None:
         """``count`` steps more; beyond ``training.steps`` there are none."""
@@ -210,7 +236,7 @@ class Session:
     def stop(self) -> None:
         """Have the run end after the step at hand: its driver meets Stopped."""
         if not self.stop_request.is_asked:
-            self.say(stopping(self.run_dir, self.config_file))
+            self.log(stopping(self.run_dir, self.config_file))
         self.stop_request.ask()
 
     async def close(self, error: BaseException | None = None, why: str | None = None) -> dict[str, Any]:
@@ -222,26 +248,26 @@ class Session:
         self.why_ended = why
         try:
             if isinstance(error, Lost):
-                self.say("nothing more can be saved; --resume goes on")
-            elif self.controller is not None and not self._is_finished:
-                await self.controller.rescue(error or Stopped())
+                self.log("nothing more can be saved; --resume goes on")
+            elif self._controller is not None and not self._is_finished:
+                await self._controller.rescue(error or Stopped())
         finally:
             summary = await self._end(why)
         self.display.close_table()
         for line in farewell(why, summary, self.progress, self.run_dir, self.config_file):
-            self.say(line)
+            self.log(line)
         self._exits.close()
         self.run_dir.close()
         return summary
 
     async def _end(self, why: str) -> dict[str, Any]:
-        if self.controller is not None:
-            self.controller.cancel()
+        if self._controller is not None:
+            self._controller.cancel()
         if self._granting is not None:
             self._granting.cancel()
-        if self.meshes is not None:
+        if self._meshes is not None:
             self.display.enter("stopping the actors")
-            await self.meshes.stop()
+            await self._meshes.stop()
         with unless_full():
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())
@@ -259,19 +285,19 @@ class Session:
             *(self.config, self.checked.algorithm, self.titan.layout, self.run_dir, self._folder),
             *(self.stream, self.ledger, self.metrics, self.progress),
             limits=limits_of(self.checked),
-            say=self.say,
-            note=self.note,
+            log=self.log,
+            record_event=self.record_event,
         )
 
-    def _meshes(self, model_path: str, recovery: Recovery | DataRecovery) -> Meshes:
+    def _make_meshes(self, model_path: str, recovery: Recovery | DataRecovery) -> Meshes:
         return make_meshes(
             *(self.config, self.titan, model_path),
             **{"family": self.checked.family, "needs": self.checked.algorithm.needs},
             kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             **self.checked.launchers,
             **{"logs": self.run_dir.logs.absolute(), "on_hosts": on_hosts(self.config, self.run_dir)},
-            say=self.say,
-            tell=self.note,
+            say=self.log,
+            tell=self.record_event,
             reissued=self.ledger.count_retry,
             catch_up=recovery.catch_up,
             parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
@@ -280,7 +306,7 @@ class Session:
             devices=None if self.plan is None else self.plan.devices,
         )
 
-    def _controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
+    def _rollout_controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
         config, rollout = self.config, self.config.rollout
         reporter, checkpointing, bad_batches = self._common(meshes)
         admission = Admission(rollout.prompts_per_step, rollout.max_staleness)
@@ -288,7 +314,7 @@ class Session:
         queue = RolloutQueue(
             *(config, self.stream, self.ledger, meshes.dispatcher, admission, publishing),
             max_tokens=meshes.max_tokens,
-            failed=reporter.score_failed,
+            on_score_failed=reporter.score_failed,
         )
         frozen = self._frozen(meshes)
         parts = Components(
@@ -301,47 +327,57 @@ class Session:
 
     def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, BadBatches]:
         """What either loop needs."""
-        config, say, record = self.config, self.say, self.metrics.write
-        dtype, timeout = self.titan.training.mixed_precision_param, config.mesh.step_timeout
+        config, dtype = self.config, self.titan.training.mixed_precision_param
         reporter = Reporter(
-            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self.note), trainer_dtype=dtype
+            *(config, self.run_dir, self.metrics, self.display, meshes.stragglers, self.record_event),
+            trainer_dtype=dtype,
         )
         checkpointing = Checkpointing(
-            self._folder, meshes.trainer, self.ledger, timeout=timeout, say=say, record=record
+            *(self._folder, meshes.trainer, self.ledger),
+            timeout=config.mesh.step_timeout,
+            log=self.log,
+            record_metrics=self.metrics.write,
         )
-        return reporter, checkpointing, BadBatches(config.recovery, self.run_dir, say=say, record=record)
+        bad_batches = BadBatches(config.recovery, self.run_dir, log=self.log, record_metrics=self.metrics.write)
+        return reporter, checkpointing, bad_batches
 
     def _frozen(self, meshes: Meshes) -> FrozenWeights:
-        return FrozenWeights(self.checked.algorithm.needs, meshes, self.note, has_adapters=bool(self.config.lora.rank))
-
-    def _data_recovery(self) -> DataRecovery:
-        checked = self.checked
-        self.left_out = LeftOutRows(self.run_dir.left_out_rows)
-        self.left_out.list_too_long(checked.dataset.too_long)
-        steps = DataSteps(
-            *(self.config, checked.algorithm, self.titan.layout, checked.dataset), is_left_out=self.left_out.is_out
+        return FrozenWeights(
+            self.checked.algorithm.needs, meshes, self.record_event, has_adapters=bool(self.config.lora.rank)
         )
-        return DataRecovery(steps, self._folder, self.progress, self.say)
+
+    def _data_recovery(self, dataset: Dataset) -> DataRecovery:
+        self._left_out.list_too_long(dataset.too_long)
+        steps = DataSteps(
+            *(self.config, self.checked.algorithm, self.titan.layout, dataset), is_left_out=self._left_out.is_out
+        )
+        return DataRecovery(steps, self._folder, self.progress, self.log)
 
     def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> SupervisedController:
         reporter, checkpointing, bad_batches = self._common(meshes)
         frozen = self._frozen(meshes)
         parts = DataComponents(
             *(meshes, recovery.steps, recovery, checkpointing, bad_batches, frozen, reporter, self.progress),
-            left_out=self.left_out,
+            left_out=self._left_out,
         )
         return SupervisedController(self.run_dir, self.stop_request, parts)
 
-    def note(self, kind: str, **fields: Any) -> None:
+    def record_event(self, kind: str, **fields: Any) -> None:
         """Something happened that the run's records must hold."""
         self.events.write(kind, **fields)
         if kind in _CHANGES:
             self._write_pids()
 
     def _write_pids(self) -> None:
-        if self.meshes is not None:
+        if self._meshes is not None:
             with unless_full():
-                self.run_dir.write_pids(self.meshes.pids)
+                self.run_dir.write_pids(self._meshes.pids)
+
+
+def _started(part: T | None) -> T:
+    if part is None:
+        raise RuntimeError("the run has not started: await the session first")
+    return part
 
 
 def one_line(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class StopRequest:
         """What forced it; empty if it is the user's wish."""
         self.is_forced = False
         """Whether nothing is worth waiting for."""
-        self.driver: asyncio.Task | None = None
+        self.driver: asyncio.Task[Any] | None = None
         """Who is cancelled then."""
 
     @property

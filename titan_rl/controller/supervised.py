@@ -17,6 +17,7 @@ from titan_rl.controller.effects import Effect, Effects
 from titan_rl.controller.ending import Ending
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
+from titan_rl.controller.loop import Loop
 from titan_rl.controller.reporting import PhaseTimer, Reporter
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.controller.trainer_device import tolerance_here
@@ -50,7 +51,7 @@ class DataComponents:
     left_out: LeftOutRows
 
 
-class SupervisedController:
+class SupervisedController(Loop):
     """Owns the order of things."""
 
     def __init__(self, run_dir: RunDir, stop: StopRequest, parts: DataComponents):
@@ -59,9 +60,9 @@ class SupervisedController:
         self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
         self.bad_batches, self.reporter, self.progress = parts.bad_batches, parts.reporter, parts.progress
         self.left_out = parts.left_out
-        self.say = parts.reporter.display.say
+        self.log = parts.reporter.display.log
         self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, say=self.say
+            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, log=self.log
         )
         self._is_between_steps = True
         self._recorded = {int(record["step"]): record for record in read_metrics(run_dir.root) if "loss" in record}
@@ -89,14 +90,14 @@ class SupervisedController:
             self._tell_data()
             await self.frozen.begin()
             self.checkpointing.started_from(self.progress.step)
-        self.say(f"resumed from {path or 'the base model'} at step {self.progress.step}")
-        self.reporter.note("resumed", step=self.progress.step, seconds=time.perf_counter() - start)
+        self.log(f"resumed from {path or 'the base model'} at step {self.progress.step}")
+        self.reporter.record_event("resumed", step=self.progress.step, seconds=time.perf_counter() - start)
 
     def _tell_data(self) -> None:
         dataset = self.steps.dataset
         count, place = len(dataset.too_long), self.run_dir.left_out_rows
         skipped = f", {count} left out as too long ({place} names them)" if count else ""
-        self.say(f"data: {len(dataset.train)} rows to train on, {len(dataset.held_out)} held out{skipped}")
+        self.log(f"data: {len(dataset.train)} rows to train on, {len(dataset.held_out)} held out{skipped}")
 
     async def take_settings(self, algorithm: Algorithm, effects: Effects) -> None:
         """As that of a run with a generator (controller.py)."""
@@ -171,8 +172,8 @@ class SupervisedController:
         if found.weights or not why or drawn <= why.keys():
             return False
         self.left_out.leave_out(why, step)
-        self.say(f"step {step}: left out from now on, as {self.run_dir.left_out_rows} tells: {', '.join(why)}")
-        self.reporter.note("rows_left_out", step=step, rows=why)
+        self.log(f"step {step}: left out from now on, as {self.run_dir.left_out_rows} tells: {', '.join(why)}")
+        self.reporter.record_event("rows_left_out", step=step, rows=why)
         return True
 
     def _record(self, step: int, batch: Batch, metrics: StepMetrics, timer: PhaseTimer) -> dict[str, float]:
@@ -193,10 +194,10 @@ class SupervisedController:
         if (before := self._recorded.pop(step, None)) is None:
             return
         new, old = {name: getattr(metrics, name) for name in _COMPARED}, {name: before[name] for name in _COMPARED}
-        self.reporter.note("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
+        self.reporter.record_event("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
         within = tolerance_here(self.steps.config)
         if not all(is_equal(new[name], old[name], within, of_order=1.0) for name in new):
-            self.say(f"step {step} came out otherwise when trained again: {new}, not {old}")
+            self.log(f"step {step} came out otherwise when trained again: {new}, not {old}")
 
     # what happens besides steps
 

@@ -1,13 +1,13 @@
 """What the trainer of a run computes on: a run's records say it, since it says what a step done again can promise."""
 
 import pickle
-from collections.abc import Callable
 from dataclasses import asdict
 
 import torch
 
 from titan_rl.config.schema import Config
 from titan_rl.controller.run_device import device_type, is_on_cpu
+from titan_rl.data.callbacks import RecordEvent
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.trainer.determinism import TrainedOn, tolerance, trained_on
 from titan_rl.trainer.titan_config import build_titan
@@ -27,8 +27,8 @@ async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
     return pickle.loads(answer)
 
 
-async def note_trainer_device(trainer: TrainerMesh, config: Config, note: Callable[..., None]) -> None:
-    note(TRAINER_DEVICE, **asdict(await trainer_device(trainer, config)))
+async def note_trainer_device(trainer: TrainerMesh, config: Config, record_event: RecordEvent) -> None:
+    record_event(TRAINER_DEVICE, **asdict(await trainer_device(trainer, config)))
 
 
 def tolerance_here(config: Config) -> float:

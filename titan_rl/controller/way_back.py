@@ -5,9 +5,10 @@ the steps that are missing, once more. What these are made of, its two kinds say
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 
+from titan_rl.data.callbacks import Log
+from titan_rl.data.types import Row
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
@@ -18,27 +19,27 @@ from titan_rl.records.summary import Progress
 class WayBack(ABC):
     """Brings the trainer and the progress to one step."""
 
-    def __init__(self, folder: CheckpointFolder, progress: Progress, say: Callable[[str], None]):
-        self.folder, self.progress, self.say = folder, progress, say
-        self._sft_rows: list = []
+    def __init__(self, folder: CheckpointFolder, progress: Progress, log: Log):
+        self.folder, self.progress, self.log = folder, progress, log
+        self._sft_rows: list[list[list[Row]]] = []
         """Of the SFT steps, once they are done: a trainer without any state must take them again."""
 
     @abstractmethod
     async def _step_again(self, trainers: Trainers, step: int) -> None:
         """A step that the run has done; the ranks are at the one before."""
 
-    async def _take_sft(self, trainer: TrainerMesh, rows: list, start: float) -> None:
+    async def _take_sft(self, trainer: TrainerMesh, rows: list[list[list[Row]]], start: float) -> None:
         """The supervised steps before the first. ``start``: when work on them began, by ``time.perf_counter``."""
         losses = await trainer.sft(rows)
         self._sft_rows = rows
         self.progress.seconds_sft = time.perf_counter() - start
-        self.say(
+        self.log(
             f"SFT: {len(losses)} supervised steps in {self.progress.seconds_sft:.1f} s, "
             f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
         )
 
     async def _newest_complete(self) -> tuple[Path, ControllerState] | None:
-        return await asyncio.to_thread(self.folder.newest_complete, say=self.say)
+        return await asyncio.to_thread(self.folder.newest_complete, say=self.log)
 
     async def load_newest(self, trainer: TrainerMesh) -> Path | None:
         """The checkpoint that trainer and progress are at now; None if none is complete."""

@@ -73,7 +73,7 @@ class Actors:
             raise
         return self
 
-    async def __aexit__(self, *_) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.meshes.stop()
 
     async def evaluate(self) -> Proportion:

@@ -4,6 +4,7 @@ gave each token. Written beside the run's work, and left out on a full disk.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec
 
 from titan_rl.controller.reporting import StepReport
 from titan_rl.data.files import unless_full
@@ -14,6 +15,7 @@ from titan_rl.records.rundir import RunDir
 from titan_rl.records.trace import write_trace
 from titan_rl.records.trained import write_trained
 
+P = ParamSpec("P")
 _PHASES = {"wait": "wait for rollouts", "train": "train", "publish": "publish"}
 
 
@@ -34,12 +36,12 @@ class Witness:
         with unless_full():
             write_trace(self.run_dir.root, report.step, spans)
 
-    async def _begin(self, write: Callable[..., None], *arguments) -> None:
+    async def _begin(self, write: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
         await self.written()
 
         def work() -> None:
             with unless_full():
-                write(*arguments)
+                write(*arguments, **named)
 
         self._writing = asyncio.ensure_future(asyncio.to_thread(work))
         self._writing.add_done_callback(retrieve_exception)

@@ -129,9 +129,9 @@ def ranked(
     start = scenario_of(models, lengths, rates, None, copies)
     start = replace(start, layout=replace(start.layout, devices_per_host=machine.devices_per_host))
     own = models.config.generator.max_num_seqs
-    known = dict(at_once=sorted({own, *(n for n in _AT_ONCE if n > own)}), experts=start.work.num_experts)
+    at_once, experts = sorted({own, *(n for n in _AT_ONCE if n > own)}), start.work.num_experts
     found = []
-    for choice in choices(machine, staleness=start.staleness, **known):
+    for choice in choices(machine, staleness=start.staleness, at_once=at_once, experts=experts):
         its = scenario(start, choice, models, machine)
         if its.engine.max_requests and its.replicas <= its.batch.groups:
             found.append((choice, forecast(its)))

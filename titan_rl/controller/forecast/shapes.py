@@ -50,7 +50,9 @@ _QWEN3_MOE = _QWEN3 | dict(
 )
 
 
-def _sized(base: dict, hidden: int, intermediate: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+def _sized(
+    base: dict[str, Any], hidden: int, intermediate: int, layers: int, heads: int, **others: Any
+) -> dict[str, Any]:
     sizes = dict(hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers)
     return base | sizes | dict(num_attention_heads=heads) | others
 

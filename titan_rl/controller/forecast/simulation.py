@@ -96,7 +96,7 @@ class _Run:
         self.expected = forecast(scenario)
         batch, work, engine = scenario.batch, scenario.work, scenario.engine
         context = batch.prompt + batch.answer / 2
-        known: dict[int, float] = {}
+        known: dict[float, float] = {}
 
         def step(requests: float) -> float:
             if requests not in known:
@@ -123,11 +123,13 @@ class _Run:
             engine.advance(now)
         while self.admission.can_admit() and len(self.left) < len(self.tokens):
             self.admission.admit()
+            version = self.admission.version
+            assert version is not None, "none is admitted before one is live"
             number = len(self.left)
             place = min(range(len(self.engines)), key=lambda each: self.engines[each].groups)
             engine = self.engines[place]
             self.left.append(len(self.tokens[number]))
-            self.of_group.append((place, self.admission.version))
+            self.of_group.append((place, version))
             engine.groups += 1
             engine.pause(engine.prefill)
             engine.busy += engine.prefill

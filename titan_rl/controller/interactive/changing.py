@@ -26,7 +26,7 @@ from titan_rl.controller.session import Session
 _ROLES = ("reference", "critic", "implicit_reward", "reward_model", "teacher")
 
 
-async def change(session: Session, overrides: Mapping[str, Any]) -> list[Change]:
+async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list[Change]:
     """Between two steps. ``overrides``: by nested tables, as a TOML has them.
 
     Errors: ConfigError, with nothing changed; SaveError if there can be no boundary; an actor's fault."""
@@ -49,9 +49,9 @@ async def change(session: Session, overrides: Mapping[str, Any]) -> list[Change]
     await session.controller.take_settings(checked.algorithm, effects)
     seconds = time.perf_counter() - start
     for each in changes:
-        session.note("changed", **asdict(each), seconds=seconds)
+        session.record_event("changed", **asdict(each), seconds=seconds)
         was = "not set" if each.before is None else each.before
-        session.say(f"from step {step + 1} on: {each.key} = {each.after} (was {was})")
+        session.log(f"from step {step + 1} on: {each.key} = {each.after} (was {was})")
     return changes
 
 

@@ -8,6 +8,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from types import TracebackType
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -18,7 +19,7 @@ from titan_rl.controller.checkpointing import SaveError
 from titan_rl.controller.data_steps import HeldOut
 from titan_rl.controller.interactive.changing import change
 from titan_rl.controller.interactive.own_step import OrderError, OwnStep
-from titan_rl.controller.interactive.run_view import RunView, actor_table
+from titan_rl.controller.interactive.run_view import RunView, actor_table, decoded
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.types import Batch, Group, Request
@@ -61,7 +62,9 @@ class LiveSession(RunView):
     async def __aenter__(self) -> "LiveSession":
         return self if self._ticking is not None else await self._start()
 
-    async def __aexit__(self, kind, error: BaseException | None, traceback) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def _start(self) -> "LiveSession":
@@ -157,7 +160,7 @@ class LiveSession(RunView):
         asked = overriding({overrides: value} if isinstance(overrides, str) else overrides)
         await self._in_turn(lambda: change(self.session, asked))
 
-    async def swap_reward(self, reward: str | Callable) -> None:
+    async def swap_reward(self, reward: str | Callable[..., Any]) -> None:
         """Another function scores from the next step on: ``"module:name"``, or a function of a module. One of a cell
         has no place where a resumed run would find it: ``%%writefile`` it.
 
@@ -255,15 +258,15 @@ class LiveSession(RunView):
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
         answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
-        return [tokenizer.decode(answer.tokens, skip_special_tokens=True) for [answer] in answers]
+        return [decoded(tokenizer, answer.tokens, skip_special_tokens=True) for [answer] in answers]
 
     @property
     def actors(self) -> pd.DataFrame:
         """The run's processes as they are now: id, state, memory in MiB, the host that they were spawned on, the policy
         version that they have, and the seconds that they worked in the last step."""
-        meshes = None if self._why_ended else self.session.meshes
-        if meshes is None:
+        if self._why_ended or not self.session.has_meshes:
             return actor_table({}).assign(host=[], version=[], seconds=[])
+        meshes = self.session.meshes
         table, step, live = actor_table(meshes.pids), self.session.progress.step, meshes.weights.link.version
         of_kind = {"generator": live} | dict.fromkeys(("trainer", *LEARNED), step)
         versions = [of_kind.get(name.split()[0]) for name in table.index]

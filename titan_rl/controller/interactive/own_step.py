@@ -40,6 +40,12 @@ class OwnStep:
         self._metrics: StepMetrics | None = None
         self._is_applied = False
 
+    @property
+    def _sampled(self) -> Collected:
+        if self._collected is None:
+            raise OrderError("nothing is sampled yet: sample comes first")
+        return self._collected
+
     async def sample(self) -> list[Group]:
         """Called again, before the update, it gives the same."""
         if self._is_applied:
@@ -51,7 +57,7 @@ class OwnStep:
 
     def batch(self, groups: list[Group]) -> Batch:
         """Errors: ValueError unless these are the groups that were sampled."""
-        if [group.prompt_id for group in groups] != [group.prompt_id for group in self._collected.groups]:
+        if [group.prompt_id for group in groups] != [group.prompt_id for group in self._sampled.groups]:
             raise ValueError("these are not the groups of sample(), all of them in their order")
         [batch] = self.controller.batches(groups)
         return batch
@@ -70,15 +76,15 @@ class OwnStep:
         async def update(step: int) -> list[StepMetrics | BadNumbers]:
             return [await self.controller.trainer.optim_step(step)]
 
-        self._metrics = await self.controller.train(self._collected, update)
+        self._metrics = await self.controller.train(self._sampled, update)
         self._is_applied = True
         self._timer.end("train")
         return self._metrics
 
     async def publish(self) -> None:
         """Nothing is published of a step that bad numbers kept from being one."""
-        if not self._is_applied:
+        if not self._is_applied or self._batch is None:
             raise OrderError("there is no update to publish: forward_backward and optim_step come first")
         if self._metrics is not None:
             step = self.controller.progress.step
-            await self.controller.publish(StepReport(step, self._collected, [self._batch], self._metrics, self._timer))
+            await self.controller.publish(StepReport(step, self._sampled, [self._batch], self._metrics, self._timer))

@@ -64,4 +64,4 @@ def time_bar(metrics: pd.DataFrame, last: int = 20) -> TimeBar | None:
         return None
     columns = [name for name in (*_PHASES, "seconds_step") if name in metrics]
     means = metrics[columns].dropna(how="all").tail(last).mean()
-    return TimeBar({name: float(value) for name, value in means.items()})
+    return TimeBar({str(name): float(value) for name, value in means.items()})

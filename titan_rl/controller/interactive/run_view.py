@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,9 @@ from titan_rl.records.plot import figure_of
 from titan_rl.records.rollouts import read_rollouts, recorded_steps
 from titan_rl.records.rundir import RunDir
 
+if TYPE_CHECKING:  # its imports take seconds
+    from transformers import PreTrainedTokenizerBase
+
 _STATES = {"R": "works", "S": "waits", "D": "waits", "T": "stopped"}
 
 
@@ -29,7 +32,7 @@ class RunView:
 
     def __init__(self, run_dir: RunDir):
         self.run_dir = run_dir
-        self._loaded_tokenizer = None
+        self._loaded_tokenizer: PreTrainedTokenizerBase | None = None
         self._metrics = MetricsReader(run_dir.root)
 
     @property
@@ -87,12 +90,12 @@ class RunView:
         _, groups = self._recorded(step)
         for rollout in (rollout for group in groups if group.prompt_id == prompt_id for rollout in group.rollouts):
             if rollout.sample == sample:
-                pieces = [self.tokenizer.decode([token]) for token in rollout.tokens.tolist()]
+                pieces = [decoded(self.tokenizer, [token]) for token in rollout.tokens.tolist()]
                 return TokenView(rollout, pieces, by, None if values is None else of_tokens(rollout, values))
         raise ConfigError(f"there is no sample {sample} of {prompt_id} in that step")
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The run's, as transformers reads it. Errors: ConfigError if it is gone."""
         if self._loaded_tokenizer is None:
             config = json.loads(self.run_dir.config.read_text())
@@ -126,7 +129,7 @@ class RunView:
         return self.actors.to_csv()
 
     def _last_step(self) -> int:
-        return self.metrics.index.max() if len(self.metrics) else -1
+        return int(self.metrics.index.to_numpy().max()) if len(self.metrics) else -1
 
     @property
     def events(self) -> pd.DataFrame:
@@ -153,7 +156,7 @@ class RunView:
         scale_generators(self.root, generators)
 
 
-def tokenizer_of(model: str | Path):
+def tokenizer_of(model: str | Path) -> "PreTrainedTokenizerBase":
     """Errors: ConfigError if the model's directory has none that transformers reads."""
     from transformers import AutoTokenizer
 
@@ -161,6 +164,15 @@ def tokenizer_of(model: str | Path):
         return AutoTokenizer.from_pretrained(model, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{model} has no tokenizer that can be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def decoded(
+    tokenizer: "PreTrainedTokenizerBase", tokens: list[int] | np.ndarray, *, skip_special_tokens: bool = False
+) -> str:
+    """The text of one sequence of tokens."""
+    text = tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+    assert isinstance(text, str), "one sequence is one text"
+    return text
 
 
 def actor_table(names: dict[int, str]) -> pd.DataFrame:

@@ -80,7 +80,7 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
     queue = RolloutQueue(
         *(config, stream, ledger, _dispatcher(config, verifier), admission, SimpleNamespace(pending=None)),
         max_tokens=checked.titan.training.seq_len,
-        failed=lambda *_: None,
+        on_score_failed=lambda *_: None,
     )
     size = config.rollout.prompts_per_step * _GROUP_SIZE
     parts: dict[str, list[float]] = {"collect": [], "write and pack": [], "settle": []}

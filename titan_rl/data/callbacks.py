@@ -1,0 +1,21 @@
+"""Callbacks that a run gives to its parts: a line for people, an event and a step's numbers for its records."""
+
+from typing import Any, Protocol
+
+
+class Log(Protocol):
+    """Takes a line for people, which the display shows and the run's log keeps."""
+
+    def __call__(self, text: str, /) -> None: ...
+
+
+class RecordEvent(Protocol):
+    """Takes an event for the run's records; its fields are what JSON can hold."""
+
+    def __call__(self, kind: str, /, **fields: Any) -> None: ...
+
+
+class RecordMetrics(Protocol):
+    """Takes what a step measured, by name; ``step`` is the step's number. Errors: DiskFull."""
+
+    def __call__(self, record: dict[str, float], /) -> None: ...
