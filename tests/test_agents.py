@@ -21,6 +21,7 @@ from titan_rl.environments.checks import check_seats
 from titan_rl.environments.environment import EnvironmentFailed
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
+from titan_rl.environments.task import Task
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.metrics import seat_metrics
 from titan_rl.records.rollouts import read_rollouts, write_rollouts
@@ -29,7 +30,7 @@ ASKED = [dict(role="user", content="4,6=")]
 MODEL, TOOL, REPEATED = Provenance.MODEL, Provenance.TOOL, Provenance.REPEATED
 
 
-class Driven:
+class Driven(Task):
     """A task whose agents are one function, of a client and what else it is told of the model."""
 
     tools = ()

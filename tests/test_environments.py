@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
+from titan_rl.environments import task as tasks
 from titan_rl.environments.demonstrations import demonstrate
 from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.group import run_group
@@ -36,7 +37,7 @@ class Counting(OneAnswer):
         self.log.append("close")
 
 
-class Task:
+class Task(tasks.Task):
     tools = ()
 
     def __init__(self, make=Counting):

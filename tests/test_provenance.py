@@ -9,6 +9,7 @@ import pytest
 from test_chat import CHATML, ENDS, LLAMA, LLAMA_3, NO_TOOLS, QWEN, SCHEMA, SPECIAL, byte_pair_tokenizer, with_template
 
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
+from titan_rl.environments import task as tasks
 from titan_rl.environments.chat import encode_messages, reply_template, without_special
 from titan_rl.environments.environment import OneAnswer, Reply
 from titan_rl.environments.group import run_group
@@ -70,7 +71,7 @@ class Engine:
         return Completion(tokens, logprobs, versions, reason)
 
 
-class Task:
+class Task(tasks.Task):
     def __init__(self, draw: random.Random, tools):
         self.draw, self.tools, self.said = draw, tools, []
 

@@ -18,17 +18,17 @@ _FEW = 4
 
 def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Prompt]:
     """Every training prompt of a finite task; of one without end, the first ``count``; of a mixture, those of each."""
-    for label, part in getattr(task, "parts", {}).items():
+    for label, part in task.parts.items():
         for prompt in training_prompts(part, seed, count):
             yield replace(prompt, task=label)
-    if not hasattr(task, "parts"):
+    if not task.parts:
         yield from islice(PromptStream(task, seed), task.size.train if task.size else count)
 
 
 def check_seats(task: Task, group_size: int) -> None:
     """Errors: ConfigError if a group has not each seat equally often, and twice at least."""
     for part in parts_of(task):
-        count = len(seats := getattr(part, "seats", ()))
+        seats, count = part.seats, len(part.seats)
         if count and (group_size % count or group_size < 2 * count):
             raise ConfigError(
                 f"rollout.group_size = {group_size}: each episode has the seats {', '.join(seats)}: set a multiple of "

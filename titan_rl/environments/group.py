@@ -13,7 +13,7 @@ from titan_rl.environments.chat import encode_messages
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.player import Ask, Player, TooLong
 from titan_rl.environments.score import Score
-from titan_rl.environments.task import Task, task_of, tools_of
+from titan_rl.environments.task import Task, task_of
 from titan_rl.mesh.supervision.deadlines import together
 
 ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
@@ -27,7 +27,7 @@ def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
 
     Errors: ConfigError if the chat template refuses the messages.
     """
-    return encode_messages(tokenizer, task.messages(prompt), tools_of(task, prompt))
+    return encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
 
 
 async def run_group(
@@ -62,7 +62,7 @@ async def run_group(
         return Group(prompt.id, [], refused="prompt_too_long")
     player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat)
     try:
-        if endpoint is not None and hasattr(task, "agent"):
+        if endpoint is not None and task.has_agent:
             episodes = await _played_by_agents(player, endpoint, prompt_tokens)
         else:
             episodes = await player.first_turns(prompt_tokens)
@@ -92,7 +92,7 @@ async def run_group(
 
 async def _played_by_agents(player: Player, endpoint: Endpoint, prompt_tokens: np.ndarray) -> list[Episode]:
     """Where an episode has several seats, each is a sample of its own."""
-    num_samples, num_seats = player.sampling.num_samples, max(len(getattr(player.task, "seats", ())), 1)
+    num_samples, num_seats = player.sampling.num_samples, max(len(player.task.seats), 1)
     numbers = range(-(-num_samples // num_seats))
     played = await together(play_agent(player, endpoint, number, prompt_tokens) for number in numbers)
     return [episode for episodes in played for episode in episodes][:num_samples]

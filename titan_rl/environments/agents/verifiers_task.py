@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,8 +79,7 @@ class VerifiersTask(ListedTask):
         self._num_slots = 0
         self._process: LineProcess | None = None
 
-    @cached_property
-    def _split(self) -> Split[DataRow]:
+    def _make_split(self) -> Split[DataRow]:
         rows = self._list()
         if len({key(row.text) for row in rows}) < 2:
             raise ConfigError(
