@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
 
 import tomli
 from pydantic import TypeAdapter, ValidationError
@@ -221,7 +221,7 @@ def load_resolved(path: Path) -> Config:
 def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
     """Its tables, under the names of this release; nothing in them is checked. Errors: ConfigError."""
     try:
-        tables = json.loads(path.read_text())
+        tables: dict[str, dict[str, Any]] = json.loads(path.read_text())
         return {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
@@ -246,7 +246,7 @@ def _check_sections(tables: dict[str, Any]) -> None:
 
 
 def _build(tables: dict[str, dict[str, Any]]) -> Config:
-    classes = {f.name: f.default_factory for f in fields(Config) if f.name != "titan"}
+    classes = get_type_hints(Config)
     tables = tables | {"algorithm": _with_options(tables.get("algorithm", {}))}
     ours = {name: build_section(classes[name], tables.get(name, {}), name) for name in OUR_SECTIONS}
     return Config(**ours, titan={name: tables[name] for name in TITAN_SECTIONS if name in tables})

@@ -6,6 +6,7 @@ chosen one first, which never part (packing.py).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,13 +53,15 @@ def make_example(asked: Asked, tokenizer, *, as_chat: bool) -> Example:
 
 
 def _encoder(prompt: Written, answer: Written, as_chat: bool) -> Callable[..., Tokens]:
-    if as_chat and isinstance(answer, str):
+    if isinstance(answer, str):
+        assert isinstance(prompt, str), "a row whose answer is text has its prompt as text, too (shapes.py)"
+        if not as_chat and not prompt:
+            return partial(encode_text, text=answer)
+        if not as_chat:
+            return partial(encode_completion, prompt=prompt, completion=answer)
         prompt, answer = [_message("user", prompt)] if prompt else [], [_message("assistant", answer)]
-    if not isinstance(answer, str):
-        return lambda tokenizer: encode_conversation(tokenizer, prompt or [], answer)
-    if not prompt:
-        return lambda tokenizer: encode_text(tokenizer, answer)
-    return lambda tokenizer: encode_completion(tokenizer, prompt, answer)
+    messages = [] if isinstance(prompt, str) else prompt
+    return partial(encode_conversation, prompt=messages, answer=answer)
 
 
 def _message(role: str, content: str) -> Message:
@@ -110,7 +113,7 @@ def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
     """Of labelled examples: the first desirable and the first undesirable answer to each question that has both."""
     found: dict[str, dict[bool, Example]] = {}
     for example in examples:
-        found.setdefault(example.text, {}).setdefault(example.samples[0].advantage > 0, example)
+        found.setdefault(example.text, {}).setdefault(bool(example.samples[0].advantage > 0), example)
     both = (each for each in found.values() if len(each) == 2)
     pairs = [Example(each[True].place, each[True].text, each[True].samples + each[False].samples) for each in both]
     return [pair for pair in pairs if _has_one_prompt(pair) and pair.num_tokens <= row_tokens]

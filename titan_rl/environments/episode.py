@@ -103,7 +103,7 @@ class Episode:
         """``score``: the task's; ``judged``: a reward model's, which takes its place. Both must be there."""
         task_score = Score(self.failure[0], {}, self.failure[1]) if self.failure else self._with_rewards(score)
         is_judged = judged is not None and task_score.status == "ok"
-        score = judged if is_judged else task_score
+        score = judged if judged is not None and is_judged else task_score
         truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
         return Rollout(
             prompt_id=prompt.id,

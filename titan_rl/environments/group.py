@@ -1,7 +1,8 @@
 """A prompt becomes a group of rollouts: ask for tokens, get the environment's reply, ask again, be scored."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from titan_rl.environments.score import Score
 from titan_rl.environments.task import Task, task_of
 from titan_rl.mesh.supervision.deadlines import together
 
-ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
+ScoreAll = Callable[[Prompt, list[list[str]]], Coroutine[Any, Any, tuple[list[Score], float]]]
 """Scores of a prompt's rollouts, and the seconds that scoring took."""
-Judge = Callable[[list[np.ndarray]], Awaitable[tuple[list[Score], float]]]
+Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], float]]]
 """A reward model's, by the rollouts' tokens."""
 
 
@@ -73,7 +74,7 @@ async def run_group(
     scoring = score(prompt, [episode.answers for episode in episodes])
     if judge is None:
         scores, seconds_score = await scoring
-        judged: list[Score | None] = [None] * len(episodes)
+        judged: Sequence[Score | None] = [None] * len(episodes)
     else:
         judging = judge([episode.last_branch for episode in episodes])
         (scores, seconds_score), (judged, seconds_judge) = await together([scoring, judging])
@@ -81,8 +82,8 @@ async def run_group(
     return Group(
         prompt_id=prompt.id,
         rollouts=[
-            episode.finish(prompt, sample, *scored)
-            for sample, (episode, *scored) in enumerate(zip(episodes, scores, judged, strict=True))
+            episode.finish(prompt, sample, scored, by_model)
+            for sample, (episode, scored, by_model) in enumerate(zip(episodes, scores, judged, strict=True))
         ],
         seconds_generate=seconds_generate,
         seconds_score=seconds_score,

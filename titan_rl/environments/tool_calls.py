@@ -41,6 +41,7 @@ class HasParameters(Protocol):
     @property
     def parameters(self) -> dict[str, Any]:
         """JSON schema of its arguments."""
+        ...
 
 
 def read_calls(answer: str, style: Style, tools: Mapping[str, HasParameters]) -> list[Call | Malformed]:

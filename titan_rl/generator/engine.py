@@ -19,7 +19,10 @@ import numpy as np
 import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
@@ -172,6 +175,7 @@ class GenerationEngine:
         size = self._config.tensor_parallel
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
+        assert self._rendezvous_file is not None, "an engine of several ranks is given one"
         join_ranks(self._rank, size, self._rendezvous_file, self._devices)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
         dist.barrier()
@@ -225,7 +229,8 @@ class GenerationEngine:
     def _answer(self, action: _Action) -> None:
         command, future = action.command, action.future
         if command.name == "add":
-            self._add(*command.arguments, future)
+            [request] = command.arguments
+            self._add(request, future)
             return
         try:
             future.set_result(getattr(self, f"_{command.name}")(*command.arguments))
@@ -237,7 +242,8 @@ class GenerationEngine:
         pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
         # a block of the prefix cache must be found only under the weights that computed it; the version alone does not
         # identify them, since a run that goes back to a checkpoint makes the later versions again
-        prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=f"{self.version}.{self._num_updates}")
+        salt = f"{self.version}.{self._num_updates}"
+        prompt = TokensPrompt(prompt_token_ids=request.tokens.tolist(), cache_salt=salt)
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             parameters = SamplingParams(
@@ -304,9 +310,12 @@ class GenerationEngine:
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        running = self._engine.engine_core.engine_core.scheduler.requests
+        client = self._engine.engine_core
+        assert isinstance(client, InprocClient), "the engine is in this process"
+        scheduler = client.engine_core.scheduler
+        assert isinstance(scheduler, Scheduler)
         for sample in self._samples.values():
-            sample.versions.append((num_generated(running[sample.engine_id]), version))
+            sample.versions.append((num_generated(scheduler.requests[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
         taken = self._take_statistics()
         taken.seconds_update = seconds = time.perf_counter() - start

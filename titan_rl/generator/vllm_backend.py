@@ -144,7 +144,7 @@ def _forget_packed_experts(module: torch.nn.Module) -> None:
     read unpacked weights as packed ones.
     """
     method = getattr(module, "quant_method", None)
-    if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+    if current_platform.is_cpu() and method is not None and getattr(method, "moe_kernel", None) is not None:
         method.moe_kernel = None
 
 

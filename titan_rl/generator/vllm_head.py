@@ -6,6 +6,7 @@ was bf16: two fifths of a decode step, once. Where fp32 units are the faster one
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -19,7 +20,8 @@ class _WideHead:
     """Stands where a LogitsProcessor's projection stood."""
 
     def __init__(self, processor: LogitsProcessor):
-        self._project, self._dtype = processor._apply_head, processor.head_dtype
+        self._project: Callable[[Any, torch.Tensor, torch.Tensor | None], torch.Tensor] = processor._apply_head
+        self._dtype = processor.head_dtype
         self._product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
 
     def __call__(self, lm_head, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:

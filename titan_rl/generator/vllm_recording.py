@@ -82,7 +82,7 @@ class _CopyRecorder(TorchDispatchMode):
         box, places = box_of_view(name, whole, view)
         stride = tuple(0 if place is None else into.stride(place) for place in places)
         dtype = str(into.dtype).removeprefix("torch.")
-        self.recorded.append(Recorded(name, box, dtype, Target(*target, into.storage_offset(), stride)))
+        self.recorded.append(Recorded(name, box, dtype, Target(*target, int(into.storage_offset()), stride)))
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -126,7 +126,9 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
         if parameter is not None
     }
     with torch.no_grad(), _CopyRecorder(sources, targets) as recorder:
-        model.load_weights(iter(stand_ins.items()))
+        load_weights = model.load_weights
+        assert callable(load_weights), "a model of vLLM's"
+        load_weights(iter(stand_ins.items()))
     return recorder.recorded
 
 

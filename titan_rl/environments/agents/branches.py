@@ -161,9 +161,9 @@ class Branches:
         """A seat's as one rollout, or those of all who are not left out: that of the latest answer last. None if there
         is none."""
         kept = [b for b in self._branches if (b.session == seat if seat else b.session not in left_out)]
-        first, *others = sorted(kept, key=lambda branch: branch.last) or [None]
-        if first is None:
+        if not kept:
             return None
+        first, *others = sorted(kept, key=lambda branch: branch.last)
         for branch in others:
             first.episode.join(branch.episode)
         return first.episode

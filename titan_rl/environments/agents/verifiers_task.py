@@ -5,6 +5,7 @@ agents of it are trained, their mean. Tasks are listed once, by the process that
 text of a held-out one is left out.
 """
 
+import asyncio
 import json
 import os
 import secrets
@@ -164,8 +165,8 @@ class EpisodeFailed(RuntimeError):
 
 
 class _Worker(LineProcess):
-    def _left(self, process, number: int) -> None:
-        process.stdin.write(f"{number} null\n".encode())
+    def _left(self, process: asyncio.subprocess.Process, number: int) -> None:
+        self._write(process, f"{number} null")
 
 
 def _row(place: int, said: dict[str, Any]) -> DataRow:

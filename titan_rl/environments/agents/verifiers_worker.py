@@ -23,8 +23,9 @@ def main() -> None:
     sys.path[:1] = settings["folders"]  # in the place of this file's folder
     os.environ["PYTHONPATH"] = os.pathsep.join(settings["folders"])  # of servers and programs that are started here
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    lines = _Lines()
     if mode == "play":
-        threading.Thread(target=_end_with_parent, args=[lines := _Lines()], daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=[lines], daemon=True).start()
     try:
         worker = Worker(settings)
     except Exception as error:
@@ -66,7 +67,7 @@ def _end_with_parent(lines):
 
 class Worker:
     def __init__(self, settings):
-        import verifiers.v1 as vf
+        import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]  # of the user's own environment
 
         self.vf = vf
         self.env = vf.load_environment(vf.resolve_env_config(settings["env"]))

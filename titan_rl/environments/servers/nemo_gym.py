@@ -144,6 +144,7 @@ class NemoGymEnvironment(ToolEnvironment):
         max_turns: int,
         patience: float,
     ):
+        assert session.timeout is not None, "a task's options set one"
         timeout = 2 * session.timeout  # the session's own comes first
         tools = [
             Tool(**schema, run=partial(self._call_tool, schema["name"]), timeout=timeout, retries=0)

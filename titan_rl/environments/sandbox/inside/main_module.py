@@ -34,8 +34,10 @@ def run(source, stdin, calls, task):
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException as error:
-        traceback.print_exception(type(error), error, error.__traceback__.tb_next)  # without this file's own line
-    for end in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):
+        place = error.__traceback__
+        traceback.print_exception(type(error), error, place and place.tb_next)  # without this file's own line
+    as_python_ends = threading._shutdown, atexit._run_exitfuncs  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
+    for end in (*as_python_ends, sys.stdout.flush, sys.stderr.flush):
         try:
             end()
         except BaseException:
