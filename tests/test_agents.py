@@ -355,6 +355,36 @@ def test_an_agent_that_fails_is_no_wrong_answer(agent, told):
     assert rollout.status == "infra_error" and told in rollout.failure and rollout.reward == 0
 
 
+class NoTimeout:
+    async def run(self, model): ...
+
+
+class MisspelledKey:
+    timeout, apikey = 1.0, "secret"
+
+    async def run(self, model): ...
+
+
+class OddRun:
+    timeout = 1.0
+
+    async def run(self): ...
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        (NoTimeout, "an agent NoTimeout has no timeout"),
+        (MisspelledKey, "an agent MisspelledKey with apikey, which nothing calls: did you mean 'api_key'?"),
+        (OddRun, "an agent OddRun: run must take (model), but it takes ()"),
+    ],
+)
+def test_what_is_no_agent_is_told(agent, words, monkeypatch):
+    monkeypatch.setattr(Driven, "agent", lambda self, prompt: agent())
+    group, _ = drive(None)
+    assert group.rollouts[0].status == "infra_error" and words in group.rollouts[0].failure
+
+
 def test_an_agent_has_a_deadline():
     async def dreams(client):
         await chat(client, ASKED)

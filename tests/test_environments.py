@@ -214,6 +214,17 @@ def test_episodes_wait_for_their_turn():
     assert Busy.most == 2 and [rollout.status for rollout in group.rollouts] == ["ok"] * 6
 
 
+class Misspelled(OneAnswer):
+    async def steps(self, answer):
+        return OVER
+
+
+def test_a_misspelled_method_of_an_environment_is_told():
+    [rollout] = play(Task(lambda log: Misspelled())).rollouts
+    assert rollout.status == "infra_error" and "Misspelled with steps" in rollout.failure
+    assert "did you mean 'step'?" in rollout.failure
+
+
 class SlowToReply(Counting):
     async def step(self, answer):
         await asyncio.sleep(60)
