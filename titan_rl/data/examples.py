@@ -14,6 +14,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.row_fields import Message
 from titan_rl.data.shapes import Asked, Written
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance, Sample, is_model
 
 
@@ -38,7 +39,7 @@ class Example:
         return int(is_model(self.samples[0].provenance).argmax()) if len(self.samples) > 1 else 0
 
 
-def make_example(asked: Asked, tokenizer, *, as_chat: bool) -> Example:
+def make_example(asked: Asked, tokenizer: Tokenizer, *, as_chat: bool) -> Example:
     """``as_chat``: text is a user's and the assistant's message. Errors: ConfigError that begins with the row's
     place, for text that the tokenizer or the template cannot write, or an answer without a token."""
     try:
@@ -80,7 +81,7 @@ def _sample(asked: Asked, number: int, tokens: Tokens) -> Sample:
     return Sample(tokens_T, provenance_T, np.zeros(len(tokens_T), np.float32), value, asked.place, number)
 
 
-def _check_known(tokenizer, asked: Asked, samples: list[Sample]) -> None:
+def _check_known(tokenizer: Tokenizer, asked: Asked, samples: list[Sample]) -> None:
     """Errors: ConfigError for a character that the tokenizer does not know."""
     if tokenizer.unk_token_id is None or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
         return

@@ -31,7 +31,7 @@ class Episode:
         self.rewards: list[float | None] = []
         self.said: list[str] = []
 
-    def _append(self, tokens, provenance, logprobs, versions) -> None:
+    def _append(self, tokens: np.ndarray, provenance: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
         self.provenance = np.concatenate([self.provenance, provenance]).astype(np.int8)
         self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)

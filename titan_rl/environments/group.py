@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.playing import play_agent
@@ -23,7 +24,7 @@ Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], floa
 """A reward model's, by the rollouts' tokens."""
 
 
-def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
+def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
     """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
 
     Errors: ConfigError if the chat template refuses the messages.
@@ -35,7 +36,7 @@ async def run_group(
     prompt: Prompt,
     *,
     task: Task,
-    tokenizer,
+    tokenizer: Tokenizer,
     ask: Ask,
     score: ScoreAll,
     sampling: Sampling,

@@ -8,7 +8,7 @@ what it never gets to see here is a choice of answers, a chain of equations, pro
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -140,7 +140,7 @@ def _read(expression: str) -> list[Any]:
 
 
 @cache
-def _library():
+def _library() -> tuple[Callable[..., Any], Callable[..., bool]]:
     """math-verify's ``parse`` and ``verify``. They say by name in a log what cannot be read, which is no news here."""
     from math_verify import parse, verify
 

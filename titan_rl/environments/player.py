@@ -11,6 +11,7 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_spelling, what_happened
 from titan_rl.data.seeds import named_seed
+from titan_rl.data.tokenizer import Tokenizer, decoded
 from titan_rl.data.types import Completion, Prompt, Request, Sampling
 from titan_rl.environments.chat import encode_opening, encode_reply
 from titan_rl.environments.environment import Environment, EnvironmentFailed, OneAnswer, Reply
@@ -32,7 +33,7 @@ class Player:
 
     prompt: Prompt
     task: Task
-    tokenizer: Any
+    tokenizer: Tokenizer
     ask: Ask
     sampling: Sampling
     seed: int
@@ -126,7 +127,7 @@ class Player:
         return Request(tokens, seeds, room if at_most is None else min(at_most, room), self.sampling.temperature)
 
     def read(self, completion: Completion) -> str:
-        return self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        return decoded(self.tokenizer, completion.tokens, skip_special_tokens=True)
 
 
 @cache

@@ -70,7 +70,7 @@ class ReasoningGymTask(Task):
             if key not in known:
                 raise ConfigError(f"unknown key task.options.{key}: {nearest(key, known | {'shots'})}")
 
-    def _dataset(self, seed: int):
+    def _dataset(self, seed: int) -> Any:
         if seed not in self._datasets:
             self._datasets[seed] = make_dataset(self.name, seed, **self.options)
         return self._datasets[seed]

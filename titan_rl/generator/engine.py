@@ -10,20 +10,24 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.inputs import TokensPrompt
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.request import Request as VllmRequest
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
@@ -119,8 +123,8 @@ class GenerationEngine:
         if self.reader is not None:
             self.reader.close()
         self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
-        self.reader = self._on_worker(transfer_engine).reader
-        return self.reader
+        self.reader = reader = self._on_worker(transfer_engine).reader
+        return reader
 
     @property
     def bytes_stored(self) -> int:
@@ -275,15 +279,17 @@ class GenerationEngine:
         start = time.perf_counter()
         for output in self._engine.step():
             if output.finished:
+                assert isinstance(output, RequestOutput), "the engine generates"
                 self._finish(output)
         seconds = time.perf_counter() - start
         self.statistics.seconds_busy += seconds
         self._spans.add("generate", time.time() - seconds, seconds)
         self.statistics.num_steps += 1
 
-    def _finish(self, output) -> None:
+    def _finish(self, output: RequestOutput) -> None:
         sample = self._samples.pop(output.request_id)
         [result] = output.outputs
+        assert isinstance(result.logprobs, FlatLogprobs) and output.prompt_token_ids is not None
         count = len(result.token_ids)
         versions = np.empty(count, np.int32)
         for begin, version in sample.versions:
@@ -300,7 +306,7 @@ class GenerationEngine:
         if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
 
-    def _on_worker(self, method, **kwargs):
+    def _on_worker(self, method: str | Callable[..., Any], **kwargs: Any) -> Any:
         """Call a method of this rank's vLLM worker, or a function with the worker as its argument."""
         return self._engine.engine_core.collective_rpc(method, None, (), kwargs)[0]
 
@@ -348,7 +354,7 @@ class GenerationEngine:
         return taken
 
 
-def num_generated(request) -> int:
+def num_generated(request: VllmRequest) -> int:
     """Tokens of one of vLLM's requests, with the one that a step under way makes, which is the old weights' too."""
     is_preempted_under_way = request.num_stale_output_tokens > 0 and not request.drop_stale_output
     return request.num_output_tokens + (request.num_output_placeholders or int(is_preempted_under_way))

@@ -28,7 +28,7 @@ def packed_product(wide_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tenso
 
 class WideLinearMethod(UnquantizedLinearMethod):
     def __init__(self, plain: UnquantizedLinearMethod):
-        self._gemm_impl = plain._gemm_impl
+        self._gemm_impl = plain._gemm_impl  # noqa: SLF001  (vLLM's own choice of a kernel)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         weight = layer.weight

@@ -9,7 +9,8 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import what_happened
-from titan_rl.data.types import Completion, Status
+from titan_rl.data.tokenizer import decoded
+from titan_rl.data.types import Completion, Request, Status
 from titan_rl.environments.agents.agent import Agent, HasKey, ModelAccess, Outcome, check_agent
 from titan_rl.environments.agents.answered import Answered
 from titan_rl.environments.agents.asked import Asked, Refused, answer_of
@@ -142,7 +143,7 @@ class _Asking:
             self.had_no_room = True
             raise Refused(f"an episode has at most rollout.max_turns = {sampling.max_turns} answers", "max_turns")
 
-    async def _ask(self, request) -> list[Completion]:
+    async def _ask(self, request: Request) -> list[Completion]:
         """Errors: Refused, when the episode is told why."""
         try:
             return await self.player.ask(request)
@@ -155,5 +156,5 @@ class _Asking:
         text = self.player.read(completion)
         said = answer_of(text, asked)
         self.branches.add(asked, to, completion, text, said)
-        pieces = [self.player.tokenizer.decode([token]) for token in completion.tokens.tolist()]
+        pieces = [decoded(self.player.tokenizer, [token]) for token in completion.tokens.tolist()]
         return Answered(asked, prompt, completion, said, pieces)

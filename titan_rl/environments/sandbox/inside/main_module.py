@@ -4,13 +4,14 @@ import atexit
 import json
 import os
 import resource
+import socket
 import sys
 import threading
 import traceback
 import types
 
 
-def bound(values):
+def bound(values: dict[str, int]) -> None:
     """Limits of the kernel's, by their names: for good, and none above what holds already."""
     for name, value in values.items():
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -19,7 +20,7 @@ def bound(values):
         resource.setrlimit(kind, (bounded, bounded))
 
 
-def run(source, stdin, calls, task):
+def run(source: str, stdin: str, calls: list, task: socket.socket) -> None:
     """Standard input is a file without a name. Then the calls, if there are any, are answered on that socket. Does not
     return."""
     code = 1
@@ -45,7 +46,7 @@ def run(source, stdin, calls, task):
     os._exit(code & 0xFF)
 
 
-def _give_stdin(text):
+def _give_stdin(text: str) -> None:
     """A file without a name, as programs also read descriptor 0 itself."""
     try:
         number = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
@@ -59,7 +60,7 @@ def _give_stdin(text):
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def _called(module, name, arguments):
+def _called(module: types.ModuleType, name: str, arguments: list) -> list:
     """What a function of the program gives, as ["value", encoded], or ["error", text]."""
     try:
         return ["value", _encoded(getattr(module, name)(*(_decoded(argument) for argument in arguments)))]
@@ -67,7 +68,7 @@ def _called(module, name, arguments):
         return ["error", f"{type(error).__name__}: {error}"[:500]]
 
 
-def _encoded(value, depth=0):
+def _encoded(value, depth: int = 0):
     """JSON that tells types apart (values.py reads it). Errors: TypeError for what is no plain value."""
     kind = type(value)
     if depth > 50:
