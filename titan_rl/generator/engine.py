@@ -290,6 +290,7 @@ class GenerationEngine:
         sample = self._samples.pop(output.request_id)
         [result] = output.outputs
         assert isinstance(result.logprobs, FlatLogprobs) and output.prompt_token_ids is not None
+        assert result.finish_reason is not None, "it has finished"
         count = len(result.token_ids)
         versions = np.empty(count, np.int32)
         for begin, version in sample.versions:
