@@ -122,6 +122,7 @@ class MisspelledMethod(Silent):
         return False
 
 class MisspelledOfTask(Task):
+    def __init__(self, task): ...
     def prompt(self, stream, seed, index):
         return Prompt(f"{stream}/{index:07d}", "a", "b", {})
     def messages(self, prompt):
