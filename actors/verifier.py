@@ -54,7 +54,7 @@ class Verifier(Actor):
         self.config, task, folders = config, config.task, config.run.plugin_path
         await self._close_task()
         self.task = make_task(task, folders)
-        if self.endpoint is None and any(hasattr(part, "agent") for part in parts_of(self.task)):
+        if self.endpoint is None and any(part.has_agent for part in parts_of(self.task)):
             self.endpoint = Endpoint()
             await self.endpoint.start()
         self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
@@ -67,8 +67,7 @@ class Verifier(Actor):
 
     async def _close_task(self) -> None:
         for part in parts_of(self.task) if self.task is not None else ():
-            if hasattr(part, "close"):
-                await part.close()
+            await part.close()
 
     async def _start_judge(self) -> None:
         """The reward model, if there is to be one and there is none, in a process of its own."""

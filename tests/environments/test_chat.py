@@ -30,7 +30,7 @@ from titan_rl.environments.chat import (
 from titan_rl.environments.environment import Replying
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
-from titan_rl.environments.task import UserCodeError
+from titan_rl.environments.task import Task, UserCodeError
 from titan_rl.models.tokenizer import character_tokenizer
 
 
@@ -39,7 +39,7 @@ def make(request):
     return request.param
 
 
-class Conversation:
+class Conversation(Task):
     """Says ``replies`` to the model's answers, one after the other."""
 
     def __init__(self, *replies: str, system: str = ""):

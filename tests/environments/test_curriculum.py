@@ -15,13 +15,13 @@ from titan_rl.data.types import Group, Prompt, Rollout
 from titan_rl.environments.base import make_task
 from titan_rl.environments.curriculum import Curriculum, chance_of_signal, class_of, read_seen
 from titan_rl.environments.prompts import PromptStream
-from titan_rl.environments.task import Size
+from titan_rl.environments.task import Size, Task
 from titan_rl.records.metrics import read_metrics
 
 SAMPLES, ROWS = 8, 40
 
 
-class Rows:
+class Rows(Task):
     """Forty questions, asked in the same order in each epoch. The first ten are always solved, the next ten never."""
 
     size = Size(ROWS, 1)

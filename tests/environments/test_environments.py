@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
+from titan_rl.environments import task as tasks
 from titan_rl.environments.demonstrations import demonstrate
 from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.group import run_group
@@ -36,7 +37,7 @@ class Counting(OneAnswer):
         self.log.append("close")
 
 
-class Task:
+class Task(tasks.Task):
     tools = ()
 
     def __init__(self, make=Counting):
@@ -211,6 +212,17 @@ def test_episodes_wait_for_their_turn():
 
     group = play(Few(Busy), num_samples=6)
     assert Busy.most == 2 and [rollout.status for rollout in group.rollouts] == ["ok"] * 6
+
+
+class Misspelled(OneAnswer):
+    async def steps(self, answer):
+        return OVER
+
+
+def test_a_misspelled_method_of_an_environment_is_told():
+    [rollout] = play(Task(lambda log: Misspelled())).rollouts
+    assert rollout.status == "infra_error" and "Misspelled with steps" in rollout.failure
+    assert "did you mean 'step'?" in rollout.failure
 
 
 class SlowToReply(Counting):

@@ -10,6 +10,7 @@ from titan_rl.environments.demonstrations import demonstrate
 from titan_rl.environments.environment import OneAnswer, Replying
 from titan_rl.environments.group import encode_prompt, run_group
 from titan_rl.environments.score import Score
+from titan_rl.environments.task import Task
 from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -17,7 +18,7 @@ EOS = TOKENIZER.eos_token_id
 PROMPT = Prompt("train/0000007", "4,6=", "2", {})
 
 
-class OneTurn:
+class OneTurn(Task):
     tools = ()
 
     def messages(self, prompt):

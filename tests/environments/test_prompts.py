@@ -12,9 +12,10 @@ from titan_rl.data.seeds import is_held_out, named_seed
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import make_task
 from titan_rl.environments.prompts import PromptStream, held_out_prompts, sft_stream
+from titan_rl.environments.task import Task
 
 
-class FewTexts:
+class FewTexts(Task):
     """A task with 500 different texts, so that any two streams meet often."""
 
     size = None

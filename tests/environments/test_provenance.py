@@ -10,6 +10,7 @@ from chat_templates import ENDS, SCHEMA, SPECIAL, byte_pair_tokenizer, with_temp
 from random_episodes import TEMPLATES, TEXTS, Engine
 
 from titan_rl.data.types import Prompt, Provenance, Sampling
+from titan_rl.environments import task as tasks
 from titan_rl.environments.chat import encode_messages, reply_template, without_special
 from titan_rl.environments.environment import OneAnswer, Reply
 from titan_rl.environments.group import run_group
@@ -34,7 +35,7 @@ class Chance(OneAnswer):
         return Reply(messages)
 
 
-class Task:
+class Task(tasks.Task):
     def __init__(self, draw: random.Random, tools):
         self.draw, self.tools, self.said = draw, tools, []
 

@@ -15,6 +15,7 @@ from titan_rl.environments.environment import OneAnswer
 from titan_rl.environments.group import run_group
 from titan_rl.environments.reward_model import RewardModelScorer, load_reward_model, reward_of
 from titan_rl.environments.score import Score
+from titan_rl.environments.task import Task
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.metrics import sampling_metrics
@@ -112,7 +113,7 @@ def test_one_that_takes_too_long_is_a_timeout_and_no_reward(path):
     assert (late.status, late.parts) == ("timeout", {}) and "0.0001 s" in late.message
 
 
-class Asks:
+class Asks(Task):
     """Every answer is right, or so the task says."""
 
     tools = ()

@@ -153,6 +153,9 @@ class ReasoningGymTask:
     def __init__(self, task):
         pass
 
+    def prepare_scoring(self):
+        pass
+
     def score(self, prompt, answers):
         answer = answers[-1]
         if answer == "hang":

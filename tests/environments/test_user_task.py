@@ -1,11 +1,15 @@
 """A task from a file of the user's: asked and scored like any other, and every mistake is one line."""
 
 import asyncio
+import inspect
+import re
+import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+import titan_rl
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
@@ -13,11 +17,13 @@ from titan_rl.environments.base import make_task
 from titan_rl.environments.prompts import PromptStream, held_out_prompts
 from titan_rl.environments.score import Score
 from titan_rl.environments.scorer import Scorer
-from titan_rl.environments.task import UserCodeError
+from titan_rl.environments.sessions import Sessions
+from titan_rl.environments.task import Task, TaskWrapper, UserCodeError
 
 TASK = '''
 from titan_rl.data.types import Prompt
 from titan_rl.environments.sessions import Sessions
+from titan_rl.environments.task import Task
 from titan_rl.environments.tools import Tool
 
 class Doubles:
@@ -108,6 +114,73 @@ class Finite(Doubles):
     def row(self, prompt):
         return {"n": prompt.entry["n"], "answer": prompt.answer, "level": 2}
 
+class Misspelled(Doubles):
+    speak_first = True
+
+class MisspelledMethod(Silent):
+    def is_heldout(self, prompt):
+        return False
+
+class MisspelledOfTask(Task):
+    def __init__(self, task): ...
+    def prompt(self, stream, seed, index):
+        return Prompt(f"{stream}/{index:07d}", "a", "b", {})
+    def messages(self, prompt):
+        return prompt.text
+    def demonstration(self, prompt):
+        return prompt.answer
+    def score(self, prompt, answers):
+        return 1.0
+    def checkReady(self):
+        pass
+
+class MisspelledRequired(Silent):
+    score = property()
+    scores = Doubles.score
+
+class NearNames(Doubles):
+    """What is no hook, is never taken for one: another kind of thing, private, or beside the hook itself."""
+
+    rows = [1, 2]
+    _speak_first = True
+    def replies(self): ...
+
+class OddDifficulty(Doubles):
+    def difficulty(self): ...
+
+class SyncClose(Doubles):
+    def close(self): ...
+
+class AsyncScore(Doubles):
+    async def score(self, prompt, answers): ...
+
+class CalledSize(Doubles):
+    def size(self): ...
+
+class OddSeats(Doubles):
+    seats = "white"
+
+class OddSize(Doubles):
+    size = 30
+
+class Ready(Doubles):
+    seen = []
+    def check_ready(self):
+        self.seen.append("check_ready")
+    def prepare_scoring(self):
+        self.seen.append("prepare_scoring")
+    async def close(self):
+        self.seen.append("close")
+    def difficulty(self, prompt):
+        return 3
+    def tools_of(self, prompt):
+        return [{"type": "function", "function": {"name": prompt.text}}]
+
+class OwnTask(Task):
+    prompt, messages, demonstration, score = Doubles.prompt, Doubles.messages, Doubles.demonstration, Doubles.score
+    def __init__(self, task):
+        self.most, self.size = 1000, (30, 10)
+
 def none(task):
     return None
 
@@ -190,6 +263,15 @@ def test_a_task_of_ones_own_may_be_finite_and_take_a_reward(tasks):
         ("TooFew", ["reply must take (prompt, answers), but it takes (prompt)"]),
         ("CallsAndReplies", ["with reply and tools: keep one of them"]),
         ("OddTools", ["tools holds 'twice': give titan_rl.environments.tools.Tool objects"]),
+        ("Misspelled", ["made a Misspelled with speak_first, which nothing calls: did you mean 'speaks_first'?"]),
+        ("MisspelledMethod", ["with is_heldout", "did you mean 'is_held_out'?"]),
+        ("MisspelledOfTask", ["with checkReady", "did you mean 'check_ready'?"]),
+        ("MisspelledRequired", ["with scores", "did you mean 'score'?"]),
+        ("OddDifficulty", ["difficulty must take (prompt), but it takes ()"]),
+        ("SyncClose", ["close is awaited: define it with async def"]),
+        ("AsyncScore", ["score is not awaited: define it without async"]),
+        ("CalledSize", ["size is a method: make it an attribute or a property"]),
+        ("OddSeats", ["seats = 'white': give a list or tuple of names"]),
         ("none", ["made a NoneType without prompt(stream, seed, index)"]),
     ],
 )
@@ -198,6 +280,50 @@ def test_a_mistake_in_a_task_of_ones_own_is_one_line(tasks, name, words):
         make_task(own(name), [str(tasks)])
     [line] = str(caught.value).splitlines()
     assert line.startswith(f"task.name = 'tasks_of_tests:{name}'") and all(word in line for word in words), line
+
+
+def test_names_that_are_near_a_hooks_and_meant_are_let_be(tasks):
+    assert not make_task(own("NearNames"), [str(tasks)]).speaks_first
+
+
+def test_every_hook_of_a_task_of_ones_own_is_called(tasks):
+    task = make_task(own("Ready", reward="tasks_of_tests:reward"), [str(tasks)])
+    task.check_ready()
+    task.prepare_scoring()
+    asyncio.run(task.close())
+    prompt = next(PromptStream(task, 1))
+    assert sys.modules["tasks_of_tests"].Ready.seen == ["check_ready", "prepare_scoring", "close"]
+    assert task.difficulty(prompt) == "3" and task.tools_of(prompt)[0]["function"]["name"] == prompt.text
+
+
+def test_a_task_of_ones_own_may_derive_from_task(tasks):
+    task = make_task(own("OwnTask"), [str(tasks)])
+    prompt = next(PromptStream(task, 1))
+    assert task.size == (30, 10) and not task.has_agent and task.difficulty(prompt) is None
+    assert replies(task, prompt, "1") == [] and task.score(prompt, [prompt.answer]) == {"correct": 1.0}
+
+
+def test_a_size_that_is_no_pair_is_one_line(tasks):
+    with pytest.raises(UserCodeError, match="size is 30: give .number of training prompts, number of held-out prompts"):
+        assert make_task(own("OddSize"), [str(tasks)]).size
+
+
+def test_a_wrapped_task_hands_every_hook_on():
+    asked = {name for name in vars(Task) if not name.startswith("_")} - set(inspect.get_annotations(Task))
+    assert asked <= set(vars(TaskWrapper))
+    hooks = dict(tools=(1,), speaks_first=True, sessions=Sessions(1, 1.0), seats=("white",))
+    assert set(hooks) == set(inspect.get_annotations(Task))
+    wrapped = type("Own", (Task,), hooks)()
+    assert all(getattr(TaskWrapper(wrapped), name) == value for name, value in hooks.items())
+
+
+def test_no_hook_of_a_task_is_looked_for_by_name():
+    hooks = "|".join(name for name in vars(Task) if not name.startswith("_"))
+    probe = re.compile(rf"""(?:has|get)attr\([^)]*["'](?:{hooks})["']""")
+    rooms = Path(titan_rl.__file__).parent
+    files = [file for file in (*rooms.rglob("*.py"), *rooms.glob("actors/*.py")) if file.name != "user_task.py"]
+    assert len(files) > 100
+    assert {(file.name, found) for file in files for found in probe.findall(file.read_text())} == set()
 
 
 def test_what_a_task_of_ones_own_raises_when_it_is_made_is_one_line(tasks):

@@ -8,11 +8,11 @@ import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 import tomli
 from pydantic import TypeAdapter, ValidationError
@@ -32,6 +32,7 @@ RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
+T = TypeVar("T")
 _NUM_NAMED = 40
 
 
@@ -47,11 +48,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(listed[:_NUM_NAMED])}{more}"
 
 
-def build_section(cls: type, values: dict[str, Any], section: str, also_known: Iterable[str] = ()):
+def build_section(cls: type[T], values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> T:
     """A dataclass from TOML values, strictly typed. Errors: ConfigError naming ``section.key``.
 
     ``also_known``: keys of the same section that somebody else reads, for the hint.
     """
+    assert is_dataclass(cls), "a section is one"
     known = {f.name for f in fields(cls) if not f.name.startswith("_")}
     for key in values:
         if key not in known:
@@ -221,7 +223,7 @@ def load_resolved(path: Path) -> Config:
 def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
     """Its tables, under the names of this release; nothing in them is checked. Errors: ConfigError."""
     try:
-        tables = json.loads(path.read_text())
+        tables: dict[str, dict[str, Any]] = json.loads(path.read_text())
         return {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
@@ -246,7 +248,7 @@ def _check_sections(tables: dict[str, Any]) -> None:
 
 
 def _build(tables: dict[str, dict[str, Any]]) -> Config:
-    classes = {f.name: f.default_factory for f in fields(Config) if f.name != "titan"}
+    classes = get_type_hints(Config)
     tables = tables | {"algorithm": _with_options(tables.get("algorithm", {}))}
     ours = {name: build_section(classes[name], tables.get(name, {}), name) for name in OUR_SECTIONS}
     return Config(**ours, titan={name: tables[name] for name in TITAN_SECTIONS if name in tables})
@@ -320,7 +322,7 @@ def _reward_model(settings: RewardModelConfig) -> RewardModelConfig:
     return replace(settings, path=path)
 
 
-def _found(config: Config, section: str, **wanted: bool):
+def _found(config: Config, section: str, **wanted: bool) -> Any:
     settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
     try:
         return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **wanted))

@@ -5,12 +5,13 @@ folders of ``run.plugin_path`` and among the installed packages, in every proces
 anything starts, so that a mistake is one line.
 """
 
+import difflib
 import importlib
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from titan_rl.config.load import ConfigError, nearest
 
 _FORM = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MESSAGE_CHARACTERS = 300
+_NEAR = 0.82
+"""Likeness of two names from which one is taken for a misspelling of the other."""
 
 
 def is_reference(name: str) -> bool:
@@ -105,7 +108,7 @@ def what_happened(error: BaseException, file: str = "") -> str:
     return f"{type(error).__name__}: {text}{place}"
 
 
-def check_signature(said: str, function: Callable, parameters: Sequence[str], keywords: Sequence[str] = ()) -> None:
+def check_signature(said: str, function: object, parameters: Sequence[str], keywords: Sequence[str] = ()) -> None:
     """Errors: ConfigError unless ``function`` is a callable that takes these arguments, by place and by keyword."""
     wanted = ", ".join([*parameters, *(["*", *keywords] if keywords else [])])
     if not callable(function):
@@ -118,3 +121,34 @@ def check_signature(said: str, function: Callable, parameters: Sequence[str], ke
         signature.bind(*parameters, **dict.fromkeys(keywords))
     except TypeError:
         raise ConfigError(f"{said} must take ({wanted}), but it takes {signature}") from None
+
+
+def is_overridden(thing: object, name: str, base: type) -> bool:
+    """Whether an object or class has this method or attribute, and not as the default of ``base``."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    if base not in kind.__mro__:
+        return hasattr(thing, name)
+    return inspect.getattr_static(thing, name, None) is not inspect.getattr_static(base, name, None)
+
+
+def is_method(thing: object, name: str) -> bool:
+    """Whether this is called, and no value or property. No property is asked for its value."""
+    found = inspect.getattr_static(thing, name, None)
+    return callable(found) or isinstance(found, classmethod | staticmethod)
+
+
+def check_spelling(
+    said: str, thing: object, base: type, methods: Collection[str], attributes: Collection[str] = ()
+) -> None:
+    """Errors: ConfigError for a public name that is nearly one of these hooks, which the object or class itself lacks.
+
+    ``base``: what has the hooks' defaults; its names are known. A method is taken for a method alone.
+    """
+    known = {*methods, *attributes, *dir(base)}
+    for name in (name for name in dir(thing) if not name.startswith("_") and name not in known):
+        hooks = methods if is_method(thing, name) else attributes
+        missing = [hook for hook in hooks if not is_overridden(thing, hook, base)]
+        if near := difflib.get_close_matches(name.lower(), missing, n=1, cutoff=_NEAR):
+            raise ConfigError(
+                f"{said} with {name}, which nothing calls: did you mean {near[0]!r}? If not, begin its name with _"
+            )

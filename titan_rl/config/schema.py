@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Count, Gib, Seconds, Share, Weight, Whole
+from titan_rl.config.kinds import Count, Gib, Seconds, Share, Style, Weight, Whole
 from titan_rl.config.placement import PlacementConfig
 from titan_rl.config.role_sections import (
     CriticConfig,
@@ -68,7 +68,7 @@ class TaskConfig:
     """What ``titan-rl tasks`` lists (``calculator``, ``treasure``, or a reasoning-gym family), ``jsonl``, ``code`` or
     ``math`` for a data file, ``openenv``, ``nemo_gym``, ``verifiers`` or ``gymnasium`` for other people's
     environments, ``mixture`` for several tasks, or ``pkg.module:name``."""
-    style: Literal["compact", "chat"] = "compact"
+    style: Style = "compact"
     """``compact``: the prompt as it is, for tiny character models; ``chat``: through the model's chat template."""
     system_prompt: str = ""
     """What a chat begins with."""

@@ -46,6 +46,7 @@ class World:
     @property
     def attempt(self) -> Path:
         """A folder of this start's processes, on their host."""
+        assert self.error_file is not None, "asked for only where torchrun keeps error files"
         return self.error_file.parent.parent
 
     @property

@@ -118,8 +118,7 @@ def check(config: Config) -> Checked:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
     if config.task.sandbox:
         check_server(config.task.sandbox)
-    if (check_ready := getattr(checked.task, "check_ready", None)) is not None:
-        check_ready()
+    checked.task.check_ready()
     return checked
 
 

@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance
 
 Tokens = tuple[np.ndarray, np.ndarray]
@@ -27,19 +28,18 @@ Tokens = tuple[np.ndarray, np.ndarray]
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
 
-def render(tokenizer, messages: list[Message], *, tokenize: bool = False, **settings: Any):
+def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **settings: Any) -> Any:
     """By the chat template. Errors: ConfigError with what the template says."""
+    asked: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False} | settings
     try:
-        return tokenizer.apply_chat_template(
-            messages, tokenize=tokenize, **{"add_generation_prompt": True, "return_dict": False} | settings
-        )
+        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **asked)
     except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:  # a template is a program
         roles = ", ".join(message["role"] for message in messages)
         said = " ".join(str(error).split())
         raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
 
 
-def first_unknown(tokenizer, text: str) -> str | None:
+def first_unknown(tokenizer: Tokenizer, text: str) -> str | None:
     """A character of the text that becomes the unknown token, if any; the text itself if none does alone."""
 
     def has_unknown(part: str) -> bool:
@@ -55,25 +55,25 @@ def _tokens(pieces: list[tuple[list[int], Provenance]]) -> Tokens:
     return np.concatenate([np.asarray(tokens, np.int32) for tokens, _ in pieces]), np.concatenate(provenance)
 
 
-def _encode(tokenizer, text: str) -> list[int]:
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
 # text
 
 
-def encode_text(tokenizer, text: str) -> Tokens:
+def encode_text(tokenizer: Tokenizer, text: str) -> Tokens:
     """Text that is learned from its second token on, with the end of sequence."""
     tokens = [*_beginning(tokenizer), *_encode(tokenizer, text), tokenizer.eos_token_id]
     return _tokens([(tokens[:1], Provenance.TEMPLATE), (tokens[1:], Provenance.MODEL)])
 
 
-def _beginning(tokenizer) -> list[int]:
+def _beginning(tokenizer: Tokenizer) -> list[int]:
     """The token that the model's sequences begin with, where its tokenizer says that they do."""
     return [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
 
 
-def encode_completion(tokenizer, prompt: str, completion: str) -> Tokens:
+def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Tokens:
     """Text after text, with the end of sequence, as a rollout of style ``compact`` has it."""
     answer = [*_encode(tokenizer, completion), tokenizer.eos_token_id]
     return _tokens([(_encode(tokenizer, prompt), Provenance.TEMPLATE), (answer, Provenance.MODEL)])
@@ -82,7 +82,7 @@ def encode_completion(tokenizer, prompt: str, completion: str) -> Tokens:
 # conversations
 
 
-def encode_conversation(tokenizer, prompt: list[Message], answer: list[Message]) -> Tokens:
+def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: list[Message]) -> Tokens:
     """What the assistant writes in ``answer`` is learned, and nothing of ``prompt``.
 
     Errors: ConfigError if the template does not show what the assistant wrote, or a message holds a special token.
@@ -101,7 +101,7 @@ def encode_conversation(tokenizer, prompt: list[Message], answer: list[Message])
     return _tokens(pieces)
 
 
-def _check_plain(tokenizer, message: Message) -> None:
+def _check_plain(tokenizer: Tokenizer, message: Message) -> None:
     """Errors: ConfigError for text that the tokenizer would read as the beginning or the end of a turn."""
     for special in tokenizer.all_special_tokens:
         if special in message["content"]:
@@ -111,7 +111,7 @@ def _check_plain(tokenizer, message: Message) -> None:
             )
 
 
-def _cuts(tokenizer, conversation: list[Message], first: int, whole: str) -> list[int] | None:
+def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, whole: str) -> list[int] | None:
     """Where each of the assistant's turns from message ``first`` on begins and ends in the rendered whole; None if the
     template renders a beginning otherwise than the whole begins."""
     cuts = []
@@ -126,14 +126,14 @@ def _cuts(tokenizer, conversation: list[Message], first: int, whole: str) -> lis
     return cuts
 
 
-def _turn(tokenizer, tokens: list[int]) -> list[tuple[list[int], Provenance]]:
+def _turn(tokenizer: Tokenizer, tokens: list[int]) -> list[tuple[list[int], Provenance]]:
     """The assistant's tokens up to the end of its turn, and what the template writes after that."""
     special = set(tokenizer.all_special_ids)
     last = max((place for place, token in enumerate(tokens) if token in special), default=len(tokens) - 1)
     return [(tokens[: last + 1], Provenance.MODEL), (tokens[last + 1 :], Provenance.TEMPLATE)]
 
 
-def _by_marks(tokenizer, prompt: list[Message], conversation: list[Message]) -> Tokens:
+def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message]) -> Tokens:
     """By the template's own marks of what the assistant wrote."""
     if not _GENERATION.search(str(tokenizer.chat_template)):
         raise ConfigError(

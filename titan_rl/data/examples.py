@@ -6,6 +6,7 @@ chosen one first, which never part (packing.py).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.row_fields import Message
 from titan_rl.data.shapes import Asked, Written
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance, Sample, is_model
 
 
@@ -37,7 +39,7 @@ class Example:
         return int(is_model(self.samples[0].provenance).argmax()) if len(self.samples) > 1 else 0
 
 
-def make_example(asked: Asked, tokenizer, *, as_chat: bool) -> Example:
+def make_example(asked: Asked, tokenizer: Tokenizer, *, as_chat: bool) -> Example:
     """``as_chat``: text is a user's and the assistant's message. Errors: ConfigError that begins with the row's
     place, for text that the tokenizer or the template cannot write, or an answer without a token."""
     try:
@@ -52,13 +54,15 @@ def make_example(asked: Asked, tokenizer, *, as_chat: bool) -> Example:
 
 
 def _encoder(prompt: Written, answer: Written, as_chat: bool) -> Callable[..., Tokens]:
-    if as_chat and isinstance(answer, str):
+    if isinstance(answer, str):
+        assert isinstance(prompt, str), "a row whose answer is text has its prompt as text, too (shapes.py)"
+        if not as_chat and not prompt:
+            return partial(encode_text, text=answer)
+        if not as_chat:
+            return partial(encode_completion, prompt=prompt, completion=answer)
         prompt, answer = [_message("user", prompt)] if prompt else [], [_message("assistant", answer)]
-    if not isinstance(answer, str):
-        return lambda tokenizer: encode_conversation(tokenizer, prompt or [], answer)
-    if not prompt:
-        return lambda tokenizer: encode_text(tokenizer, answer)
-    return lambda tokenizer: encode_completion(tokenizer, prompt, answer)
+    messages = [] if isinstance(prompt, str) else prompt
+    return partial(encode_conversation, prompt=messages, answer=answer)
 
 
 def _message(role: str, content: str) -> Message:
@@ -77,7 +81,7 @@ def _sample(asked: Asked, number: int, tokens: Tokens) -> Sample:
     return Sample(tokens_T, provenance_T, np.zeros(len(tokens_T), np.float32), value, asked.place, number)
 
 
-def _check_known(tokenizer, asked: Asked, samples: list[Sample]) -> None:
+def _check_known(tokenizer: Tokenizer, asked: Asked, samples: list[Sample]) -> None:
     """Errors: ConfigError for a character that the tokenizer does not know."""
     if tokenizer.unk_token_id is None or not any((s.tokens == tokenizer.unk_token_id).any() for s in samples):
         return
@@ -110,7 +114,7 @@ def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:
     """Of labelled examples: the first desirable and the first undesirable answer to each question that has both."""
     found: dict[str, dict[bool, Example]] = {}
     for example in examples:
-        found.setdefault(example.text, {}).setdefault(example.samples[0].advantage > 0, example)
+        found.setdefault(example.text, {}).setdefault(bool(example.samples[0].advantage > 0), example)
     both = (each for each in found.values() if len(each) == 2)
     pairs = [Example(each[True].place, each[True].text, each[True].samples + each[False].samples) for each in both]
     return [pair for pair in pairs if _has_one_prompt(pair) and pair.num_tokens <= row_tokens]

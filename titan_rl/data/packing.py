@@ -107,8 +107,9 @@ def _checked_advantage(sample: Sample, count: int) -> float | np.ndarray:
 
 def _repeated(advantages: list[float | np.ndarray], counts: list[int]) -> np.ndarray:
     """Of each sample's trained tokens."""
-    if not any(isinstance(advantage, np.ndarray) for advantage in advantages):
-        return np.repeat(advantages, counts)
+    numbers = [advantage for advantage in advantages if not isinstance(advantage, np.ndarray)]
+    if len(numbers) == len(advantages):
+        return np.repeat(numbers, counts)
     return np.concatenate([np.broadcast_to(a, count) for a, count in zip(advantages, counts, strict=True)])
 
 

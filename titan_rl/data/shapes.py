@@ -65,7 +65,7 @@ def _format(place: str, columns: dict[str, Any], kind: Kind) -> Format:
     """By the columns that are there."""
     if kind != "demonstrations":
         return FORMATS[kind][0]
-    signs = {"messages": "messages", "completion": "prompt_completion", "text": "text"}
+    signs: dict[str, Format] = {"messages": "messages", "completion": "prompt_completion", "text": "text"}
     given = [name for name in signs if columns.get(name) is not None]
     if not given:
         said = names(columns, [*signs, "prompt"])
@@ -175,15 +175,16 @@ def _common(place: str, answers: list[Written]) -> tuple[Written, list[Written]]
     """What both begin with is the prompt. Errors: ConfigError if that is nothing, or if nothing is left of one."""
     alike = takewhile(lambda each: each[0] == each[1], zip(*answers, strict=False))
     count = sum(1 for _ in alike)
-    count = _whole_words(answers, count) if isinstance(answers[0], str) else _whole_question(answers[0], count)
-    prompt, rest = answers[0][:count], [answer[count:] for answer in answers]
-    if not prompt or not all(rest):
+    texts = [answer for answer in answers if isinstance(answer, str)]
+    conversations = [answer for answer in answers if not isinstance(answer, str)]  # all are the one or the other
+    count = _whole_words(texts, count) if texts else _whole_question(conversations[0], count)
+    if not count or not all(answer[count:] for answer in answers):
         raise ConfigError(f"{place}: 'chosen' and 'rejected' do not begin alike and then differ: give 'prompt' too")
-    if isinstance(prompt, str):
-        return text(place, "prompt", prompt), [text(place, "answer", answer) for answer in rest]
-    for answer in rest:
-        _check_answered(place, "chosen", answer)
-    return prompt, rest
+    if texts:
+        return text(place, "prompt", texts[0][:count]), [text(place, "answer", each[count:]) for each in texts]
+    for answer in conversations:
+        _check_answered(place, "chosen", answer[count:])
+    return conversations[0][:count], [each[count:] for each in conversations]
 
 
 def _whole_words(answers: Sequence[str], count: int) -> int:

@@ -18,8 +18,11 @@ from titan_rl.data.seeds import named_seed
 class Asking(Protocol):
     """A row that asks something."""
 
-    place: str
-    text: str
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
 
 
 T = TypeVar("T", bound=Asking)

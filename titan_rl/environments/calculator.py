@@ -10,14 +10,17 @@ Without the tool a small model has nothing to go by, so what it earns it earns b
 import random
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
+from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.schema import TaskConfig
+from titan_rl.data.row_fields import Message
 from titan_rl.data.seeds import is_held_out
 from titan_rl.data.types import Prompt
+from titan_rl.environments.task import RewardParts, Task
 from titan_rl.environments.tool_calls import Call, read_calls
 from titan_rl.environments.tools import Tool, ToolEnvironment, ToolError
 
@@ -62,11 +65,11 @@ class CalculatorOptions:
     """How much of the reward the right calls earn, each in its own turn (``turn_grpo``); the rest is the answer's."""
 
 
-class CalculatorTask:
+class CalculatorTask(Task):
     """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
 
-    size = None
     ABOUT = "sums too large for a model's head, in several turns with a tool: task.options.operands, digits, operators"
+    style: Style
 
     def __init__(self, task: TaskConfig):
         self.style, self.system_prompt = task.style, task.system_prompt
@@ -92,7 +95,7 @@ class CalculatorTask:
     def is_held_out(self, prompt: Prompt) -> bool:
         return is_held_out(prompt.text)
 
-    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+    def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
         asked = f"What is {prompt.text.removesuffix('=')}? Let calc do each operation; then give the number alone."
@@ -112,10 +115,7 @@ class CalculatorTask:
     def environment(self, prompt: Prompt) -> ToolEnvironment:
         return ToolEnvironment([CALCULATOR], self.style)
 
-    def row(self, prompt: Prompt) -> dict[str, Any]:
-        return {"question": prompt.text, "answer": prompt.answer} | prompt.entry
-
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float | list[float]]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         is_right, credit = float(answers[-1].strip() == prompt.answer), self.options.credit_for_calls
         if not credit:
             return {"exact": is_right}

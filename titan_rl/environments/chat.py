@@ -21,6 +21,7 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import render
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance
 
 _ASKED, _ANSWER, _REPLY = "asked-mark", "answer-mark", "reply-mark"
@@ -42,7 +43,7 @@ class ReplyTemplate:
         return _as_json(reply) if self.is_json else reply
 
 
-def check_chat_template(tokenizer, *, replies: bool = False) -> None:
+def check_chat_template(tokenizer: Tokenizer, *, replies: bool = False) -> None:
     """Errors: ConfigError if the model has no chat template, or one that cannot render a question.
 
     ``replies``: whether the task may reply, so that what stands between turns is needed too.
@@ -58,7 +59,7 @@ def check_chat_template(tokenizer, *, replies: bool = False) -> None:
 
 
 def encode_messages(
-    tokenizer, messages: str | list[dict[str, str]], tools: Sequence[dict[str, Any]] = ()
+    tokenizer: Tokenizer, messages: str | list[dict[str, str]], tools: Sequence[dict[str, Any]] = ()
 ) -> np.ndarray:
     """A prompt's tokens, int32 [T]: text as it is, messages through the template, up to where the model begins.
 
@@ -73,7 +74,9 @@ def encode_messages(
     return np.asarray(_render_prompt(tokenizer, messages, tools, tokenize=True), np.int32)
 
 
-def _render_prompt(tokenizer, messages: list[dict[str, str]], tools: Sequence[dict[str, Any]], *, tokenize: bool):
+def _render_prompt(
+    tokenizer: Tokenizer, messages: list[dict[str, str]], tools: Sequence[dict[str, Any]], *, tokenize: bool
+) -> Any:
     if not tools:
         return render(tokenizer, messages, tokenize=tokenize)
     if tells_of_tools(tokenizer):
@@ -82,7 +85,7 @@ def _render_prompt(tokenizer, messages: list[dict[str, str]], tools: Sequence[di
 
 
 def encode_opening(
-    tokenizer,
+    tokenizer: Tokenizer,
     messages: str | list[dict[str, str]],
     tools: Sequence[dict[str, Any]],
     replies: Sequence[dict[str, str]],
@@ -112,7 +115,7 @@ def _with_words(messages: list[dict[str, str]], words: str) -> list[dict[str, st
 
 
 @lru_cache(maxsize=4)
-def tells_of_tools(tokenizer) -> bool:
+def tells_of_tools(tokenizer: Tokenizer) -> bool:
     """Whether the chat template writes out the tools that it is given."""
     asked, mark = [_message("user", _ASKED)], "tool-mark"
     schema = {"name": mark, "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -135,7 +138,7 @@ def with_tools(messages: list[dict[str, str]], tools: Sequence[dict[str, Any]]) 
 
 
 def encode_reply(
-    tokenizer, replies: Sequence[dict[str, str]], last_token: int, *, is_chat: bool
+    tokenizer: Tokenizer, replies: Sequence[dict[str, str]], last_token: int, *, is_chat: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens, int32 [T], and provenance, int8 [T], from the model's last sampled token to its next turn.
 
@@ -156,18 +159,19 @@ def encode_reply(
     return tokens[start:], provenance[start:]
 
 
-def without_special(tokenizer, text: str) -> str:
+def without_special(tokenizer: Tokenizer, text: str) -> str:
     """The text, with a space in each place that the tokenizer would read as a token that it was given beside its words,
     such as the end of a turn or the beginning of a tool's result."""
-    for token in (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()):
+    added = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]  # each kind has it
+    for token in (*tokenizer.all_special_tokens, *added):
         if len(token.split()) == 1 and len(token) > 2:  # spaces in a row are added words in some, and mean nothing
             text = text.replace(token, f"{token[:1]} {token[1:]}")
     return text
 
 
-def _tokens_and_owner(tokenizer, text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+def _tokens_and_owner(tokenizer: Tokenizer, text: str, spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens, and whether each holds any character of these spans; all do if the tokenizer cannot tell."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=bool(tokenizer.is_fast))
     tokens = np.asarray(encoded["input_ids"], np.int32)
     if not tokenizer.is_fast:
         return tokens, np.ones(len(tokens), bool)
@@ -183,7 +187,7 @@ def _after_end_token(tokens: np.ndarray, is_reply: np.ndarray, last_token: int) 
 
 
 @lru_cache(maxsize=64)
-def reply_template(tokenizer, role: str = "user", count: int = 1) -> ReplyTemplate:
+def reply_template(tokenizer: Tokenizer, role: str = "user", count: int = 1) -> ReplyTemplate:
     """Around ``count`` replies of the role; a template that does not know the role ``tool`` is told of a user's.
 
     Errors: ConfigError if the template does not show an answer and replies as they are, one after the other.
@@ -196,7 +200,7 @@ def reply_template(tokenizer, role: str = "user", count: int = 1) -> ReplyTempla
         return _reply_template(tokenizer, "user", count)
 
 
-def _reply_template(tokenizer, role: str, count: int) -> ReplyTemplate:
+def _reply_template(tokenizer: Tokenizer, role: str, count: int) -> ReplyTemplate:
     marks = [f"{_REPLY}-{number}" for number in range(count)]
     rendered = _render_replies(tokenizer, role, marks)
     if rendered.count(_ANSWER) != 1 or any(rendered.count(mark) != 1 for mark in marks):
@@ -225,7 +229,7 @@ def _as_json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _render_replies(tokenizer, role: str, replies: list[str]) -> str:
+def _render_replies(tokenizer: Tokenizer, role: str, replies: list[str]) -> str:
     conversation = [_message("user", _ASKED), _message("assistant", _ANSWER)]
     return render(tokenizer, [*conversation, *(_message(role, reply) for reply in replies)])
 

@@ -74,7 +74,8 @@ def integrated(answer: str) -> str:
 def _has_plain_constants(expression: "sympy.Expr") -> bool:
     import sympy
 
-    constants = (part for part in sympy.preorder_traversal(expression) if not part.free_symbols and part.is_number)
+    parts = (part for part in sympy.preorder_traversal(expression) if isinstance(part, sympy.Expr))
+    constants = (part for part in parts if not part.free_symbols and part.is_number)
     return all(part == 0 or _SMALLEST <= abs(complex(part)) <= _LARGEST for part in constants)
 
 
@@ -84,7 +85,7 @@ def _is_zero(expression: "sympy.Expr", variable: str) -> bool:
 
     if expression.free_symbols - {sympy.Symbol(variable)}:
         return False
-    values = [expression.subs(variable, sympy.Rational(point)).evalf(_DIGITS) for point in _POINTS]
+    values = [expression.subs(sympy.Symbol(variable), sympy.Rational(point)).evalf(_DIGITS) for point in _POINTS]
     finite = [value for value in values if value.is_finite]
     return len(finite) >= _FEWEST_POINTS and all(abs(value) < 10**-_AGREEING_DIGITS for value in finite)
 

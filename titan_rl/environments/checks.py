@@ -6,6 +6,7 @@ from itertools import islice
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.conversation import first_unknown
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Prompt
 from titan_rl.environments.demonstrations import worked_answers
 from titan_rl.environments.group import encode_prompt
@@ -18,17 +19,17 @@ _FEW = 4
 
 def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Prompt]:
     """Every training prompt of a finite task; of one without end, the first ``count``; of a mixture, those of each."""
-    for label, part in getattr(task, "parts", {}).items():
+    for label, part in task.parts.items():
         for prompt in training_prompts(part, seed, count):
             yield replace(prompt, task=label)
-    if not hasattr(task, "parts"):
+    if not task.parts:
         yield from islice(PromptStream(task, seed), task.size.train if task.size else count)
 
 
 def check_seats(task: Task, group_size: int) -> None:
     """Errors: ConfigError if a group has not each seat equally often, and twice at least."""
     for part in parts_of(task):
-        count = len(seats := getattr(part, "seats", ()))
+        seats, count = part.seats, len(part.seats)
         if count and (group_size % count or group_size < 2 * count):
             raise ConfigError(
                 f"rollout.group_size = {group_size}: each episode has the seats {', '.join(seats)}: set a multiple of "
@@ -36,7 +37,7 @@ def check_seats(task: Task, group_size: int) -> None:
             )
 
 
-def check_demonstrations(task: Task, seed: int, tokenizer, row_tokens: int) -> None:
+def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens: int) -> None:
     """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row. What an
     environment replies to it is not known here, and not counted."""
     for prompt in training_prompts(task, seed):
@@ -50,7 +51,7 @@ def check_demonstrations(task: Task, seed: int, tokenizer, row_tokens: int) -> N
             )
 
 
-def check_known(task: Task, tokenizer, prompts: Iterable[Prompt]) -> None:
+def check_known(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
     """Errors: ConfigError, naming the prompt, for a character of it that the tokenizer does not know."""
     for prompt in prompts:
         messages = task.messages(prompt)

@@ -34,8 +34,7 @@ def chance_of_signal(pass_rate: float, group_size: int) -> float:
 
 def class_of(task: Task, prompt: Prompt) -> str:
     """What the prompt has its pass rate in common with."""
-    difficulty = getattr(task, "difficulty", None)
-    if difficulty is not None and (level := difficulty(prompt)) is not None:
+    if (level := task.difficulty(prompt)) is not None:
         return f"difficulty {level}"
     if task.size is not None:
         return hashlib.blake2b(prompt.text.encode(), digest_size=8).hexdigest()
@@ -105,13 +104,14 @@ def read_seen(path: Path) -> dict[int, Seen]:
     return steps
 
 
-def _whole(value) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 40:
         raise ValueError(value)
     return value
 
 
-def _checked(right, count) -> tuple[int, int]:
-    if _whole(right) > _whole(count):
+def _checked(right: object, count: object) -> tuple[int, int]:
+    checked = _whole(right), _whole(count)
+    if checked[0] > checked[1]:
         raise ValueError(right, count)
-    return right, count
+    return checked

@@ -6,33 +6,37 @@ from contextlib import nullcontext
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Completion, Prompt, Rollout
 from titan_rl.environments.chat import encode_opening, encode_reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.score import Score
-from titan_rl.environments.task import Task, task_of, tools_of
+from titan_rl.environments.task import Task, task_of
 from titan_rl.mesh.supervision.deadlines import together, within
 
 
-async def demonstrate_all(prompts: Iterable[Prompt], task: Task, tokenizer, step_timeout: float) -> list[Rollout]:
+async def demonstrate_all(
+    prompts: Iterable[Prompt], task: Task, tokenizer: Tokenizer, step_timeout: float
+) -> list[Rollout]:
     """Side by side, since tools may be slow. Errors: as ``demonstrate``."""
     return await together(demonstrate(prompt, task, tokenizer, step_timeout) for prompt in prompts)
 
 
-async def demonstrate(prompt: Prompt, task: Task, tokenizer, step_timeout: float) -> Rollout:
+async def demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
     """Errors: ConfigError if the task has no worked example, or one that its environment does not play along with;
     what the environment raises."""
-    async with getattr(task := task_of(task, prompt), "sessions", None) or nullcontext():
+    task = task_of(task, prompt)
+    async with task.sessions or nullcontext():
         return await _demonstrate(prompt, task, tokenizer, step_timeout)
 
 
-async def _demonstrate(prompt: Prompt, task: Task, tokenizer, step_timeout: float) -> Rollout:
+async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
     episode, environment = Episode(encode_prompt(task, tokenizer, prompt)), task.environment(prompt)
     is_chat, answers = not isinstance(task.messages(prompt), str), worked_answers(task, prompt)
     try:
         if (opening := await within(step_timeout, f"a reset for {prompt.id}", environment.reset())) is not None:
-            first = encode_opening(tokenizer, task.messages(prompt), tools_of(task, prompt), opening.messages)
+            first = encode_opening(tokenizer, task.messages(prompt), task.tools_of(prompt), opening.messages)
             episode.open(opening.messages, *first)
         for number, answer in enumerate(answers):
             tokens = np.asarray([*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id], np.int32)

@@ -45,19 +45,22 @@ class Environment(Protocol):
     async def reset(self) -> Reply | None:
         """Before the first answer; a Reply if the task's environments speak first (``speaks_first``, task.py): its
         messages stand behind the prompt. Errors: as ``step``."""
+        ...
 
     async def step(self, answer: str) -> Reply:
         """The model's latest answer, as text. Errors: EnvironmentFailed or ConfigError; any other becomes one."""
+        ...
 
     async def close(self) -> None:
         """Let go of what it holds. Called once, whatever happened."""
+        ...
 
 
 class OneAnswer:
     """The episode is over with the first answer."""
 
-    async def reset(self) -> None:
-        pass
+    async def reset(self) -> Reply | None:
+        return None
 
     async def step(self, answer: str) -> Reply:
         return OVER

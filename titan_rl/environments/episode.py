@@ -28,10 +28,10 @@ class Episode:
         """Where each begins, if it is several conversations that do not see each other."""
         self.seat = ""
         """Whose it is, where several play."""
-        self._rewards: list[float | None] = []
-        self._said: list[str] = []
+        self.rewards: list[float | None] = []
+        self.said: list[str] = []
 
-    def _append(self, tokens, provenance, logprobs, versions) -> None:
+    def _append(self, tokens: np.ndarray, provenance: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:
         self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
         self.provenance = np.concatenate([self.provenance, provenance]).astype(np.int8)
         self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
@@ -53,15 +53,15 @@ class Episode:
         self._append(completion.tokens, wrote, completion.logprobs, completion.versions)
         self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
         self.answers.append(text)
-        self._said.append(text)
+        self.said.append(text)
 
     def hear(self, reply: Reply) -> None:
         """What the environment makes of the latest answer, but for its words."""
-        self._rewards.append(reply.reward)
+        self.rewards.append(reply.reward)
         self.turns[-1] = replace(self.turns[-1], calls=tuple(reply.calls))
 
     def _say(self, messages: Sequence[Message]) -> None:
-        self._said += [f"> {message['content'].strip()}" for message in messages]
+        self.said += [f"> {message['content'].strip()}" for message in messages]
 
     def fork(self, num_answers: int) -> "Episode":
         """Another one with the same beginning, up to the end of that many answers, which are trained here alone."""
@@ -82,9 +82,9 @@ class Episode:
         self.branches = [*(self.branches or [0]), start]
         self._append(other.tokens, other.provenance, other.logprobs, other.versions)
         self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
-        self._rewards += [None] * (len(self.answers) - len(self._rewards)) + other._rewards
+        self.rewards += [None] * (len(self.answers) - len(self.rewards)) + other.rewards
         self.answers += other.answers
-        self._said += other._said
+        self.said += other.said
 
     def add_reply(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
         self._say(messages)
@@ -92,10 +92,10 @@ class Episode:
 
     def _with_rewards(self, score: Score) -> Score:
         """The task's score, and what the environment gave for each answer."""
-        if score.status != "ok" or all(reward is None for reward in self._rewards):
+        if score.status != "ok" or all(reward is None for reward in self.rewards):
             return score
         given = np.zeros(len(self.answers))
-        given[: len(self._rewards)] = [reward or 0.0 for reward in self._rewards]
+        given[: len(self.rewards)] = [reward or 0.0 for reward in self.rewards]
         turn_rewards = (given + (score.turn_rewards or 0.0)).tolist()
         return replace(score, parts=score.parts | {"environment": sum(given.tolist())}, turn_rewards=turn_rewards)
 
@@ -103,7 +103,7 @@ class Episode:
         """``score``: the task's; ``judged``: a reward model's, which takes its place. Both must be there."""
         task_score = Score(self.failure[0], {}, self.failure[1]) if self.failure else self._with_rewards(score)
         is_judged = judged is not None and task_score.status == "ok"
-        score = judged if is_judged else task_score
+        score = judged if judged is not None and is_judged else task_score
         truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
         return Rollout(
             prompt_id=prompt.id,
@@ -118,7 +118,7 @@ class Episode:
             reward_parts=score.parts,
             turn_rewards=[] if is_judged else score.turn_rewards,
             task_reward=task_score.reward if is_judged else None,
-            text="\n".join(self._said),
+            text="\n".join(self.said),
             failure=score.message or task_score.message,
             grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
             branches=self.branches,

@@ -77,7 +77,8 @@ def symbolic(node: ast.expr, variables: Iterable[str]) -> "sympy.Expr":
     """Of numbers, these variables, pi, E, + - * / ** and functions of one argument. Errors: Unreadable."""
     import sympy
 
-    names = {name: sympy.Symbol(name) for name in variables} | {"pi": sympy.pi, "E": sympy.E}
+    names: dict[str, sympy.Expr] = {name: sympy.Symbol(name) for name in variables}
+    names |= {"pi": sympy.pi, "E": sympy.E}
     return _symbolic(node, names)
 
 
@@ -118,7 +119,7 @@ def _is_small_power(base: "sympy.Expr", exponent: "sympy.Expr") -> bool:
 
     if base == sympy.E:
         return True
-    if not exponent.is_Rational or max(abs(exponent.p), exponent.q) > _LARGEST_EXPONENT:
+    if not isinstance(exponent, sympy.Rational) or max(abs(exponent.p), exponent.q) > _LARGEST_EXPONENT:
         return False
-    bits = math.log2(max(abs(base.p), base.q, 2)) if base.is_Rational else 1
+    bits = math.log2(max(abs(base.p), base.q, 2)) if isinstance(base, sympy.Rational) else 1
     return bits * abs(float(exponent)) <= _MOST_BITS

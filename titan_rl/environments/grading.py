@@ -47,6 +47,7 @@ class GradedScorer:
     async def start(self) -> int:
         """The scorer's process id."""
         await asyncio.gather(self.scorer.start(), *([self.grader.start()] if self.grader else []))
+        assert self.scorer.process is not None, "it has just been started"
         return self.scorer.process.pid
 
     async def close(self) -> None:

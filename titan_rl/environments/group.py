@@ -1,11 +1,13 @@
 """A prompt becomes a group of rollouts: ask for tokens, get the environment's reply, ask again, be scored."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.tokenizer import Tokenizer
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.playing import play_agent
@@ -13,28 +15,28 @@ from titan_rl.environments.chat import encode_messages
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.player import Ask, Player, TooLong
 from titan_rl.environments.score import Score
-from titan_rl.environments.task import Task, task_of, tools_of
+from titan_rl.environments.task import Task, task_of
 from titan_rl.mesh.supervision.deadlines import together
 
-ScoreAll = Callable[[Prompt, list[list[str]]], Awaitable[tuple[list[Score], float]]]
+ScoreAll = Callable[[Prompt, list[list[str]]], Coroutine[Any, Any, tuple[list[Score], float]]]
 """Scores of a prompt's rollouts, and the seconds that scoring took."""
-Judge = Callable[[list[np.ndarray]], Awaitable[tuple[list[Score], float]]]
+Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], float]]]
 """A reward model's, by the rollouts' tokens."""
 
 
-def encode_prompt(task: Task, tokenizer, prompt: Prompt) -> np.ndarray:
+def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
     """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
 
     Errors: ConfigError if the chat template refuses the messages.
     """
-    return encode_messages(tokenizer, task.messages(prompt), tools_of(task, prompt))
+    return encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
 
 
 async def run_group(
     prompt: Prompt,
     *,
     task: Task,
-    tokenizer,
+    tokenizer: Tokenizer,
     ask: Ask,
     score: ScoreAll,
     sampling: Sampling,
@@ -62,7 +64,7 @@ async def run_group(
         return Group(prompt.id, [], refused="prompt_too_long")
     player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat)
     try:
-        if endpoint is not None and hasattr(task, "agent"):
+        if endpoint is not None and task.has_agent:
             episodes = await _played_by_agents(player, endpoint, prompt_tokens)
         else:
             episodes = await player.first_turns(prompt_tokens)
@@ -73,7 +75,7 @@ async def run_group(
     scoring = score(prompt, [episode.answers for episode in episodes])
     if judge is None:
         scores, seconds_score = await scoring
-        judged: list[Score | None] = [None] * len(episodes)
+        judged: Sequence[Score | None] = [None] * len(episodes)
     else:
         judging = judge([episode.last_branch for episode in episodes])
         (scores, seconds_score), (judged, seconds_judge) = await together([scoring, judging])
@@ -81,8 +83,8 @@ async def run_group(
     return Group(
         prompt_id=prompt.id,
         rollouts=[
-            episode.finish(prompt, sample, *scored)
-            for sample, (episode, *scored) in enumerate(zip(episodes, scores, judged, strict=True))
+            episode.finish(prompt, sample, scored, by_model)
+            for sample, (episode, scored, by_model) in enumerate(zip(episodes, scores, judged, strict=True))
         ],
         seconds_generate=seconds_generate,
         seconds_score=seconds_score,
@@ -92,7 +94,7 @@ async def run_group(
 
 async def _played_by_agents(player: Player, endpoint: Endpoint, prompt_tokens: np.ndarray) -> list[Episode]:
     """Where an episode has several seats, each is a sample of its own."""
-    num_samples, num_seats = player.sampling.num_samples, max(len(getattr(player.task, "seats", ())), 1)
+    num_samples, num_seats = player.sampling.num_samples, max(len(player.task.seats), 1)
     numbers = range(-(-num_samples // num_seats))
     played = await together(play_agent(player, endpoint, number, prompt_tokens) for number in numbers)
     return [episode for episodes in played for episode in episodes][:num_samples]

@@ -63,7 +63,7 @@ class LineProcess:
             limit=_LINE_BYTES,
         )
         try:
-            ready = await within(self.start_seconds, f"starting {self.name}", process.stdout.readline())
+            ready = await within(self.start_seconds, f"starting {self.name}", _stdout(process).readline())
             if ready != b'"ready"\n':
                 why = ready.decode(errors="replace").strip() or "it died"
                 raise RuntimeError(f"{self.name} did not start: {why}")
@@ -81,7 +81,7 @@ class LineProcess:
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         """Until it dies; then whoever waits is told, and another is started at once."""
         with suppress(ValueError):  # a line without end: it is not what we started any more
-            while line := await process.stdout.readline():
+            while line := await _stdout(process).readline():
                 self._heard = time.monotonic()
                 number, _, said = line.decode(errors="replace").partition(" ")
                 asked = self._asked.pop(int(number), None)
@@ -131,14 +131,24 @@ class LineProcess:
             self._heard = time.monotonic()
         self._asked[number] = asked
         try:
-            self.process.stdin.write(f"{number} {line}\n".encode())
+            assert self.process is not None, "it has just been started, and nothing was awaited since"
+            self._write(self.process, f"{number} {line}")
             return await asked
         finally:
             if self._asked.pop(number, None) is not None and self.process is not None:
                 self._left(self.process, number)
 
+    def _write(self, process: asyncio.subprocess.Process, line: str) -> None:
+        assert process.stdin is not None, "it is a pipe"
+        process.stdin.write(f"{line}\n".encode())
+
     def _left(self, process: asyncio.subprocess.Process, number: int) -> None:
         """Nobody waits for this answer any more."""
+
+
+def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
+    assert process.stdout is not None, "it is a pipe"
+    return process.stdout
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

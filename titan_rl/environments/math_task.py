@@ -8,7 +8,7 @@ what it never gets to see here is a choice of answers, a chain of equations, pro
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -55,6 +55,7 @@ class MathTask(RowsTask):
     def _check(self, row: DataRow) -> None:
         super()._check(row)
         self._num_checked += 1
+        assert row.answer is not None, "checked above, since a task of this kind scores itself"
         if self._num_checked <= _CHECKED and not _read(row.answer):
             raise ConfigError(
                 f"{row.place}: the 'answer' {row.answer!r} cannot be read as mathematics: write it in LaTeX, or take "
@@ -135,11 +136,11 @@ def _unknown_words(given: str, expected: str) -> list[str]:
 
 def _read(expression: str) -> list[Any]:
     parse, _ = _library()
-    return parse(f"${_plain(expression)}$", parsing_timeout=None)
+    return parse(f"${_plain(expression)}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]  # None: no limit of its own
 
 
 @cache
-def _library():
+def _library() -> tuple[Callable[..., Any], Callable[..., bool]]:
     """math-verify's ``parse`` and ``verify``. They say by name in a log what cannot be read, which is no news here."""
     from math_verify import parse, verify
 

@@ -1,7 +1,7 @@
 """Several tasks as one (config/mixture.py): each prompt is of one of them, which says all that is to be said of it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,30 +9,34 @@ from typing import Any
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import parts_of
 from titan_rl.config.schema import TaskConfig
+from titan_rl.data.row_fields import Message
 from titan_rl.data.types import Prompt
 from titan_rl.environments.curriculum import class_of
 from titan_rl.environments.environment import Environment
-from titan_rl.environments.task import Task, tools_of
+from titan_rl.environments.task import RewardParts, Task
+from titan_rl.environments.tools import Schema
 
 
-class MixtureTask:
+class MixtureTask(Task):
     """Prompts without end, in rounds: in each every task has as many as it weighs, in an order that the seed draws.
 
     A task with a finite number of rows begins anew when it has given all. Errors: ConfigError.
     """
 
-    size = None
-
     def __init__(self, task: TaskConfig, make: Callable[[TaskConfig], Task]):
         """``make``: a task by its configuration."""
         configs = parts_of(task)
-        self.parts: dict[str, Task] = {}
+        self._parts: dict[str, Task] = {}
         for label, config in configs.items():
             with _told_of(label):
-                self.parts[label] = make(config)
+                self._parts[label] = make(config)
         self._weights = {label: config.weight for label, config in configs.items()}
         self._round = [label for label, weight in self._weights.items() for _ in range(weight)]
-        self.tools = [schema for part in self.parts.values() for schema in part.tools]
+        self.tools = [tool for part in self.parts.values() for tool in part.tools]
+
+    @property
+    def parts(self) -> Mapping[str, Task]:
+        return self._parts
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         number, place = divmod(index, len(self._round))
@@ -43,25 +47,23 @@ class MixtureTask:
             prompt = self.parts[label].prompt(stream, seed, index_in_part)
         return replace(prompt, id=f"{stream}/{index:07d}", task=label)
 
-    def tools_of(self, prompt: Prompt) -> list[dict[str, Any]]:
-        return list(tools_of(self.parts[prompt.task], prompt))
+    def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
+        return self.parts[prompt.task].tools_of(prompt)
 
     def check_ready(self) -> None:
         """Errors: ConfigError, as of each."""
         for label, part in self.parts.items():
-            if hasattr(part, "check_ready"):
-                with _told_of(label):
-                    part.check_ready()
+            with _told_of(label):
+                part.check_ready()
 
     def prepare_scoring(self) -> None:
         for part in self.parts.values():
-            if hasattr(part, "prepare_scoring"):
-                part.prepare_scoring()
+            part.prepare_scoring()
 
     def is_held_out(self, prompt: Prompt) -> bool:
         return self.parts[prompt.task].is_held_out(prompt)
 
-    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+    def messages(self, prompt: Prompt) -> str | list[Message]:
         return self.parts[prompt.task].messages(prompt)
 
     def demonstration(self, prompt: Prompt) -> str | list[str]:
@@ -77,7 +79,7 @@ class MixtureTask:
         """Each task's prompts have their pass rates in common with its own alone."""
         return f"{prompt.task}, {class_of(self.parts[prompt.task], prompt)}"
 
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float | list[float]]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return self.parts[prompt.task].score(prompt, answers)
 
 

@@ -3,19 +3,21 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import what_happened
+from titan_rl.config.plugins import check_spelling, what_happened
 from titan_rl.data.seeds import named_seed
+from titan_rl.data.tokenizer import Tokenizer, decoded
 from titan_rl.data.types import Completion, Prompt, Request, Sampling
 from titan_rl.environments.chat import encode_opening, encode_reply
-from titan_rl.environments.environment import Environment, EnvironmentFailed, Reply
+from titan_rl.environments.environment import Environment, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.rewards import shown, source_file
-from titan_rl.environments.task import Task, tools_of
+from titan_rl.environments.task import Task
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 
 Ask = Callable[[Request], Awaitable[list[Completion]]]
@@ -31,7 +33,7 @@ class Player:
 
     prompt: Prompt
     task: Task
-    tokenizer: Any
+    tokenizer: Tokenizer
     ask: Ask
     sampling: Sampling
     seed: int
@@ -42,7 +44,7 @@ class Player:
         """The beginnings of all samples; without an answer yet where environments speak first."""
         samples = range(self.sampling.num_samples)
         episodes = [Episode(prompt_tokens) for _ in samples]
-        if self._speaks_first:
+        if self.task.speaks_first:
             return episodes
         completions = await self.ask(self.request(prompt_tokens, samples, 0))
         for episode, completion in zip(episodes, completions, strict=True):
@@ -52,7 +54,7 @@ class Player:
     async def play(self, episode: Episode, sample: int) -> None:
         """Until the episode is over, there is no room left, or something fails."""
         try:
-            async with getattr(self.task, "sessions", None) or nullcontext(), self._environment() as environment:
+            async with self.task.sessions or nullcontext(), self._environment() as environment:
                 self._open(episode, await self._call(environment, "reset"))
                 if not episode.turns:
                     await self._answer(episode, sample)
@@ -67,23 +69,20 @@ class Player:
     async def _environment(self) -> AsyncIterator[Environment]:
         """Errors: EnvironmentFailed, DeadlineError, ConfigError."""
         environment = self.task.environment(self.prompt)
+        _check_hooks(type(environment))
         try:
             yield environment
         finally:
             await self._call(environment, "close")
 
-    @property
-    def _speaks_first(self) -> bool:
-        return getattr(self.task, "speaks_first", False)
-
     def _open(self, episode: Episode, opening: Reply | None) -> None:
         """Errors: EnvironmentFailed, TooLong."""
         if opening is None:
             return
-        if not self._speaks_first or not isinstance(opening, Reply):
+        if not self.task.speaks_first or not isinstance(opening, Reply):
             said = "its task must say speaks_first = True" if isinstance(opening, Reply) else "give a Reply, or None"
             raise EnvironmentFailed(f"an environment's reset gave {shown(opening)}: {said}")
-        asked = self.task.messages(self.prompt), tools_of(self.task, self.prompt)
+        asked = self.task.messages(self.prompt), self.task.tools_of(self.prompt)
         tokens, provenance = encode_opening(self.tokenizer, *asked, opening.messages)
         if len(tokens) >= self.sampling.max_tokens:
             raise TooLong
@@ -128,4 +127,10 @@ class Player:
         return Request(tokens, seeds, room if at_most is None else min(at_most, room), self.sampling.temperature)
 
     def read(self, completion: Completion) -> str:
-        return self.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        return decoded(self.tokenizer, completion.tokens, skip_special_tokens=True)
+
+
+@cache
+def _check_hooks(environment: type) -> None:
+    """Errors: ConfigError for a misspelled method of a class of environments."""
+    check_spelling(f"an environment {environment.__name__}", environment, OneAnswer, ("reset", "step", "close"))

@@ -9,10 +9,9 @@ from reasoning_gym.factory import DATASETS
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.schema import TaskConfig
-from titan_rl.data.seeds import is_held_out
+from titan_rl.data.row_fields import Message
 from titan_rl.data.types import Prompt
 from titan_rl.environments.checked_families import RUNS_THE_ANSWER
-from titan_rl.environments.environment import Environment, OneAnswer
 from titan_rl.environments.gym_families import (
     COMPACT,
     PAYS_FOR_NOTHING,
@@ -25,16 +24,14 @@ from titan_rl.environments.gym_families import (
     text_score,
     worked_answer,
 )
+from titan_rl.environments.task import Task
 
 _SHOT_SEED = 2**30
 """Beyond the seeds of all prompt streams."""
 
 
-class ReasoningGymTask:
+class ReasoningGymTask(Task):
     """Prompts without end; one in five is held out, by a hash of its text. Errors: ConfigError."""
-
-    size = None
-    tools = ()
 
     def __init__(self, task: TaskConfig):
         check_name(task.name, task.style)
@@ -73,7 +70,7 @@ class ReasoningGymTask:
             if key not in known:
                 raise ConfigError(f"unknown key task.options.{key}: {nearest(key, known | {'shots'})}")
 
-    def _dataset(self, seed: int):
+    def _dataset(self, seed: int) -> Any:
         if seed not in self._datasets:
             self._datasets[seed] = make_dataset(self.name, seed, **self.options)
         return self._datasets[seed]
@@ -87,10 +84,7 @@ class ReasoningGymTask:
         answer = worked_answer(self.name, entry)
         return Prompt(f"{stream}/{index:07d}", text, answer or "", {"seed": seed, "index": index})
 
-    def is_held_out(self, prompt: Prompt) -> bool:
-        return is_held_out(prompt.text)
-
-    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+    def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
             return prompt.text
         messages = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
@@ -111,9 +105,6 @@ class ReasoningGymTask:
                 f"task.options.shots out"
             )
         return prompt.answer
-
-    def environment(self, prompt: Prompt) -> Environment:
-        return OneAnswer()
 
     def row(self, prompt: Prompt) -> dict[str, Any]:
         return dict(self._entry(prompt))

@@ -12,7 +12,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from titan_rl.environments.score import Score
 from titan_rl.environments.scoring_process import ScoringProcess
 from titan_rl.environments.scoring_workers import Answer, serve
 from titan_rl.mesh.launch.placement import available_cores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PART = "reward_model"
 """The name of its reward among a rollout's ``reward_parts``."""
@@ -48,7 +51,7 @@ class RewardModelScorer(ScoringProcess):
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.end else tokens
 
 
-def load_reward_model(path: str):
+def load_reward_model(path: str) -> "PreTrainedModel":
     """Errors: whatever transformers raises. No code of the directory's is run, and nothing in it unpickled."""
     from transformers import AutoModelForSequenceClassification
 
@@ -58,7 +61,7 @@ def load_reward_model(path: str):
     return model
 
 
-def reward_of(model, tokens: list[int]) -> float:
+def reward_of(model: "PreTrainedModel", tokens: list[int]) -> float:
     """What the model's head says at the last of these tokens."""
     import torch
 
@@ -71,7 +74,7 @@ def _load(path: str) -> Answer:
     return partial(_result, load_reward_model(path))
 
 
-def _result(model, request: dict[str, Any]) -> dict[str, Any]:
+def _result(model: "PreTrainedModel", request: dict[str, Any]) -> dict[str, Any]:
     try:
         return dict(status="ok", parts={PART: reward_of(model, request["tokens"])}, message="")
     except Exception as error:  # whatever the model trips over is reported by name, never a reward

@@ -11,7 +11,7 @@ A function that raises, or that gives anything but finite numbers, has failed: t
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -22,7 +22,7 @@ from titan_rl.config.plugins import check_signature, resolve, what_happened
 from titan_rl.config.schema import JUDGE, OWN_SCORE, TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.llm_judge import Judge, judge_config
-from titan_rl.environments.task import Task, UserCodeError
+from titan_rl.environments.task import RewardParts, Task, TaskWrapper, UserCodeError
 
 Reward = Callable[[Any, str, dict[str, Any]], Any]
 _SHOWN_CHARACTERS = 80
@@ -36,10 +36,11 @@ def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task
         return _rewarded(task, config, "task.reward", config.reward, folders)
     if not config.rewards:
         return task
-    others = {
-        name: _rewarded(task, config, "task.rewards", name, folders) for name in config.rewards if name != OWN_SCORE
+    scored = {
+        name: task if name == OWN_SCORE else _rewarded(task, config, "task.rewards", name, folders)
+        for name in config.rewards
     }
-    return WeightedTask(task, {name: (others.get(name, task), weight) for name, weight in config.rewards.items()})
+    return WeightedTask(task, {name: (scored[name], weight) for name, weight in config.rewards.items()})
 
 
 def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: Sequence[str]) -> "RewardedTask":
@@ -50,18 +51,16 @@ def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: 
     return RewardedTask(task, function, name)
 
 
-class RewardedTask:
+class RewardedTask(TaskWrapper):
     """A task whose score is a function's; all else is as the task has it."""
 
     def __init__(self, task: Task, function: Reward, name: str):
-        self.task, self.function, self.name = task, function, name
+        super().__init__(task)
+        self.function, self.name = function, name
         self._loop = asyncio.Runner()
         """Kept open, since an async function may keep a connection from one call to the next."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
-
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """Errors: UserCodeError if the function raises or gives anything but finite numbers."""
         row = self.task.row(prompt)
         try:
@@ -73,17 +72,15 @@ class RewardedTask:
         return as_parts(self.name, value)
 
 
-class WeightedTask:
+class WeightedTask(TaskWrapper):
     """A task whose reward is a weighted sum; every part of it is recorded, as it counts."""
 
-    def __init__(self, task: Task, scored_by: dict[str, tuple[Task, float]]):
+    def __init__(self, task: Task, scored_by: Mapping[str, tuple[Task, float]]):
         """``scored_by``: the same task scored in another way, and its weight, by its name."""
-        self.task, self.scored_by = task, scored_by
+        super().__init__(task)
+        self.scored_by = scored_by
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
-
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float | list[float]]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """Errors: as of each."""
         parts: dict[str, float | list[float]] = {}
         for name, (task, weight) in self.scored_by.items():
@@ -117,12 +114,12 @@ def _numbers(name: str, part: Any, where: str) -> float | list[float]:
     return [_number(name, each, where) for each in part] if isinstance(part, list) else _number(name, part, where)
 
 
-def in_turns(parts: dict[str, float | list[float]]) -> tuple[dict[str, float], list[float]]:
+def in_turns(parts: RewardParts) -> tuple[dict[str, float], list[float]]:
     """Parts of a reward, lists by their sums; and the reward of each answer by all lists together, if there are any.
 
     Errors: ValueError for lists of different lengths."""
     lists = [part for part in parts.values() if isinstance(part, list)]
-    turn_rewards = [sum(rewards) for rewards in zip(*lists, strict=True)]
+    turn_rewards = [float(sum(rewards)) for rewards in zip(*lists, strict=True)]
     return {name: sum(part) if isinstance(part, list) else part for name, part in parts.items()}, turn_rewards
 
 

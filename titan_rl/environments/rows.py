@@ -5,6 +5,7 @@ or are a share of the rows, by a hash of their text; a training row with the tex
 Without a reward function the answer must be the row's ``answer``, exactly.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -12,15 +13,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.row_fields import Message
 from titan_rl.data.row_files import find_file
 from titan_rl.data.splits import Split, epoch_order, key, split_by_file, split_by_share
 from titan_rl.data.types import Prompt
-from titan_rl.environments.environment import Environment, OneAnswer
 from titan_rl.environments.row_files import DataRow, read_rows, without_answer
-from titan_rl.environments.task import Size
+from titan_rl.environments.task import RewardParts, Size, Task
 
 _SECTION = "task.options"
 HELD_OUT = "held_out"
@@ -39,16 +40,24 @@ class RowsOptions:
     """Without such a file: how much of ``file`` is for evaluation only."""
 
 
-class ListedTask:
+class ListedTask(Task):
     """Rows as prompts. A prompt carries its row, so that only the maker of prompts has to know them all."""
 
-    tools = ()
-    _split: Split[DataRow]
+    style: Style
 
     def __init__(self, task: TaskConfig):
         self.style, self.system_prompt = task.style, task.system_prompt
 
-    @property
+    @abstractmethod
+    def _make_split(self) -> Split[DataRow]:
+        """Errors: ConfigError."""
+
+    @cached_property
+    def _split(self) -> Split[DataRow]:
+        """Made when the first prompt is wanted."""
+        return self._make_split()
+
+    @cached_property
     def size(self) -> Size:
         return Size(len(self._split.train), len(self._split.held_out))
 
@@ -88,8 +97,7 @@ class RowsTask(ListedTask):
         self.scores_itself = task.scores_itself
         self.options, self.folders = _options(task, self.OPTIONS), list(folders)
 
-    @cached_property
-    def _split(self) -> Split[DataRow]:
+    def _make_split(self) -> Split[DataRow]:
         options = self.options
         rows = self._read("file", options.file)
         if options.held_out_file:
@@ -115,7 +123,7 @@ class RowsTask(ListedTask):
         if not row.answer.strip():
             raise ConfigError(f"{row.place}: an empty 'answer' would pay for saying nothing: fill it in")
 
-    def demonstration(self, prompt: Prompt) -> str:
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
         """Errors: ConfigError if the row has no answer."""
         if not prompt.answer.strip():
             raise ConfigError(
@@ -123,10 +131,7 @@ class RowsTask(ListedTask):
             )
         return prompt.answer
 
-    def environment(self, prompt: Prompt) -> Environment:
-        return OneAnswer()
-
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         return {"exact": float(answers[-1].strip() == prompt.answer.strip())}
 
 

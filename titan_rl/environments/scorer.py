@@ -41,8 +41,7 @@ def _load(task: TaskConfig, folders: Sequence[str]) -> Answer:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     made = make_task(task, folders)
-    if hasattr(made, "prepare_scoring"):
-        made.prepare_scoring()
+    made.prepare_scoring()
     return partial(_result, made)
 
 

@@ -8,18 +8,18 @@ import random
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from titan_rl.config.kinds import Count, Seconds
+from titan_rl.config.kinds import Count, Seconds, Style
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.row_fields import Message
-from titan_rl.data.seeds import is_held_out
 from titan_rl.data.types import Prompt
 from titan_rl.environments.environment import OVER, OneAnswer, Reply
 from titan_rl.environments.sessions import Sessions
+from titan_rl.environments.task import Task
 from titan_rl.environments.tools import ToolError
 
 _SEEDS = 2**31
@@ -41,12 +41,11 @@ class SteppedOptions:
     """Seconds that the environment has for an answer, to begin an episode or to step; below verifier.step_timeout."""
 
 
-class SteppedTask:
+class SteppedTask(Task):
     """Prompts without end, each a seed; one in five is held out. Errors: ConfigError."""
 
-    tools = ()
-    size = None
     speaks_first = True
+    style: Style
 
     def __init__(self, task: TaskConfig, options: SteppedOptions):
         if not task.scores_itself:
@@ -57,9 +56,6 @@ class SteppedTask:
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         drawn = random.Random(f"{stream} {seed} {index}").randrange(_SEEDS)
         return Prompt(f"{stream}/{index:07d}", f"seed {drawn}", "", {"seed": drawn})
-
-    def is_held_out(self, prompt: Prompt) -> bool:
-        return is_held_out(prompt.text)
 
     def messages(self, prompt: Prompt) -> str | list[Message]:
         if self.style == "compact":
@@ -90,7 +86,7 @@ class Seen:
 class SteppedEnvironment(OneAnswer):
     """One episode. What cannot be made an action is told to the model, and costs it a turn."""
 
-    def __init__(self, max_turns: int, style: Literal["compact", "chat"]):
+    def __init__(self, max_turns: int, style: Style):
         self.max_turns, self.style, self._num_answers = max_turns, style, 0
 
     @abstractmethod

@@ -12,7 +12,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
+
+from titan_rl.config.kinds import Style
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _COMPACT = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
@@ -39,11 +41,10 @@ class HasParameters(Protocol):
     @property
     def parameters(self) -> dict[str, Any]:
         """JSON schema of its arguments."""
+        ...
 
 
-def read_calls(
-    answer: str, style: Literal["compact", "chat"], tools: Mapping[str, HasParameters]
-) -> list[Call | Malformed]:
+def read_calls(answer: str, style: Style, tools: Mapping[str, HasParameters]) -> list[Call | Malformed]:
     """The answer's calls, in order; none if it makes none."""
     answer = answer.strip()
     if style == "compact":
@@ -111,7 +112,7 @@ def _bare(answer: str) -> list[Call | Malformed]:
         return []
 
 
-def words_beside_calls(answer: str, style: Literal["compact", "chat"], asked: list[Call | Malformed]) -> str:
+def words_beside_calls(answer: str, style: Style, asked: list[Call | Malformed]) -> str:
     """What the answer says besides its calls: all of it where it makes none; a call that cannot be read is words."""
     if not any(isinstance(call, Call) for call in asked):
         return answer.strip()

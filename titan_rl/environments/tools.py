@@ -11,14 +11,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 from referencing import Registry
 
+from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError
-from titan_rl.data.types import ToolCall
+from titan_rl.data.types import CallStatus, ToolCall
 from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.tool_calls import Call, Malformed, read_calls, shown_arguments
 from titan_rl.mesh.supervision.deadlines import together
@@ -31,6 +32,10 @@ _RETRIES = 2
 _PAUSE_SECONDS = 0.1
 _NOTHING_ELSE = Registry()
 """A schema that refers to another address is not looked up there."""
+
+
+Schema = dict[str, Any]
+"""A tool as chat templates take it: ``{"type": "function", "function": {name, description, parameters}}``."""
 
 
 class ToolError(Exception):
@@ -61,7 +66,7 @@ class Tool:
             raise ConfigError(f"tool {self.name}: its parameters are no JSON schema: {error.message}") from None
 
     @cached_property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Schema:
         """As chat templates take it."""
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
@@ -72,12 +77,16 @@ class Tool:
         return error and f"{error.json_path.removeprefix('$.')}: {error.message}"
 
 
+def schema_of(tool: Tool | Schema) -> Schema:
+    return tool.schema if isinstance(tool, Tool) else tool
+
+
 @dataclass
 class ToolEnvironment(OneAnswer):
     """An answer that calls tools gets their results, in the order of the calls; one that calls none is the last."""
 
     tools: Sequence[Tool]
-    style: Literal["compact", "chat"] = "chat"
+    style: Style = "chat"
     """How calls are written (tool_calls.py)."""
     by_name: dict[str, Tool] = field(init=False)
 
@@ -109,7 +118,7 @@ class ToolEnvironment(OneAnswer):
         record = ToolCall(call.name, shown_arguments(call.arguments), status, time.perf_counter() - start)
         return result, record
 
-    async def _run(self, number: int, call: Call) -> tuple[str, str]:
+    async def _run(self, number: int, call: Call) -> tuple[CallStatus, str]:
         tool = self.by_name.get(call.name)
         if number >= MAX_CALLS:
             return "error", f"error: at most {MAX_CALLS} calls in one answer"

@@ -14,15 +14,17 @@ Looking for the way is what has to be learned: worked examples know the house an
 import random
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.schema import TaskConfig
-from titan_rl.data.seeds import is_held_out
+from titan_rl.data.row_fields import Message
 from titan_rl.data.types import Prompt
 from titan_rl.environments.environment import OVER, OneAnswer, Reply
+from titan_rl.environments.task import RewardParts, Task
 from titan_rl.environments.treasure_house import DIRECTIONS, House, State, draw_house, most_turns
 
 _NAMES = dict(zip(DIRECTIONS, ("north", "east", "south", "west"), strict=True))
@@ -55,12 +57,12 @@ class TreasureOptions:
     rest is the treasure's."""
 
 
-class TreasureTask:
+class TreasureTask(Task):
     """Houses without end; one in five is held out, by a hash of all that is in it. Errors: ConfigError."""
 
-    size = None
-    tools = ()
     ABOUT = "a text game of ten turns and more: task.options.rooms, least_turns, max_turns, credit_for_progress"
+
+    style: Style
 
     def __init__(self, task: TaskConfig):
         if not task.scores_itself:
@@ -85,10 +87,7 @@ class TreasureTask:
         way = ", ".join(house.shortest_way())
         return Prompt(f"{stream}/{index:07d}", f"house {house.name}", way, asdict(house))
 
-    def is_held_out(self, prompt: Prompt) -> bool:
-        return is_held_out(prompt.text)
-
-    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+    def messages(self, prompt: Prompt) -> str | list[Message]:
         seen = self._game(prompt).seen()
         if self.style == "compact":
             return seen
@@ -100,7 +99,9 @@ class TreasureTask:
         house, state, shown = House(**prompt.entry), State(), list[str]()
         for command in house.shortest_way():
             shown.append(command[0] if self.style == "compact" else _in_words(command, house.thing(state)))
-            state = house.after(state, command)
+            after = house.after(state, command)
+            assert after is not None, "the shortest way has no command that cannot be done"
+            state = after
         return shown
 
     def difficulty(self, prompt: Prompt) -> str:
@@ -113,10 +114,7 @@ class TreasureTask:
     def _game(self, prompt: Prompt) -> "Game":
         return Game(House(**prompt.entry), self.options.max_turns, self.style)
 
-    def row(self, prompt: Prompt) -> dict[str, Any]:
-        return {"question": prompt.text, "answer": prompt.answer} | prompt.entry
-
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float | list[float]]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """The answers are played again."""
         game, credit = self._game(prompt), self.options.credit_for_progress
         states = [game.state, *(game.play(answer) for answer in answers)]
@@ -146,7 +144,7 @@ class Game:
 
     house: House
     max_turns: int
-    style: Literal["compact", "chat"]
+    style: Style
     state: State = State()
     num_turns: int = 0
     was_refused: bool = False

@@ -1,44 +1,45 @@
 """A task from outside the tree: ``[task] name = "pkg.module:name"``, a class or function called with the TaskConfig.
 
-Whatever it raises becomes one line with its name and place. Its ``reply``, tools and environments run in the verifier
-process, between the turns of all episodes there, so what takes long must be awaited; its ``score`` runs in the scorer
-process.
+Whatever it raises becomes one line with its name and place, and so does a hook (task.py) that is misspelled or takes
+other arguments. Its ``reply``, tools and environments run in the verifier process, between the turns of all episodes
+there, so what takes long must be awaited; its ``score`` runs in the scorer process.
 """
 
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
+from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError
-from titan_rl.config.plugins import check_signature, resolve, what_happened
+from titan_rl.config.plugins import check_signature, check_spelling, is_method, is_overridden, resolve, what_happened
 from titan_rl.config.schema import TaskConfig
-from titan_rl.data import seeds
+from titan_rl.data.row_fields import Message
 from titan_rl.data.types import Prompt
-from titan_rl.environments.environment import Environment, OneAnswer, Replying
+from titan_rl.environments.agents.agent import Agent
+from titan_rl.environments.environment import Environment
 from titan_rl.environments.rewards import as_parts, shown, source_file
-from titan_rl.environments.task import Size, UserCodeError
-from titan_rl.environments.tools import Tool, ToolEnvironment
+from titan_rl.environments.task import RewardParts, Size, Task, UserCodeError
+from titan_rl.environments.tools import Schema, Tool, ToolEnvironment, schema_of
 
-_REQUIRED = {
-    "prompt": ("stream", "seed", "index"),
-    "messages": ("prompt",),
-    "demonstration": ("prompt",),
-    "score": ("prompt", "answers"),
+_REQUIRED = ("prompt", "messages", "demonstration", "score")
+_METHODS = {
+    name: tuple(inspect.signature(hook).parameters)[1:]
+    for name, hook in vars(Task).items()
+    if inspect.isfunction(hook) and not name.startswith("_")
 }
-_OPTIONAL = {
-    "reply": ("prompt", "answers"),
-    "environment": ("prompt",),
-    "agent": ("prompt",),
-    "is_held_out": ("prompt",),
-    "row": ("prompt",),
-    "difficulty": ("prompt",),
-}
+"""Parameters of each hook that is called."""
+_ATTRIBUTES = (*inspect.get_annotations(Task), "size")
+"""Hooks that are values."""
+_EXCLUDE_EACH_OTHER = {"reply": ("environment", "tools"), "agent": ("environment", "tools", "reply")}
 
 
 def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
-    """Errors: ConfigError if it cannot be made, lacks a method, or gives no prompt that can be used."""
+    """Errors: ConfigError if it cannot be made, has a hook that cannot be called, or gives no prompt that can be
+    used."""
     said = f"task.name = {task.name!r}"
     maker = resolve("task.name", task.name, folders)
     check_signature(said, maker, ("task",))
@@ -48,37 +49,64 @@ def user_task(task: TaskConfig, folders: Sequence[str]) -> "UserTask":
         raise
     except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
         raise UserCodeError(f"{said}: {what_happened(error, source_file(maker))}") from None
-    _check_methods(said, made)
+    _check_hooks(said, made)
     checked = UserTask(said, made, task.style)
     checked.check()
     return checked
 
 
-def _check_methods(said: str, made: Any) -> None:
-    for name, parameters in (_REQUIRED | _OPTIONAL).items():
-        if hasattr(made, name):
-            check_signature(f"{said}: {name}", getattr(made, name), parameters)
+def _check_hooks(said: str, made: object) -> None:
+    """Errors: ConfigError."""
+    made_what = f"{said} made a {type(made).__name__}"
+    check_spelling(made_what, made, Task, _METHODS, _ATTRIBUTES)
+    for name, parameters in _METHODS.items():
+        if is_overridden(made, name, Task):
+            _check_method(f"{said}: {name}", getattr(made, name), getattr(Task, name), parameters)
         elif name in _REQUIRED:
-            raise ConfigError(f"{said} made a {type(made).__name__} without {name}({', '.join(parameters)}): add it")
-    for first, others in (("reply", ("environment", "tools")), ("agent", ("environment", "tools", "reply"))):
-        beside = [name for name in others if hasattr(made, name)]
-        if hasattr(made, first) and beside:
-            raise ConfigError(f"{said} made a {type(made).__name__} with {first} and {beside[0]}: keep one of them")
-    for tool in getattr(made, "tools", ()):
-        if not isinstance(tool, Tool):
-            raise ConfigError(f"{said}: tools holds {shown(tool)}: give titan_rl.environments.tools.Tool objects")
+            raise ConfigError(f"{made_what} without {name}({', '.join(parameters)}): add it")
+    for name in _ATTRIBUTES:
+        if is_method(made, name):
+            raise ConfigError(f"{said}: {name} is a method: make it an attribute or a property")
+    for first, others in _EXCLUDE_EACH_OTHER.items():
+        beside = [name for name in others if is_overridden(made, name, Task)]
+        if is_overridden(made, first, Task) and beside:
+            raise ConfigError(f"{made_what} with {first} and {beside[0]}: keep one of them")
 
 
-class UserTask:
-    """The user's object, with defaults for what it may leave out: an environment of its own, or one that its tools or
-    its ``reply`` make; or its agent. Errors of all calls: UserCodeError."""
+def _check_method(said: str, method: Any, default: Any, parameters: Sequence[str]) -> None:
+    """Errors: ConfigError."""
+    check_signature(said, method, parameters)
+    if inspect.iscoroutinefunction(default) and not inspect.iscoroutinefunction(method):
+        raise ConfigError(f"{said} is awaited: define it with async def")
+    if inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(default):
+        raise ConfigError(f"{said} is not awaited: define it without async")
 
-    def __init__(self, said: str, task: Any, style: Literal["compact", "chat"]):
-        self.said, self.task, self.style = said, task, style
-        self.tools = [tool.schema for tool in getattr(task, "tools", ())]
-        self.speaks_first, self.sessions = getattr(task, "speaks_first", False), getattr(task, "sessions", None)
-        if hasattr(task, "agent"):
-            self.agent, self.seats = partial(self._call, "agent"), tuple(getattr(task, "seats", ()))
+
+class UserTask(Task):
+    """The user's object, with a task's defaults for what it leaves out. Errors of all calls: UserCodeError."""
+
+    def __init__(self, said: str, task: Any, style: Style):
+        self.said, self.task = said, task
+        self.style: Style = style
+        self.own = frozenset(name for name in _METHODS if is_overridden(task, name, Task))
+        """Methods that the user's object has of its own."""
+        self.tools = [self._schema(tool) for tool in self._value("tools")]
+        self.speaks_first, self.sessions = self._value("speaks_first"), self._value("sessions")
+        if isinstance(seats := self._value("seats"), str):
+            raise ConfigError(f"{said}: seats = {seats!r}: give a list or tuple of names")
+        self.seats = tuple(seats)
+
+    def _value(self, name: str) -> Any:
+        with self._telling(name):
+            return getattr(self.task, name, getattr(Task, name))
+
+    def _schema(self, tool: object) -> Schema:
+        """Errors: ConfigError."""
+        if isinstance(tool, Tool):
+            return schema_of(tool)
+        if isinstance(tool, dict) and self.own & {"environment", "agent"}:
+            return tool
+        raise ConfigError(f"{self.said}: tools holds {shown(tool)}: give titan_rl.environments.tools.Tool objects")
 
     def check(self) -> None:
         """One prompt is made and written out."""
@@ -93,18 +121,37 @@ class UserTask:
             raise ConfigError(f"{self.said}: a prompt's entry must be plain values, as in JSON: {error}") from None
         self.messages(prompt)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    @contextmanager
+    def _telling(self, name: str) -> Iterator[None]:
         try:
-            return getattr(self.task, name)(*arguments)
+            yield
         except ConfigError:
             raise
         except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
             raise UserCodeError(f"{self.said}: {name}: {what_happened(error, source_file(self.task))}") from None
 
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """The user's own method, or the default."""
+        if name not in self.own:
+            return getattr(super(), name)(*arguments)
+        with self._telling(name):
+            return getattr(self.task, name)(*arguments)
+
     @property
+    def has_agent(self) -> bool:
+        return "agent" in self.own
+
+    @cached_property
     def size(self) -> Size | None:
-        size = getattr(self.task, "size", None)
-        return None if size is None else Size(*size)
+        with self._telling("size"):
+            size = getattr(self.task, "size", None)
+        if size is None:
+            return None
+        if not isinstance(size, Sequence) or len(size) != 2:
+            raise UserCodeError(
+                f"{self.said}: size is {shown(size)}: give (number of training prompts, number of held-out prompts)"
+            )
+        return Size(*size)
 
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         prompt, expected = self._call("prompt", stream, seed, index), f"{stream}/{index:07d}"
@@ -117,11 +164,9 @@ class UserTask:
         return prompt
 
     def is_held_out(self, prompt: Prompt) -> bool:
-        if hasattr(self.task, "is_held_out"):
-            return bool(self._call("is_held_out", prompt))
-        return seeds.is_held_out(prompt.text)
+        return bool(self._call("is_held_out", prompt))
 
-    def messages(self, prompt: Prompt) -> str | list[dict[str, str]]:
+    def messages(self, prompt: Prompt) -> str | list[Message]:
         messages = self._call("messages", prompt)
         if isinstance(messages, str):
             return messages
@@ -134,30 +179,42 @@ class UserTask:
     def demonstration(self, prompt: Prompt) -> str | list[str]:
         return self._call("demonstration", prompt)
 
-    def environment(self, prompt: Prompt) -> Environment:
-        if hasattr(self.task, "environment"):
-            return self._call("environment", prompt)
-        if self.tools:
-            return ToolEnvironment(self.task.tools, self.style)
-        return Replying(partial(self._reply, prompt)) if hasattr(self.task, "reply") else OneAnswer()
+    def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
+        return list(self._call("tools_of", prompt))
 
-    def _reply(self, prompt: Prompt, answers: list[str]) -> str | None:
+    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
         reply = self._call("reply", prompt, answers)
         if reply is not None and not isinstance(reply, str):
             raise UserCodeError(f"{self.said}: reply gave a {type(reply).__name__}: give text, or None to end")
         return reply
 
+    def environment(self, prompt: Prompt) -> Environment:
+        if self.tools and "environment" not in self.own:
+            return ToolEnvironment(self.task.tools, self.style)
+        return self._call("environment", prompt)
+
+    def agent(self, prompt: Prompt) -> Agent:
+        return self._call("agent", prompt)
+
     def row(self, prompt: Prompt) -> dict[str, Any]:
-        if hasattr(self.task, "row"):
-            return self._call("row", prompt)
-        return {"question": prompt.text, "answer": prompt.answer} | prompt.entry
+        return self._call("row", prompt)
 
     def difficulty(self, prompt: Prompt) -> str | None:
-        """What it has its pass rate in common with, if the task says so (curriculum.py)."""
-        return str(self._call("difficulty", prompt)) if hasattr(self.task, "difficulty") else None
+        level = self._call("difficulty", prompt)
+        return None if level is None else str(level)
 
-    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         given = self._call("score", prompt, answers)
-        if given == {} and (hasattr(self.task, "environment") or hasattr(self.task, "agent")):
+        if given == {} and self.own & {"environment", "agent"}:
             return {}  # which rewards instead
         return as_parts(f"{self.said}: score", given)
+
+    def check_ready(self) -> None:
+        self._call("check_ready")
+
+    def prepare_scoring(self) -> None:
+        self._call("prepare_scoring")
+
+    async def close(self) -> None:
+        with self._telling("close"):
+            await self._call("close")

@@ -20,7 +20,7 @@ class WholeFamily:
         self._scorer = self._dataset(0)
         self._entry = lru_cache(maxsize=_KEPT)(lambda index: self._dataset(index)[0])
 
-    def _dataset(self, index: int):
+    def _dataset(self, index: int) -> Any:
         seed = named_seed(self.name, self.seed, index) % _SEEDS
         return reasoning_gym.create_dataset(self.name, seed=seed, size=1, **self.options)
 

@@ -10,17 +10,24 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.inputs import TokensPrompt
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.request import Request as VllmRequest
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
@@ -116,8 +123,8 @@ class GenerationEngine:
         if self.reader is not None:
             self.reader.close()
         self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
-        self.reader = self._on_worker(transfer_engine).reader
-        return self.reader
+        self.reader = reader = self._on_worker(transfer_engine).reader
+        return reader
 
     @property
     def bytes_stored(self) -> int:
@@ -172,6 +179,7 @@ class GenerationEngine:
         size = self._config.tensor_parallel
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
+        assert self._rendezvous_file is not None, "an engine of several ranks is given one"
         join_ranks(self._rank, size, self._rendezvous_file, self._devices)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
         dist.barrier()
@@ -225,7 +233,8 @@ class GenerationEngine:
     def _answer(self, action: _Action) -> None:
         command, future = action.command, action.future
         if command.name == "add":
-            self._add(*command.arguments, future)
+            [request] = command.arguments
+            self._add(request, future)
             return
         try:
             future.set_result(getattr(self, f"_{command.name}")(*command.arguments))
@@ -237,7 +246,8 @@ class GenerationEngine:
         pending = _Pending(future, [None] * len(request.seeds), len(request.seeds))
         # a block of the prefix cache must be found only under the weights that computed it; the version alone does not
         # identify them, since a run that goes back to a checkpoint makes the later versions again
-        prompt = dict(prompt_token_ids=request.tokens.tolist(), cache_salt=f"{self.version}.{self._num_updates}")
+        salt = f"{self.version}.{self._num_updates}"
+        prompt = TokensPrompt(prompt_token_ids=request.tokens.tolist(), cache_salt=salt)
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             parameters = SamplingParams(
@@ -269,15 +279,18 @@ class GenerationEngine:
         start = time.perf_counter()
         for output in self._engine.step():
             if output.finished:
+                assert isinstance(output, RequestOutput), "the engine generates"
                 self._finish(output)
         seconds = time.perf_counter() - start
         self.statistics.seconds_busy += seconds
         self._spans.add("generate", time.time() - seconds, seconds)
         self.statistics.num_steps += 1
 
-    def _finish(self, output) -> None:
+    def _finish(self, output: RequestOutput) -> None:
         sample = self._samples.pop(output.request_id)
         [result] = output.outputs
+        assert isinstance(result.logprobs, FlatLogprobs) and output.prompt_token_ids is not None
+        assert result.finish_reason is not None, "it has finished"
         count = len(result.token_ids)
         versions = np.empty(count, np.int32)
         for begin, version in sample.versions:
@@ -294,7 +307,7 @@ class GenerationEngine:
         if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
 
-    def _on_worker(self, method, **kwargs):
+    def _on_worker(self, method: str | Callable[..., Any], **kwargs: Any) -> Any:
         """Call a method of this rank's vLLM worker, or a function with the worker as its argument."""
         return self._engine.engine_core.collective_rpc(method, None, (), kwargs)[0]
 
@@ -304,9 +317,12 @@ class GenerationEngine:
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        running = self._engine.engine_core.engine_core.scheduler.requests
+        client = self._engine.engine_core
+        assert isinstance(client, InprocClient), "the engine is in this process"
+        scheduler = client.engine_core.scheduler
+        assert isinstance(scheduler, Scheduler)
         for sample in self._samples.values():
-            sample.versions.append((num_generated(running[sample.engine_id]), version))
+            sample.versions.append((num_generated(scheduler.requests[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
         taken = self._take_statistics()
         taken.seconds_update = seconds = time.perf_counter() - start
@@ -339,7 +355,7 @@ class GenerationEngine:
         return taken
 
 
-def num_generated(request) -> int:
+def num_generated(request: VllmRequest) -> int:
     """Tokens of one of vLLM's requests, with the one that a step under way makes, which is the old weights' too."""
     is_preempted_under_way = request.num_stale_output_tokens > 0 and not request.drop_stale_output
     return request.num_output_tokens + (request.num_output_placeholders or int(is_preempted_under_way))

@@ -4,10 +4,12 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+T = TypeVar("T")
 HEARTBEAT_SECONDS = 5.0
 """Rank 0 sends at least this often. A rank that receives nothing for much longer gives up."""
 _TIMEOUT = timedelta(seconds=12 * HEARTBEAT_SECONDS)
@@ -18,14 +20,18 @@ class Command:
     """A method of the engine and its arguments; all ranks run it between two steps."""
 
     name: str
-    arguments: tuple = ()
+    arguments: tuple[Any, ...] = ()
 
 
 class Lockstep:
     """The process group must be initialized; all ranks construct it together."""
 
     def __init__(self, num_ranks: int):
-        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT) if num_ranks > 1 else None
+        self._group: dist.ProcessGroup | None = None
+        if num_ranks > 1:
+            group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            assert isinstance(group, dist.ProcessGroup), "every rank is of it"
+            self._group = group
         self.is_leader = self._group is None or dist.get_rank(self._group) == 0
 
     def share(self, commands: list[Command]) -> None:
@@ -47,19 +53,21 @@ class Lockstep:
         dist.broadcast(data, 0, self._group)
         return pickle.loads(data.numpy().tobytes())
 
-    def together(self, run: Callable):
+    def together(self, run: Callable[[], T]) -> T:
         """Run something on every rank. Errors: its own; RuntimeError if it failed on another rank."""
-        failure: BaseException | None = None
-        result = None
         try:
             result = run()
-        except Exception as error:  # the other ranks wait for the result, so they must learn of any error
-            failure = error
-        if self._group is not None:
-            failed = torch.tensor([int(failure is not None)])
-            dist.all_reduce(failed, group=self._group)
-            if int(failed) and failure is None:
-                raise RuntimeError("another rank of this engine failed")
-        if failure is not None:
-            raise failure
+        except Exception:  # the other ranks wait for the result, so they must learn of any error
+            self._any_failed(True)
+            raise
+        if self._any_failed(False):
+            raise RuntimeError("another rank of this engine failed")
         return result
+
+    def _any_failed(self, is_failed: bool) -> bool:
+        """Whether it failed on any rank; all ranks ask."""
+        if self._group is None:
+            return is_failed
+        failed = torch.tensor([int(is_failed)])
+        dist.all_reduce(failed, group=self._group)
+        return bool(failed)

@@ -20,7 +20,7 @@ def join_ranks(rank: int, size: int, rendezvous_file: Path, devices: Sequence[in
         torch.accelerator.set_device_index(devices[rank])  # vLLM's own comes after the group's first collective
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ[_IDENTITY] = f"{rendezvous_file.parent.name}-{rendezvous_file.name}"
-    store = dist.FileStore(str(rendezvous_file), size)
+    store = dist.FileStore(str(rendezvous_file), size)  # pyright: ignore[reportPrivateImportUsage]  # it is documented
     dist.init_process_group(current_platform.dist_backend, store=store, rank=rank, world_size=size)
 
 

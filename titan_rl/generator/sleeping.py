@@ -7,6 +7,7 @@ it and the KV give their pages back, and keep their addresses. Each function is 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from vllm.platforms import current_platform
@@ -16,7 +17,7 @@ from titan_rl.generator.vllm_head import widen_head_once
 from titan_rl.mesh.freed_memory import drop_contents, give_back
 
 
-def fall_asleep(worker) -> None:
+def fall_asleep(worker: Any) -> None:
     """No request may hold KV: the caller has reset the prefix cache, running requests included."""
     if not current_platform.is_cpu():
         worker.sleep(level=2)
@@ -30,18 +31,18 @@ def fall_asleep(worker) -> None:
     give_back()
 
 
-def wake_weights(worker) -> None:
+def wake_weights(worker: Any) -> None:
     """Their memory is there again, and holds no version."""
     if not current_platform.is_cpu():
         worker.wake_up(tags=["weights"])
 
 
-def wake_cache(worker) -> None:
+def wake_cache(worker: Any) -> None:
     if not current_platform.is_cpu():
         worker.wake_up(tags=["kv_cache"])
 
 
-def _weights(worker) -> Iterator[torch.Tensor]:
+def _weights(worker: Any) -> Iterator[torch.Tensor]:
     """All that the channel fills, and nothing else: what it does not fill would stay empty."""
     modules = dict(worker.model_runner.model.named_modules())
     for copy in transfer_engine(worker).recorded:

@@ -144,7 +144,7 @@ def _forget_packed_experts(module: torch.nn.Module) -> None:
     read unpacked weights as packed ones.
     """
     method = getattr(module, "quant_method", None)
-    if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+    if current_platform.is_cpu() and method is not None and getattr(method, "moe_kernel", None) is not None:
         method.moe_kernel = None
 
 
@@ -165,10 +165,10 @@ def _repack_tied(model: torch.nn.Module) -> None:
 
 
 def register() -> None:
-    if BACKEND not in WeightTransferEngineFactory._registry:
+    if BACKEND not in WeightTransferEngineFactory._registry:  # noqa: SLF001  (vLLM tells it nowhere else)
         WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
 
 
-def transfer_engine(worker) -> ChannelEngine:
+def transfer_engine(worker: Any) -> ChannelEngine:
     """For ``collective_rpc``: a worker's end of the channel."""
     return worker.weight_transfer_engine

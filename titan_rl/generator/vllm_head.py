@@ -6,6 +6,7 @@ was bf16: two fifths of a decode step, once. Where fp32 units are the faster one
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -19,17 +20,18 @@ class _WideHead:
     """Stands where a LogitsProcessor's projection stood."""
 
     def __init__(self, processor: LogitsProcessor):
-        self._project, self._dtype = processor._apply_head, processor.head_dtype
+        self._project: Callable[[Any, torch.Tensor, torch.Tensor | None], torch.Tensor] = processor._apply_head  # noqa: SLF001  (vLLM has no other place)
+        self._dtype = processor.head_dtype
         self._product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
 
-    def __call__(self, lm_head, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: torch.Tensor | None) -> torch.Tensor:
         if self._dtype in (None, hidden_states.dtype):
             return self._project(lm_head, hidden_states, embedding_bias)
         if self._product is None:
             self._product = self._product_of(lm_head)
         return self._product(hidden_states, embedding_bias)
 
-    def _product_of(self, lm_head) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    def _product_of(self, lm_head: Any) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
         weight_VD = lm_head.weight.to(self._dtype)
         if self._dtype == torch.float32 and multiplies_wide():
             return packed_product(weight_VD)
@@ -47,4 +49,4 @@ def widen_head_once(model: torch.nn.Module) -> None:
     for module in model.modules() if current_platform.is_cpu() else ():
         if isinstance(module, LogitsProcessor):
             vars(module).pop("_apply_head", None)
-            module._apply_head = _WideHead(module)
+            module._apply_head = _WideHead(module)  # noqa: SLF001  (as above)

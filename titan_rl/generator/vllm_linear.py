@@ -28,12 +28,18 @@ def packed_product(wide_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tenso
 
 class WideLinearMethod(UnquantizedLinearMethod):
     def __init__(self, plain: UnquantizedLinearMethod):
-        self._gemm_impl = plain._gemm_impl
+        self._gemm_impl = plain._gemm_impl  # noqa: SLF001  (vLLM's own choice of a kernel)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        product = packed_product(layer.weight.float())
-        layer.cpu_linear = lambda x, weight, bias: product(x, bias).to(x.dtype)
-        layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+        weight = layer.weight
+        assert isinstance(weight, torch.Tensor)
+        product = packed_product(weight.float())
+
+        def cpu_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            return product(x, bias).to(x.dtype)
+
+        layer.cpu_linear = cpu_linear  # pyright: ignore[reportArgumentType]  # a module takes any attribute
+        layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
 def widen_linears(model: torch.nn.Module, max_num_seqs: int) -> None:

@@ -4,9 +4,11 @@ By itself vLLM reads whatever else lies in a directory: a ``consolidated.safeten
 index every ``*.safetensors``, of which the last wins. How linear layers are packed is said here, too (vllm_linear.py).
 """
 
+from typing import Any
+
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -17,18 +19,18 @@ FORMAT = "titan_rl"
 
 
 class DirectoryLoader(DefaultModelLoader):
-    def _prepare_weights(self, model_name_or_path: str, *_, **__) -> tuple[str, list[str], bool, str]:
+    def _prepare_weights(self, model_name_or_path: str, *_: Any, **__: Any) -> tuple[str, list[str], bool, str]:
         """Its folder, its files, whether they are safetensors, the name of its index."""
         files = [str(file) for file in weight_files(model_name_or_path)]
         return model_name_or_path, files, True, SAFE_WEIGHTS_INDEX_NAME
 
-    def load_model(self, vllm_config: VllmConfig, *arguments, **keywords) -> nn.Module:
+    def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         return super().load_model(vllm_config, *arguments, **keywords)
 
-    def load_weights(self, model: nn.Module, *arguments) -> None:
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """vLLM packs them after this."""
-        super().load_weights(model, *arguments)
+        super().load_weights(model, model_config)
         widen_linears(model, self._max_num_seqs)
 
 

@@ -7,6 +7,7 @@ mapping, fusing, tensor parallelism and expert placement are vLLM's own, for any
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,18 +55,20 @@ class _CopyRecorder(TorchDispatchMode):
         self.zeroed: set[str] = set()
         self.recorded: list[Recorded] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         source = self.sources.get(_storage(args[0])) if args and isinstance(args[0], torch.Tensor) else None
         if func is torch.ops.aten.copy_.default and (target := self.targets.get(_storage(args[0]))):
             self._note(args[0], args[1], target)
             return args[0]  # vLLM keeps biases off meta, and nothing can be copied there from a stand-in
         if source and func is torch.ops.aten.clone.default:
             return args[0]  # a copy that is only laid out anew is the same values
-        if source and func._schema.is_mutable:
+        if source and func._schema.is_mutable:  # noqa: SLF001  (torch tells it nowhere else)
             self._note_change(func, args[0], *source)
         return func(*args, **(kwargs or {}))
 
-    def _note_change(self, func, view: torch.Tensor, name: str, whole: torch.Tensor) -> None:
+    def _note_change(self, func: Any, view: torch.Tensor, name: str, whole: torch.Tensor) -> None:
         if func is not torch.ops.aten.zero_.default or view.numel() != whole.numel():
             raise PlanError(f"{name}: vLLM's loader changes it before it copies it")
         self.zeroed.add(name)  # another tensor-parallel rank adds it
@@ -82,11 +85,11 @@ class _CopyRecorder(TorchDispatchMode):
         box, places = box_of_view(name, whole, view)
         stride = tuple(0 if place is None else into.stride(place) for place in places)
         dtype = str(into.dtype).removeprefix("torch.")
-        self.recorded.append(Recorded(name, box, dtype, Target(*target, into.storage_offset(), stride)))
+        self.recorded.append(Recorded(name, box, dtype, Target(*target, int(into.storage_offset()), stride)))
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return tensor.untyped_storage()._cdata  # noqa: SLF001  (the identity of meta storages, which have no address)
 
 
 def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box, list[int | None]]:
@@ -122,11 +125,13 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
     targets = {
         _storage(parameter): (path, name)
         for path, module in model.named_modules()
-        for name, parameter in module._parameters.items()
+        for name, parameter in module._parameters.items()  # noqa: SLF001  (named_parameters leaves out the second of two that are one)
         if parameter is not None
     }
     with torch.no_grad(), _CopyRecorder(sources, targets) as recorder:
-        model.load_weights(iter(stand_ins.items()))
+        load_weights = model.load_weights
+        assert callable(load_weights), "a model of vLLM's"
+        load_weights(iter(stand_ins.items()))
     return recorder.recorded
 
 
@@ -135,7 +140,7 @@ def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ..
     for layer in model.modules():
         info = get_layerwise_info(layer)
         info.kernel_tensors = get_layer_params_buffers(layer)
-        info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
+        info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)  # noqa: SLF001  (as vLLM itself does)
         restore_layer_on_meta(layer, info)
     try:
         return record_on_meta(model, checkpoint)

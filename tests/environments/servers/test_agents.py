@@ -22,6 +22,7 @@ from titan_rl.environments.checks import check_seats
 from titan_rl.environments.environment import EnvironmentFailed
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
+from titan_rl.environments.task import Task
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.metrics import seat_metrics
 from titan_rl.records.rollouts import read_rollouts, write_rollouts
@@ -30,7 +31,7 @@ ASKED = [dict(role="user", content="4,6=")]
 MODEL, TOOL, REPEATED = Provenance.MODEL, Provenance.TOOL, Provenance.REPEATED
 
 
-class Driven:
+class Driven(Task):
     """A task whose agents are one function, of a client and what else it is told of the model."""
 
     tools = ()
@@ -352,6 +353,36 @@ async def says_so(client):
 def test_an_agent_that_fails_is_no_wrong_answer(agent, told):
     [rollout] = drive(agent)[0].rollouts
     assert rollout.status == "infra_error" and told in rollout.failure and rollout.reward == 0
+
+
+class NoTimeout:
+    async def run(self, model): ...
+
+
+class MisspelledKey:
+    timeout, apikey = 1.0, "secret"
+
+    async def run(self, model): ...
+
+
+class OddRun:
+    timeout = 1.0
+
+    async def run(self): ...
+
+
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        (NoTimeout, "an agent NoTimeout has no timeout"),
+        (MisspelledKey, "an agent MisspelledKey with apikey, which nothing calls: did you mean 'api_key'?"),
+        (OddRun, "an agent OddRun: run must take (model), but it takes ()"),
+    ],
+)
+def test_what_is_no_agent_is_told(agent, words, monkeypatch):
+    monkeypatch.setattr(Driven, "agent", lambda self, prompt: agent())
+    group, _ = drive(None)
+    assert group.rollouts[0].status == "infra_error" and words in group.rollouts[0].failure
 
 
 def test_an_agent_has_a_deadline():

@@ -144,8 +144,10 @@ def _ropes(config: dict[str, Any]) -> Iterator[Any]:
     """The rotary embeddings: one, or one for each type of layer."""
     for key in ("rope_parameters", "rope_scaling"):
         given = config.get(key)
-        nested = isinstance(given, dict) and given and all(isinstance(value, dict) for value in given.values())
-        yield from given.values() if nested else () if given is None else (given,)
+        if isinstance(given, dict) and given and all(isinstance(value, dict) for value in given.values()):
+            yield from given.values()
+        elif given is not None:
+            yield given
 
 
 def _check_rope(rope: Any) -> None:

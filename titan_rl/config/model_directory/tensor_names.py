@@ -70,7 +70,7 @@ def is_tied(config: dict[str, Any]) -> bool:
 
 def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Name to shape, for a config.json whose sizes were checked; None where this table does not tell."""
-    layer = LAYERS.get(config.get("model_type"))
+    layer = LAYERS.get(config.get("model_type", ""))
     if not layer:
         return None
     sizes = {name: size for name, size in (config | _derived(config)).items() if size is not None}

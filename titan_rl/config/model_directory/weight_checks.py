@@ -63,8 +63,8 @@ def check_value_names(tensors: Mapping[str, StoredTensor], expected: Mapping[str
     if head is not None and (len(head.shape) != 2 or head.shape[0] != 1):
         raise ValueError(f"{VALUE_HEAD} in {head.file.name} is {head.shape}: a value head has one label")
     heads = (_HEAD, VALUE_HEAD)
-    bodies = [{name: what for name, what in named.items() if name not in heads} for named in (tensors, expected)]
-    check_names(*bodies, is_tied=False)
+    body = {name: tensor for name, tensor in tensors.items() if name not in heads}
+    check_names(body, {name: shape for name, shape in expected.items() if name not in heads}, is_tied=False)
 
 
 def _check_tied(tensors: Mapping[str, StoredTensor]) -> None:

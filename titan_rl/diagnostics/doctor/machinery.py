@@ -19,6 +19,7 @@ from titan_rl.environments.sandbox.pool import shared_sandbox
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program
 from titan_rl.environments.scorer import Scorer
 from titan_rl.environments.task import parts_of
+from titan_rl.environments.tools import schema_of
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.models.device import DEVICE_TYPE
 
@@ -85,7 +86,7 @@ async def sandbox(visit: Visit) -> str:
 def _runs_code(visit: Visit) -> bool:
     if any(task.name == "code" for task in all_tasks(visit.checked.config.task).values()):
         return True
-    tools = [tool for part in parts_of(visit.checked.task) for tool in getattr(part, "tools", ())]
+    tools = [schema_of(tool) for part in parts_of(visit.checked.task) for tool in part.tools]
     return any(tool["function"]["name"] == "python" for tool in tools)
 
 

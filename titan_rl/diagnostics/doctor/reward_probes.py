@@ -25,7 +25,7 @@ from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.environments.demonstrations import worked_answers
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.environments.scorer import Scorer
-from titan_rl.environments.task import Task, task_of
+from titan_rl.environments.task import Task, parts_of, task_of
 from titan_rl.mesh.supervision.deadlines import within
 
 _PROMPTS, _MOST_TURNS = 8, 8
@@ -78,7 +78,7 @@ def _check_probed(checked: Checked) -> None:
         raise NotLookedAt("a reward model rewards: its answers are looked at by eval.grader and the alarms")
     if any(task.name in TASKS_OF_OTHERS for task in all_tasks(config.task).values()):
         raise NotLookedAt("the task is played in an environment of others, which rewards")
-    if any(hasattr(part, "agent") for part in getattr(checked.task, "parts", {"": checked.task}).values()):
+    if any(part.has_agent for part in parts_of(checked.task)):
         raise NotLookedAt("agents of the task's own drive the model")
 
 
@@ -141,7 +141,7 @@ class _Play:
         """What was said before the episode was over, the last answer again and again, and what the environment paid."""
         task = task_of(self.task, prompt)
         environment, said, paid = task.environment(prompt), [], 0.0
-        async with getattr(task, "sessions", None) or nullcontext():
+        async with task.sessions or nullcontext():
             try:
                 await within(self.patience, f"a reset for {prompt.id}", environment.reset())
                 while len(said) < max(self.most, len(answers)):

@@ -36,7 +36,7 @@ async def same_tokens(visit: Visit) -> str:
 def _check_prompts(visit: Visit, groups: list[Group]) -> None:
     """What stands before the first answer is the prompt as it is written out here."""
     task, tokenizer = visit.checked.task, tokenizer_of(visit.checked.config)
-    if getattr(task, "speaks_first", False) or hasattr(task, "agent") or hasattr(task, "parts"):
+    if task.speaks_first or task.has_agent or task.parts:
         return
     for group in groups:
         prompt = encode_prompt(task, tokenizer, visit.patient.stream.by_id(group.prompt_id))

@@ -7,7 +7,11 @@ is the episode: its tokens are kept as they were sampled, and no agent has to kn
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from numbers import Real
+from typing import Any, Protocol, runtime_checkable
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import check_signature, check_spelling
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Outcome:
 
 
 class Agent(Protocol):
-    """Made for one sample of one prompt. It may have ``api_key``, if its episode's key must be known before."""
+    """What drives the model in one sample of one prompt."""
 
     timeout: float
     """Seconds for the whole episode; below verifier.episode_timeout."""
@@ -50,3 +54,22 @@ class Agent(Protocol):
         Errors: EnvironmentFailed or ConfigError; any other becomes one. Once the model was refused an answer, since
         there is no room for more, any other is taken for the episode's end instead, with the reward 0.
         """
+        ...
+
+
+@runtime_checkable
+class HasKey(Protocol):
+    """An agent whose episode's key must be known before."""
+
+    api_key: str
+
+
+def check_agent(made: Any) -> Agent:
+    """The same object. Errors: ConfigError for what is no agent, or has a misspelled attribute."""
+    said = f"an agent {type(made).__name__}"
+    check_spelling(said, made, object, ["run"], ["timeout", "api_key"])
+    timeout = getattr(made, "timeout", None)
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise ConfigError(f"{said} has no timeout: give it the seconds that its episode may take")
+    check_signature(f"{said}: run", getattr(made, "run", None), ["model"])
+    return made

@@ -11,12 +11,12 @@ sub-agent, a history that was cut short) begins a branch of its own. No branch s
 import itertools
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
+from titan_rl.data.tokenizer import Tokenizer, decoded
 from titan_rl.data.types import Completion, Provenance
 from titan_rl.environments.agents.asked import Asked, Refused, Said
 from titan_rl.environments.chat import encode_messages, encode_reply, without_special
@@ -61,7 +61,7 @@ class Continued:
 
 
 class Branches:
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self._branches: list[Branch] = []
         self._numbers = itertools.count(1)
@@ -98,7 +98,7 @@ class Branches:
         for branch, place in self._places(asked.session):
             if (new := self._new(asked.prompt, branch, place)) is None:
                 continue
-            messages: list[Message] = [dict(role="user", content=self.tokenizer.decode(new))]
+            messages: list[Message] = [dict(role="user", content=decoded(self.tokenizer, new))]
             return Continued(branch, place, new, np.full(len(new), Provenance.TOOL, np.int8), messages)
         return None
 
@@ -161,9 +161,9 @@ class Branches:
         """A seat's as one rollout, or those of all who are not left out: that of the latest answer last. None if there
         is none."""
         kept = [b for b in self._branches if (b.session == seat if seat else b.session not in left_out)]
-        first, *others = sorted(kept, key=lambda branch: branch.last) or [None]
-        if first is None:
+        if not kept:
             return None
+        first, *others = sorted(kept, key=lambda branch: branch.last)
         for branch in others:
             first.episode.join(branch.episode)
         return first.episode

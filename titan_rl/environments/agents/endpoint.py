@@ -13,11 +13,16 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from titan_rl.environments.agents.agent import ModelAccess
 from titan_rl.environments.agents.answered import Answered
 from titan_rl.environments.agents.asked import Asked, Refused, read_chat, read_completion
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 _MAX_BYTES = 16 << 20
 """Of a request."""
@@ -65,7 +70,7 @@ class Endpoint:
         finally:
             del self._answers[key]
 
-    def _app(self):
+    def _app(self) -> "Starlette":
         from starlette.applications import Starlette
         from starlette.routing import Route
 
@@ -77,7 +82,7 @@ class Endpoint:
             ]
         )
 
-    def _answer_of(self, request) -> Answer:
+    def _answer_of(self, request: "Request") -> Answer:
         """Errors: Refused."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
         for key, answer in self._answers.items():
@@ -85,8 +90,8 @@ class Endpoint:
                 return answer
         raise Refused("the key is of no episode that is under way", "invalid_api_key", 401)
 
-    def _taking(self, read: Callable[[dict[str, Any]], Asked]):
-        async def take(request):
+    def _taking(self, read: Callable[[dict[str, Any]], Asked]) -> Callable[["Request"], Awaitable["Response"]]:
+        async def take(request: "Request") -> "Response":
             from starlette.responses import JSONResponse, StreamingResponse
 
             try:
@@ -101,7 +106,7 @@ class Endpoint:
 
         return take
 
-    async def _models(self, request):
+    async def _models(self, request: "Request") -> "Response":
         from starlette.responses import JSONResponse
 
         try:
@@ -111,7 +116,7 @@ class Endpoint:
         return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "titan_rl"}]})
 
 
-async def _body(request) -> dict[str, Any]:
+async def _body(request: "Request") -> dict[str, Any]:
     """Errors: Refused."""
     if int(request.headers.get("content-length") or 0) > _MAX_BYTES:
         raise Refused(f"a request has at most {_MAX_BYTES} bytes", status=413)
@@ -129,7 +134,7 @@ async def _body(request) -> dict[str, Any]:
     return body
 
 
-async def _unless_left(request, answering: Awaitable[Answered]) -> Answered:
+async def _unless_left(request: "Request", answering: Awaitable[Answered]) -> Answered:
     """What nobody waits for any more is not answered: no turn is trained that its agent has not seen."""
     answer = asyncio.ensure_future(answering)
     left = asyncio.ensure_future(_has_left(request))
@@ -145,12 +150,12 @@ async def _unless_left(request, answering: Awaitable[Answered]) -> Answered:
                 await task
 
 
-async def _has_left(request) -> None:
+async def _has_left(request: "Request") -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _refusal(refused: Refused):
+def _refusal(refused: Refused) -> "Response":
     from starlette.responses import JSONResponse
 
     about = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}

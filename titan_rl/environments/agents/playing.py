@@ -9,8 +9,9 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import what_happened
-from titan_rl.data.types import Completion, Status
-from titan_rl.environments.agents.agent import Agent, ModelAccess, Outcome
+from titan_rl.data.tokenizer import decoded
+from titan_rl.data.types import Completion, Request, Status
+from titan_rl.environments.agents.agent import Agent, HasKey, ModelAccess, Outcome, check_agent
 from titan_rl.environments.agents.answered import Answered
 from titan_rl.environments.agents.asked import Asked, Refused, answer_of
 from titan_rl.environments.agents.branches import Branches, Continued
@@ -25,6 +26,10 @@ _END_SECONDS = 5.0
 """For an agent that was told to stop."""
 
 
+class AgentTookTooLong(Exception):
+    """An agent whose time is over."""
+
+
 async def play_agent(player: Player, endpoint: Endpoint, number: int, prompt_tokens: np.ndarray) -> list[Episode]:
     """One for each of the task's seats, or one. ``number``: the episode's.
 
@@ -32,12 +37,12 @@ async def play_agent(player: Player, endpoint: Endpoint, number: int, prompt_tok
     """
     asking, outcome, failure = _Asking(player, number), Outcome(), None
     try:
-        async with getattr(player.task, "sessions", None) or nullcontext():
-            agent: Agent = player.task.agent(player.prompt)
-            with endpoint.open(asking.answer, getattr(agent, "api_key", None)) as model:
+        async with player.task.sessions or nullcontext():
+            agent = check_agent(player.task.agent(player.prompt))
+            with endpoint.open(asking.answer, agent.api_key if isinstance(agent, HasKey) else None) as model:
                 outcome = await asking.until_over(agent, model)
-    except TimeoutError:
-        failure = "timeout", _said(agent, f"did not end within {agent.timeout:g} s")
+    except AgentTookTooLong as error:
+        failure = "timeout", str(error)
     except (ConfigError, EnvironmentFailed) as error:
         failure = "infra_error", str(error)
     return [asking.episode(seat, outcome, failure, prompt_tokens) for seat in asking.seats or ("",)]
@@ -53,7 +58,7 @@ class _Asking:
     def __init__(self, player: Player, sample: int):
         self.player, self.sample = player, sample
         self.branches = Branches(player.tokenizer)
-        self.seats: Sequence[str] = getattr(player.task, "seats", ())
+        self.seats: Sequence[str] = player.task.seats
         self.had_no_room = False
         self._num_asked = 0
         self._is_over = False
@@ -62,7 +67,7 @@ class _Asking:
         """The episode's own: a request comes in that of the server."""
 
     async def until_over(self, agent: Agent, model: ModelAccess) -> Outcome:
-        """Errors: TimeoutError; EnvironmentFailed, ConfigError; what asking the generator raises."""
+        """Errors: AgentTookTooLong; EnvironmentFailed, ConfigError; what asking the generator raises."""
         running = asyncio.create_task(agent.run(model))
         try:
             both = {running, self._broken}
@@ -70,7 +75,7 @@ class _Asking:
             if self._broken.done():
                 self._broken.result()
             if not running.done():
-                raise TimeoutError
+                raise AgentTookTooLong(_said(agent, f"did not end within {agent.timeout:g} s"))
             return self._outcome_of(agent, running)
         finally:
             self._is_over = True
@@ -138,7 +143,7 @@ class _Asking:
             self.had_no_room = True
             raise Refused(f"an episode has at most rollout.max_turns = {sampling.max_turns} answers", "max_turns")
 
-    async def _ask(self, request) -> list[Completion]:
+    async def _ask(self, request: Request) -> list[Completion]:
         """Errors: Refused, when the episode is told why."""
         try:
             return await self.player.ask(request)
@@ -151,5 +156,5 @@ class _Asking:
         text = self.player.read(completion)
         said = answer_of(text, asked)
         self.branches.add(asked, to, completion, text, said)
-        pieces = [self.player.tokenizer.decode([token]) for token in completion.tokens.tolist()]
+        pieces = [decoded(self.player.tokenizer, [token]) for token in completion.tokens.tolist()]
         return Answered(asked, prompt, completion, said, pieces)

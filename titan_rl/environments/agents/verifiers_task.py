@@ -5,6 +5,7 @@ agents of it are trained, their mean. Tasks are listed once, by the process that
 text of a held-out one is left out.
 """
 
+import asyncio
 import json
 import os
 import secrets
@@ -12,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,8 +80,7 @@ class VerifiersTask(ListedTask):
         self._num_slots = 0
         self._process: LineProcess | None = None
 
-    @cached_property
-    def _split(self) -> Split[DataRow]:
+    def _make_split(self) -> Split[DataRow]:
         rows = self._list()
         if len({key(row.text) for row in rows}) < 2:
             raise ConfigError(
@@ -166,8 +165,8 @@ class EpisodeFailed(RuntimeError):
 
 
 class _Worker(LineProcess):
-    def _left(self, process, number: int) -> None:
-        process.stdin.write(f"{number} null\n".encode())
+    def _left(self, process: asyncio.subprocess.Process, number: int) -> None:
+        self._write(process, f"{number} null")
 
 
 def _row(place: int, said: dict[str, Any]) -> DataRow:

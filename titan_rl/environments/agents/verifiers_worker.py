@@ -7,6 +7,8 @@ SETTINGS is JSON: ``env`` as verifiers' own ``[env]`` table has it, ``folders`` 
 to take. ``N {"task": 3, "hash": ..., "url": ..., "key": ..., "slot": 5}`` plays an episode; ``N null`` ends it.
 """
 
+from __future__ import annotations  # its Python is the user's
+
 import asyncio
 import itertools
 import json
@@ -14,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any, TextIO
 
 
 def main() -> None:
@@ -23,8 +26,9 @@ def main() -> None:
     sys.path[:1] = settings["folders"]  # in the place of this file's folder
     os.environ["PYTHONPATH"] = os.pathsep.join(settings["folders"])  # of servers and programs that are started here
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    lines = _Lines()
     if mode == "play":
-        threading.Thread(target=_end_with_parent, args=[lines := _Lines()], daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=[lines], daemon=True).start()
     try:
         worker = Worker(settings)
     except Exception as error:
@@ -39,17 +43,19 @@ def main() -> None:
 class _Lines:
     """Of standard input, for an event loop that there may not be yet."""
 
-    def __init__(self):
-        self.waiting, self.loop, self.lock = [], None, threading.Lock()
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.lock = threading.Lock()
 
-    def put(self, line):
+    def put(self, line: str) -> None:
         with self.lock:
             if self.loop is None:
                 self.waiting.append(line)
             else:
                 self.loop.call_soon_threadsafe(self.queue.put_nowait, line)
 
-    def begin(self):
+    def begin(self) -> asyncio.Queue[str]:
         with self.lock:
             self.loop, self.queue = asyncio.get_running_loop(), asyncio.Queue()
             for line in self.waiting:
@@ -57,7 +63,7 @@ class _Lines:
         return self.queue
 
 
-def _end_with_parent(lines):
+def _end_with_parent(lines: _Lines) -> None:
     """Whatever this process is at: with its parent gone it ends, and with it all that it started."""
     for line in sys.stdin:
         lines.put(line)
@@ -65,15 +71,15 @@ def _end_with_parent(lines):
 
 
 class Worker:
-    def __init__(self, settings):
-        import verifiers.v1 as vf
+    def __init__(self, settings: dict[str, Any]):
+        import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]  # of the user's own environment
 
         self.vf = vf
         self.env = vf.load_environment(vf.resolve_env_config(settings["env"]))
         self.tasks = list(itertools.islice(iter(self.env.taskset), settings["tasks"]))
-        self.playing = {}
+        self.playing: dict[str, asyncio.Task[None]] = {}
 
-    def tell(self, says):
+    def tell(self, says: TextIO) -> None:
         for task in self.tasks:
             asked = task.data.prompt
             said = [{"role": "user", "content": asked}] if isinstance(asked, str) else [_plain(m) for m in asked or ()]
@@ -81,7 +87,7 @@ class Worker:
                 said = [{"role": "system", "content": task.data.system_prompt}, *said]
             says.write(json.dumps({"messages": said, "hash": task.hash}) + "\n")
 
-    async def serve(self, lines, says):
+    async def serve(self, lines: _Lines, says: TextIO) -> None:
         queue = lines.begin()
         async with self.env.serving():
             says.write('"ready"\n')
@@ -95,14 +101,14 @@ class Worker:
                 self.playing[number] = asyncio.create_task(self._answer(number, request, says))
                 self.playing[number].add_done_callback(lambda _, number=number: self.playing.pop(number, None))
 
-    async def _answer(self, number, request, says):
+    async def _answer(self, number: str, request: dict[str, Any], says: TextIO) -> None:
         try:
             said = await self._play(request)
         except Exception as error:
             said = {"error": f"{type(error).__name__}: {error}"}
         says.write(f"{number} {json.dumps(said)}\n")
 
-    async def _play(self, request):
+    async def _play(self, request: dict[str, Any]) -> dict[str, Any]:
         task = self.tasks[request["task"]] if request["task"] < len(self.tasks) else None
         if task is None or task.hash != request["hash"]:
             return {
@@ -115,7 +121,7 @@ class Worker:
         return _outcome(episode)
 
 
-def _outcome(episode):
+def _outcome(episode: Any) -> dict[str, Any]:
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if errors and not episode.ok:
@@ -128,7 +134,7 @@ def _outcome(episode):
     }
 
 
-def _plain(message):
+def _plain(message: Any) -> dict[str, str]:
     """As the model's template gets it before anything is played."""
     content = (
         message.content

@@ -73,3 +73,4 @@ class Runner(Protocol):
 
     async def run(self, program: Program) -> Outcome:
         """Errors: SandboxFailed."""
+        ...

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack, suppress
+from typing import TypedDict
 
 from titan_rl.environments.sandbox.bubblewrap import command
 from titan_rl.environments.sandbox.program import Ending, Outcome, Program, SandboxFailed
@@ -25,6 +26,15 @@ _KILL_SECONDS = 0.8
 _PIECE = 1 << 16
 
 
+class Report(TypedDict):
+    """What a box says of a program that has ended."""
+
+    exit: int
+    why: str
+    seconds: float
+    memory: int
+
+
 class Slot:
     """Owns a box, and starts another where the last one is gone. One caller at a time, from any thread."""
 
@@ -32,8 +42,8 @@ class Slot:
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
 
-    def start(self) -> None:
-        """Errors: SandboxFailed that says what bubblewrap said."""
+    def start(self) -> socket.socket:
+        """The way to the box. Errors: SandboxFailed that says what bubblewrap said."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile() as seccomp, tempfile.TemporaryFile() as said:
             seccomp.write(seccomp_filter())
@@ -55,6 +65,7 @@ class Slot:
                 said.seek(0)
                 lines = said.read(4096).decode(errors="replace").strip().splitlines()
                 raise SandboxFailed(lines[-1] if lines else "the box said nothing")
+        return ours
 
     def close(self) -> None:
         if self._process is not None:
@@ -67,11 +78,12 @@ class Slot:
 
     def run(self, program: Program) -> Outcome:
         """Errors: SandboxFailed if the box is at fault; another one is started for the next program."""
-        if self._process is None or self._process.poll() is not None:
+        control = self._control
+        if control is None or self._process is None or self._process.poll() is not None:
             self.close()
-            self.start()
+            control = self.start()
         try:
-            return _Run(self._control, program).outcome()
+            return _Run(control, program).outcome()
         except (OSError, SandboxFailed) as error:
             self.close()
             raise SandboxFailed(str(error)) from error
@@ -84,17 +96,16 @@ class _Run:
         self.control, self.program, self.limits = control, program, program.limits
         self.why: Ending | None = None
         """Why it was told to end."""
-        self.report: dict | None = None
 
     def outcome(self) -> Outcome:
         with ExitStack() as stack:
             self.task = self._hand_in(stack)
             self.received = {self.task.fileno(): b"", self.stdout: b"", self.stderr: b""}
-            self._watch()
+            report = self._watch()
             for number in self.received:  # what had been written at the end: nobody is left to write more
                 while self._receive(number):
                     pass
-        return self._told()
+        return self._told(report)
 
     def _hand_in(self, stack: ExitStack) -> socket.socket:
         """Three ways to and from the program, of which the box has the other ends."""
@@ -118,8 +129,8 @@ class _Run:
         task.setblocking(False)
         return task
 
-    def _watch(self) -> None:
-        """Until the box reports its end. Errors: SandboxFailed; OSError."""
+    def _watch(self) -> Report:
+        """What the box reports at the end. Errors: SandboxFailed; OSError."""
         poll, task, control = select.poll(), self.task.fileno(), self.control.fileno()
         for number in (self.stdout, self.stderr, control):
             poll.register(number, select.POLLIN)
@@ -129,7 +140,8 @@ class _Run:
         if wanted:
             poll.register(task, wanted)
         deadline = time.monotonic() + self.limits.seconds
-        while self.report is None:
+        report: Report | None = None
+        while report is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 if self.why is not None:
@@ -139,7 +151,7 @@ class _Run:
                 continue
             for number, events in poll.poll(math.ceil(1000 * left)):
                 if number == control:
-                    self._take_report()
+                    report = self._take_report()
                     continue
                 if events & select.POLLOUT and not self._send():
                     poll.modify(number, wanted & ~select.POLLOUT)
@@ -148,16 +160,17 @@ class _Run:
                 if len(self.received[number]) > self.limits.output and self.why is None:
                     self._end("output")
                     deadline = time.monotonic() + _KILL_SECONDS
+        return report
 
     def _end(self, why: Ending) -> None:
         self.why = why
         self.control.send(b"kill")
 
-    def _take_report(self) -> None:
+    def _take_report(self) -> Report:
         said = self.control.recv(4096)
         if not said:
             raise SandboxFailed("the box died")
-        self.report = json.loads(said)
+        return json.loads(said)
 
     def _send(self) -> bool:
         """Some more of the program; whether there is more to send."""
@@ -183,8 +196,8 @@ class _Run:
         self.received[number] = (self.received[number] + part)[: self.limits.output + len(BEGUN) + 1]
         return bool(part)
 
-    def _told(self) -> Outcome:
+    def _told(self, report: Report) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
-        why = self.why or ("memory" if self.report["why"] == "memory" else None)
-        how = Ended(why, int(self.report["exit"]), float(self.report["seconds"]), int(self.report["memory"]))
+        why = self.why or ("memory" if report["why"] == "memory" else None)
+        how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
         return outcome_of(self.program, how, *self.received.values())

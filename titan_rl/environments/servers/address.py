@@ -36,7 +36,7 @@ class Address:
         """Whether it is on this machine, which no proxy of the environment can reach."""
         host = self.parts.hostname
         try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
+            return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
         except ValueError:
             return False
 

@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from titan_rl.config.kinds import Count, Seconds
+from titan_rl.config.kinds import Count, Seconds, Style
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
 from titan_rl.data.row_fields import Message
@@ -140,10 +140,11 @@ class NemoGymEnvironment(ToolEnvironment):
         session: HttpSession,
         row: dict[str, Any],
         schemas: Sequence[dict[str, Any]],
-        style: Literal["compact", "chat"],
+        style: Style,
         max_turns: int,
         patience: float,
     ):
+        assert session.timeout is not None, "a task's options set one"
         timeout = 2 * session.timeout  # the session's own comes first
         tools = [
             Tool(**schema, run=partial(self._call_tool, schema["name"]), timeout=timeout, retries=0)

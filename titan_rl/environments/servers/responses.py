@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
+from titan_rl.config.kinds import Style
 from titan_rl.environments.tool_calls import Call, Malformed, words_beside_calls
 
 
@@ -13,7 +14,7 @@ class Transcript:
     def __init__(self) -> None:
         self._items: list[dict[str, Any]] = []
 
-    def say(self, answer: str, style: Literal["compact", "chat"], asked: list[Call | Malformed]) -> None:
+    def say(self, answer: str, style: Style, asked: list[Call | Malformed]) -> None:
         """The words of an answer; one that makes no call is a message even if it is empty."""
         words = words_beside_calls(answer, style, asked)
         if words or not asked:

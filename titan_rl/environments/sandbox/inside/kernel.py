@@ -21,7 +21,7 @@ _locked = ctypes.PyDLL(None, use_errno=True)
 """Keeps the interpreter's lock: a fork must."""
 
 
-def _address_of_tid():
+def _address_of_tid() -> ctypes.c_void_p:
     address = ctypes.c_void_p()
     if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_GET_TID_ADDRESS)")
@@ -37,7 +37,7 @@ class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def call(name, *arguments):
+def call(name: str, *arguments: object) -> int:
     """A function of libc. Errors: OSError."""
     result = getattr(_libc, name)(*arguments)
     if result < 0:
@@ -46,7 +46,7 @@ def call(name, *arguments):
     return result
 
 
-def fork_into_namespaces():
+def fork_into_namespaces() -> int:
     """As ``os.fork``, but the child is init in new namespaces: one fork in place of two, which is half of a run's time.
 
     Of all that a fork's bookkeeping is for, this process, which has one thread, needs the thread id that glibc keeps at
@@ -63,7 +63,7 @@ def fork_into_namespaces():
     return pid
 
 
-def give_up(seccomp):
+def give_up(seccomp: Filter) -> None:
     """All capabilities, all ways to get any, and the system calls of the filter."""
     call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -72,12 +72,12 @@ def give_up(seccomp):
     call("prctl", _PR_SET_SECCOMP, 2, ctypes.byref(seccomp), 0, 0)
 
 
-def mount_empty(place, options, *, is_writable=True):
+def mount_empty(place: str, options: str, *, is_writable: bool = True) -> None:
     """A file system of its own at that place, in memory."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | (0 if is_writable else _MS_RDONLY)
     call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, options.encode())
 
 
-def stay_visible():
+def stay_visible() -> None:
     """A change of user makes /proc/self root's, which maps of users are written to."""
     call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)

@@ -4,13 +4,14 @@ import atexit
 import json
 import os
 import resource
+import socket
 import sys
 import threading
 import traceback
 import types
 
 
-def bound(values):
+def bound(values: dict[str, int]) -> None:
     """Limits of the kernel's, by their names: for good, and none above what holds already."""
     for name, value in values.items():
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -19,7 +20,7 @@ def bound(values):
         resource.setrlimit(kind, (bounded, bounded))
 
 
-def run(source, stdin, calls, task):
+def run(source: str, stdin: str, calls: list, task: socket.socket) -> None:
     """Standard input is a file without a name. Then the calls, if there are any, are answered on that socket. Does not
     return."""
     code = 1
@@ -34,8 +35,10 @@ def run(source, stdin, calls, task):
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException as error:
-        traceback.print_exception(type(error), error, error.__traceback__.tb_next)  # without this file's own line
-    for end in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):
+        place = error.__traceback__
+        traceback.print_exception(type(error), error, place and place.tb_next)  # without this file's own line
+    as_python_ends = threading._shutdown, atexit._run_exitfuncs  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
+    for end in (*as_python_ends, sys.stdout.flush, sys.stderr.flush):
         try:
             end()
         except BaseException:
@@ -43,7 +46,7 @@ def run(source, stdin, calls, task):
     os._exit(code & 0xFF)
 
 
-def _give_stdin(text):
+def _give_stdin(text: str) -> None:
     """A file without a name, as programs also read descriptor 0 itself."""
     try:
         number = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
@@ -57,7 +60,7 @@ def _give_stdin(text):
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def _called(module, name, arguments):
+def _called(module: types.ModuleType, name: str, arguments: list) -> list:
     """What a function of the program gives, as ["value", encoded], or ["error", text]."""
     try:
         return ["value", _encoded(getattr(module, name)(*(_decoded(argument) for argument in arguments)))]
@@ -65,7 +68,7 @@ def _called(module, name, arguments):
         return ["error", f"{type(error).__name__}: {error}"[:500]]
 
 
-def _encoded(value, depth=0):
+def _encoded(value, depth: int = 0):
     """JSON that tells types apart (values.py reads it). Errors: TypeError for what is no plain value."""
     kind = type(value)
     if depth > 50:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import socket
 
 import kernel
 import main_module
 
 
-def become_program(task, limits, seccomp):
+def become_program(task: socket.socket, limits: dict, seccomp: kernel.Filter) -> None:
     """In the fork: give up all that could do harm, then read the program and run it. Does not return."""
     try:
         _furnish(limits)
@@ -24,14 +25,14 @@ NOT_BEGUN = 126
 """An exit code that a program may have, too: "begun" on its task's socket tells the host that it began."""
 
 
-def _furnish(limits):
+def _furnish(limits: dict) -> None:
     """A file system of its own: /tmp, which is /dev/shm too, is empty and small, and there is no /proc."""
     kernel.mount_empty("/tmp", f"size={limits['disk']},nr_inodes={limits['files']},mode=700")
     kernel.mount_empty("/proc", "size=4k,nr_inodes=2,mode=555", is_writable=False)
     os.chdir("/tmp")
 
 
-def _bound(limits):
+def _bound(limits: dict) -> None:
     main_module.bound(
         {
             "AS": limits["memory"] + (256 << 20),  # of each process; the zygote looks after all together
@@ -50,7 +51,7 @@ def _bound(limits):
     )
 
 
-def _read_task(task):
+def _read_task(task: socket.socket) -> tuple[str, str, list]:
     """Source, standard input, calls: JSON, until the host shuts its side."""
     parts = []
     while part := task.recv(1 << 16):

@@ -24,7 +24,7 @@ _NOT_BEGUN = 126
 _BEGUN = b"begun\n"
 
 
-def main(text):
+def main(text: str) -> None:
     """``text``: JSON of a nonce, the limits, and what the program is given."""
     given = json.loads(text)
     (task, theirs), (stdout, out), (stderr, err) = socket.socketpair(), os.pipe(), os.pipe()
@@ -47,7 +47,7 @@ def main(text):
     os._exit(0)
 
 
-def _become_program(given, task, out, err):
+def _become_program(given: dict, task: socket.socket, out: int, err: int) -> None:
     """In the fork; does not return."""
     try:
         os.setsid()  # so that it is ended with those that it starts
@@ -64,7 +64,7 @@ def _become_program(given, task, out, err):
         os._exit(_NOT_BEGUN)
 
 
-def _watch(pid, received, limits):
+def _watch(pid: int, received: dict, limits: dict) -> tuple:
     """Until it has ended: why it was killed, if it was, the largest memory that was seen, its status and usage."""
     poll, start, why = select.poll(), time.monotonic(), ""
     largest, next_look = 0, start + _WEIGH_SECONDS
@@ -88,7 +88,7 @@ def _watch(pid, received, limits):
             _kill(pid)
 
 
-def _weight(session):
+def _weight(session: int) -> int:
     """Bytes in memory of all that is in it: of what a server's own bound would end together with this script."""
     total = 0
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
@@ -99,14 +99,14 @@ def _weight(session):
     return total
 
 
-def _kill(pid):
+def _kill(pid: int) -> None:
     """And all that is in its session still. Who left that, the server ends."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
-def _read(poll, received, most, seconds):
+def _read(poll: "select.poll", received: dict, most: int, seconds: float) -> bool:
     """What there is by now; False when there is more than it may say."""
     for number, _ in poll.poll(1000 * seconds):
         try:

@@ -39,10 +39,10 @@ _NICE = 5
 class Box:
     """One program at a time."""
 
-    def __init__(self, control, seccomp, uid):
+    def __init__(self, control: socket.socket, seccomp: kernel.Filter, uid: int):
         self.control, self.seccomp, self.uid = control, seccomp, uid
 
-    def serve(self):
+    def serve(self) -> None:
         """Until the host hangs up."""
         while True:
             message, descriptors = receive(self.control)
@@ -52,7 +52,7 @@ class Box:
                 continue
             self.control.send(json.dumps(self._run(json.loads(message), descriptors)).encode())
 
-    def _run(self, limits, descriptors):
+    def _run(self, limits: dict, descriptors: list[int]) -> dict:
         """How a program ended. With it everything ended that it had started, since it is its namespace's init."""
         start = time.monotonic()
         pid = kernel.fork_into_namespaces()
@@ -70,7 +70,7 @@ class Box:
         exit_code = os.waitstatus_to_exitcode(status)
         return {"exit": exit_code, "why": why, "seconds": time.monotonic() - start, "memory": memory}
 
-    def _become(self, descriptors, limits):
+    def _become(self, descriptors: list[int], limits: dict) -> None:
         """In the fork; does not return."""
         try:
             os.setsid()  # signals and priorities of its process group would reach the zygote
@@ -87,7 +87,7 @@ class Box:
         finally:
             os._exit(running.NOT_BEGUN)
 
-    def _watch(self, pid, watch, most):
+    def _watch(self, pid: int, watch: int, most: int) -> tuple[str, int]:
         """Until it has ended: why it was killed, if it was, and the largest memory that was seen."""
         poll = select.poll()
         poll.register(watch, select.POLLIN)
@@ -110,7 +110,7 @@ class Box:
                 os.kill(pid, signal.SIGKILL)
 
 
-def look_after(pid):
+def look_after(pid: int) -> int:
     """Bytes in memory of a process and all below it. By now they take long, so they give way to those that do not."""
     total = 0
     try:
@@ -126,7 +126,7 @@ def look_after(pid):
     return total
 
 
-def receive(control):
+def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """A message, and the descriptors that came with it."""
     numbers = array.array("i")
     message, ancillary, _, _ = control.recvmsg(4096, socket.CMSG_SPACE(3 * numbers.itemsize))
@@ -135,7 +135,7 @@ def receive(control):
     return message, list(numbers)
 
 
-def main():
+def main() -> None:
     control, filter_fd, drops = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "drop"
     with open(filter_fd, "rb") as file:
         instructions = file.read()
