@@ -7,12 +7,16 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as ShardPlacement
 from torch.distributed.tensor.placement_types import _StridedShard
 from torchtitan.protocols.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torchtitan.models.common.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ _ADAPTER = re.compile(r"\.lora_([ab])\.weight$")
 
 def is_adapter(titan_name: str) -> bool:
     return _ADAPTER.search(titan_name) is not None
+
+
+def decoder_of(spec: ModelSpec) -> "Decoder.Config":
+    """TorchTitan's config of a model, which is a decoder's for every family (families.py)."""
+    return cast("Decoder.Config", spec.model)  # nothing is asked: the class's import takes a second
 
 
 def hf_names(spec: ModelSpec, titan_names: Iterable[str]) -> dict[str, str]:

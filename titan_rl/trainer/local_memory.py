@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's."""
@@ -43,6 +46,7 @@ class _Weight(Held):
         before = self.memory
         memory.copy_(before)
         if self.sharded is not None:
+            assert isinstance(self.parameter, DTensor)
             local = self.parameter._local_tensor
             begin = memory.storage_offset() + local.storage_offset() - before.storage_offset()
             self.parameter._local_tensor = memory.as_strided(local.shape, local.stride(), begin)
@@ -76,7 +80,7 @@ def is_moment(held: Held) -> bool:
     return isinstance(held, _Moment)
 
 
-def held_by(learner) -> list[Held]:
+def held_by(learner: "Side") -> list[Held]:
     """All that an update changes, in an order that all processes of a rank agree on."""
     sharded = {id(one.sharded_param): one for one in _sharded_parameters(learner)}
     return [
@@ -91,7 +95,7 @@ def held_by(learner) -> list[Held]:
     ]
 
 
-def _sharded_parameters(learner) -> list[Any]:
+def _sharded_parameters(learner: "Side") -> list[Any]:
     return [
         one
         for model in learner.learning().values()

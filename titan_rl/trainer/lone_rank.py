@@ -81,7 +81,7 @@ class LoneRank:
             for name, trained in its._parameters.items():
                 if trained is not None and trained not in copies:
                     copies[trained] = self._copy(trained, self._is_wide and trained not in self._narrow)
-                ours._parameters[name] = copies.get(trained)
+                ours._parameters[name] = None if trained is None else copies.get(trained)
             ours._buffers.update(its._buffers)
             if hasattr(its, "_lora_scaling"):
                 ours._lora_scaling = its._lora_scaling  # zero, while adapters are off
@@ -111,11 +111,13 @@ def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _multiplied_otherwise(ours: nn.Module, its: nn.Module) -> list[nn.Parameter]:
     """Of the parameters of one module (``its``), those that have to be of the dtype that is computed in."""
     if isinstance(ours, (LeanLinear, Float32Head)) or type(ours) is Embedding:
-        return [its.bias] if getattr(its, "bias", None) is not None else []
+        bias = its._parameters.get("bias")
+        return [] if bias is None else [bias]
     return [parameter for parameter in its._parameters.values() if parameter is not None]
 
 
 def _take_gradient(copy: nn.Parameter, trained: nn.Parameter) -> None:
+    assert copy.grad is not None  # this is called once it was added up
     if trained.grad is None:
         trained.grad = _as_trained(copy.grad.to(_local(trained).dtype), trained)
     else:

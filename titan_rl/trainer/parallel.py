@@ -61,7 +61,8 @@ def _set_reduction(module: FSDPModule, parallel_dims: ParallelDims, device: torc
     if device.type == "cpu":
         module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     if parallel_dims.dp_replicate * parallel_dims.dp_shard * parallel_dims.cp == 1:
-        module.set_gradient_divide_factor(None)  # where nothing is added up, that would cost a pass over each
+        # where nothing is added up, that would cost a pass over each; torch's annotation leaves None out, its default
+        module.set_gradient_divide_factor(None)  # pyright: ignore[reportArgumentType]
 
 
 def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device, common: dict):
