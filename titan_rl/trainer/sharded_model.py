@@ -66,7 +66,7 @@ class ShardedModel:
         self.temperature = temperature
         self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
         self.attention_form: Form = attention_form(
-            spec.model, device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
+            decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
         )
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
         self.lone = LoneRank(spec, titan, self.parts[0]) if is_lone(titan, parallel_dims, device) else None

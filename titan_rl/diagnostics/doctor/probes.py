@@ -41,7 +41,8 @@ def _checksum(values: torch.Tensor) -> str:
 
 def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
     """All that this rank has fetched of the version that it uses."""
-    assert (reader := engine.reader) is not None, "nothing was fetched yet"
+    reader = engine.reader
+    assert reader is not None, "nothing was fetched yet"
     return [
         Piece(name, box, str(values.dtype).removeprefix("torch."), _checksum(values))
         for name, _, box, values in reader.pieces()
