@@ -168,9 +168,9 @@ def multiplies_wide() -> bool:
     depend on it, in their last bits.
     """
     has = torch.cpu.get_capabilities()
-    if has.get("architecture") != "x86_64" or torch.cpu._is_amx_tile_supported():
+    if has.get("architecture") != "x86_64" or torch.cpu._is_amx_tile_supported():  # noqa: SLF001  (torch asks the CPU here alone)
         return False
-    return has.get("cpu_name", "").startswith("Intel") or not torch.cpu._is_avx512_bf16_supported()
+    return has.get("cpu_name", "").startswith("Intel") or not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch asks the CPU here alone)
 
 
 @contextmanager
@@ -350,7 +350,7 @@ class _Gradients:
 
 def _can_be_kept(hidden_SD: torch.Tensor, weight_VD: torch.Tensor) -> bool:
     is_bf16 = hidden_SD.dtype == weight_VD.dtype == torch.bfloat16 and hidden_SD.device.type == "cpu"
-    is_fast = torch.cpu._is_avx512_bf16_supported() and not multiplies_wide()
+    is_fast = torch.cpu._is_avx512_bf16_supported() and not multiplies_wide()  # noqa: SLF001  (torch asks the CPU here alone)
     return is_bf16 and is_fast and len(hidden_SD) * len(weight_VD) <= _CPU_KEPT_SIZE
 
 
@@ -570,7 +570,7 @@ if TYPE_CHECKING or triton is not None:
         return configs if _is_tuned else [_fixed_config(configs, arguments["hidden"].element_size())]
 
     @triton.jit
-    def _logits_tile(
+    def _logits_tile(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         hidden_at,
         weight_at,
         bias,
@@ -616,7 +616,7 @@ if TYPE_CHECKING or triton is not None:
     @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
-    def _statistics_kernel(
+    def _statistics_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         hidden,
         weight,
         bias,
@@ -701,7 +701,7 @@ if TYPE_CHECKING or triton is not None:
     @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
-    def _gradient_kernel(
+    def _gradient_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         hidden,
         weight,
         bias,

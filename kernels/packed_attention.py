@@ -193,14 +193,14 @@ def _flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: _Lengths, window: int | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The output, the scores' log-sum-exp, and the state of a random generator that nothing is drawn from."""
-    return torch.ops.torch_attn._varlen_attn(q, k, v, *lengths, scale=scale, **_window(window))
+    return torch.ops.torch_attn._varlen_attn(q, k, v, *lengths, scale=scale, **_window(window))  # noqa: SLF001  (torch's operator, beneath its own wrapper)
 
 
 def _flash_backward(
     inputs: tuple[torch.Tensor, ...], state: torch.Tensor, lengths: _Lengths, window: int | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of the queries and of the gathered keys and values, of the output's gradient, those, and the output."""
-    return torch.ops.torch_attn._varlen_attn_backward(
+    return torch.ops.torch_attn._varlen_attn_backward(  # noqa: SLF001  (torch's operator, beneath its own wrapper)
         *(*inputs, *lengths), rng_state=state, scale=scale, **_window(window)
     )
 

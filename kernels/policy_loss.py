@@ -288,7 +288,7 @@ if TYPE_CHECKING or triton is not None:
         return logprob_S - _load_trained(old + tokens_S, is_token_S, counted_S), counted_S
 
     @triton.jit
-    def _terms(
+    def _terms(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         logprob,
         old,
         advantage,
@@ -361,7 +361,7 @@ if TYPE_CHECKING or triton is not None:
         return by_ratio_S * weight_S, by_logprob_S * weight_S, sums_M
 
     @triton.jit
-    def _token_kernel(
+    def _token_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         logprob,
         old,
         advantage,
@@ -409,7 +409,7 @@ if TYPE_CHECKING or triton is not None:
         tl.store(parts + program * _NUM_SUMS + lanes_M, sums_M)
 
     @triton.jit
-    def _sequence_kernel(
+    def _sequence_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         logprob,
         old,
         advantage,

@@ -92,17 +92,17 @@ def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
 def draw_nothing(model: nn.Module) -> None:
     """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
     for module in adapted_modules([model]):
-        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE
+        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE  # noqa: SLF001  (TorchTitan's, which it reads at the start)
 
 
 @contextmanager
 def adapter_disabled(model_parts: Sequence[nn.Module]) -> Iterator[None]:
     """Meanwhile the model computes with its own weights alone: the model that the adapters began at, for free."""
-    kept = [(module, module._lora_scaling) for module in adapted_modules(model_parts)]
+    kept = [(module, module._lora_scaling) for module in adapted_modules(model_parts)]  # noqa: SLF001  (TorchTitan's factor of an adapter)
     try:
         for module, _ in kept:
-            module._lora_scaling = 0.0  # x + 0 y is x, to the bit, for whatever y is finite
+            module._lora_scaling = 0.0  # noqa: SLF001  (x + 0 y is x, to the bit, for whatever y is finite)
         yield
     finally:
         for module, scaling in kept:
-            module._lora_scaling = scaling
+            module._lora_scaling = scaling  # noqa: SLF001  (TorchTitan's factor of an adapter)

@@ -114,7 +114,7 @@ class LearnedRole(Taught):
     sums: ClassVar[tuple[str, ...]]
     """What ``_loss`` counts besides."""
     settings: Any
-    """``config.schema`` has its type: the role's own section."""
+    """``CriticConfig`` or ``ImplicitRewardConfig`` (config/role_sections.py)."""
     samples_per_loss, names_rows = 1, False
     """For a search for bad numbers (bad_numbers.py): samples have losses of their own, prompts are no rows of data."""
 

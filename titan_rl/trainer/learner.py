@@ -30,13 +30,7 @@ from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.learned_role import LearnedRole, Taught, Told
 from titan_rl.trainer.learned_roles import learned_beside
 from titan_rl.trainer.learning import LearningModel
-from titan_rl.trainer.objective import (
-    add_sums,
-    expected_gradient,
-    loss_and_sums,
-    loss_inputs,
-    zero_totals,
-)
+from titan_rl.trainer.objective import add_sums, expected_gradient, loss_and_sums, loss_inputs, zero_totals
 from titan_rl.trainer.optimizer import build_optimizer
 from titan_rl.trainer.preparation import (
     Found,
@@ -178,7 +172,9 @@ class Learner(Side):
 
     # an update
 
-    def _loss(self, statistics: torch.Tensor, index: int, columns: Columns, totals: dict) -> torch.Tensor:
+    def _loss(
+        self, statistics: torch.Tensor, index: int, columns: Columns, totals: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         """A row's loss, of what the head gave; its sums are added to ``totals``."""
         self.statistics[index] = statistics.detach().reshape(-1, statistics.shape[-1])
         loss, sums = loss_and_sums(self.algorithm, statistics, columns)
@@ -204,11 +200,7 @@ class Learner(Side):
         totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
         still = still_rows(self.algorithm, rows, self.device)
-
-        def loss(statistics: torch.Tensor, index: int, columns: Columns) -> torch.Tensor:
-            return self._loss(statistics, index, columns, totals)
-
-        self.policy.forward_backward(rows, loss, self._asked, still)
+        self.policy.forward_backward(rows, partial(self._loss, totals=totals), self._asked, still)
         return totals
 
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:

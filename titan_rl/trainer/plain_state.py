@@ -31,13 +31,13 @@ from titan_rl.data.shards import StoreError, open_file, shards_of, sizes_of
 _CLASSES = (
     *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, _StorageInfo),
     *(described.ChunkStorageMetadata, described.TensorProperties, described.StorageMeta),
-    described._MEM_FORMAT_ENCODING,
+    described._MEM_FORMAT_ENCODING,  # noqa: SLF001  (DCP pickles it)
 )
 
 
 def _encoding(kind: type, name: str) -> described._MEM_FORMAT_ENCODING:
     """Stands where ``getattr`` is named, by which Python 3.11.0 to 3.11.3 pickle the members of enumerations."""
-    if kind is not described._MEM_FORMAT_ENCODING:
+    if kind is not described._MEM_FORMAT_ENCODING:  # noqa: SLF001  (DCP pickles it)
         raise StateError(f"its {_METADATA} names an attribute of {kind!r:.80}")
     return kind[name]
 
@@ -58,10 +58,10 @@ class StateError(ValueError):
     """A checkpoint that is no plain state; says why."""
 
 
-class _Unpickler(pickle._Unpickler):
+class _Unpickler(pickle._Unpickler):  # noqa: SLF001  (the one in Python, see below)
     """The one in Python, as the one in C cannot be kept from setting attributes of a class that it may make."""
 
-    dispatch = dict(pickle._Unpickler.dispatch)
+    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: SLF001  (the one in Python, see below)
     stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
@@ -74,7 +74,7 @@ class _Unpickler(pickle._Unpickler):
     def load_build(self) -> None:
         if isinstance(self.stack[-2], type | Enum) or callable(self.stack[-2]):
             raise StateError(f"its {_METADATA} would change {self.stack[-2]!r:.80}")
-        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # pyright: ignore[reportArgumentType]
+        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # noqa: SLF001  # pyright: ignore[reportArgumentType]  (the one in Python, see below)
 
     # typeshed has the class in C for what the one in Python dispatches to
     dispatch[pickle.BUILD[0]] = load_build  # pyright: ignore[reportArgumentType]
