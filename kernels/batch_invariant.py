@@ -9,7 +9,7 @@ Dimensions: M rows of the batch, K summed over, N columns (of a weight, as torch
 """
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,7 +17,11 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the reference does without
+    if TYPE_CHECKING:
+        raise
     triton = None
+
+Implementation = Literal["reference", "triton"]
 
 _ROWS = 64
 """Of the one shape that the reference multiplies."""
@@ -27,7 +31,7 @@ def batch_invariant_matmul(
     rows_MK: torch.Tensor,
     weight_NK: torch.Tensor,
     *,
-    implementation: Literal["reference", "triton"] = "reference",
+    implementation: Implementation = "reference",
 ) -> torch.Tensor:
     """``rows @ weight.T`` [M, N] in the inputs' dtype.
 
@@ -44,7 +48,7 @@ def batch_invariant_log_softmax(
     logits_MN: torch.Tensor,
     temperature: float = 1.0,
     *,
-    implementation: Literal["reference", "triton"] = "reference",
+    implementation: Implementation = "reference",
 ) -> torch.Tensor:
     """Log-probabilities [M, N] in fp32 of ``logits / temperature``.
 
@@ -55,12 +59,14 @@ def batch_invariant_log_softmax(
 
 class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, rows_MK, weight_NK, implementation):
+    def forward(
+        ctx: Any, rows_MK: torch.Tensor, weight_NK: torch.Tensor, implementation: Implementation
+    ) -> torch.Tensor:
         ctx.save_for_backward(rows_MK, weight_NK)
         return (_triton_matmul if implementation == "triton" else _reference_matmul)(rows_MK, weight_NK)
 
     @staticmethod
-    def backward(ctx, grad_MN):
+    def backward(ctx: Any, grad_MN: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         rows_MK, weight_NK = ctx.saved_tensors
         grad_rows_MK = grad_MN @ weight_NK if ctx.needs_input_grad[0] else None
         return grad_rows_MK, grad_MN.T @ rows_MK if ctx.needs_input_grad[1] else None, None
@@ -68,7 +74,7 @@ class _Matmul(torch.autograd.Function):
 
 class _LogSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits_MN, temperature, implementation):
+    def forward(ctx: Any, logits_MN: torch.Tensor, temperature: float, implementation: Implementation) -> torch.Tensor:
         if implementation == "triton":
             logprob_MN = _triton_log_softmax(logits_MN, temperature)
         else:
@@ -79,7 +85,7 @@ class _LogSoftmax(torch.autograd.Function):
         return logprob_MN
 
     @staticmethod
-    def backward(ctx, grad_MN):
+    def backward(ctx: Any, grad_MN: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         (logprob_MN,) = ctx.saved_tensors
         grad_MN = grad_MN - logprob_MN.exp() * grad_MN.sum(-1, keepdim=True)
         return (grad_MN / ctx.temperature).to(ctx.dtype), None, None
@@ -105,14 +111,11 @@ def _triton_matmul(rows_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tens
     out_MN = torch.empty(num_rows, num_columns, dtype=rows_MK.dtype, device=rows_MK.device)
     if out_MN.numel():
         # never tuned by the number of rows: another configuration may be another order of addition
-        block, settings = _MATMUL_16 if rows_MK.element_size() == 2 else _MATMUL_32
-        grid = (triton.cdiv(num_rows, block[0]) * triton.cdiv(num_columns, block[1]),)
-        _matmul_kernel[grid](
-            *(rows_MK, weight_NK, out_MN, num_rows, num_columns, depth),
-            *block,
-            EVEN_K=depth % block[2] == 0,
-            **settings,
-        )
+        settings = _MATMUL_16 if rows_MK.element_size() == 2 else _MATMUL_32
+        settings = settings | {"EVEN_K": depth % settings["BLOCK_K"] == 0}
+        tiles = triton.cdiv(num_rows, settings["BLOCK_M"]) * triton.cdiv(num_columns, settings["BLOCK_N"])
+        inputs = rows_MK, weight_NK, out_MN, num_rows, num_columns, depth
+        _matmul_kernel[(tiles,)](*inputs, **settings)
     return out_MN
 
 
@@ -120,19 +123,24 @@ def _triton_log_softmax(logits_MN: torch.Tensor, temperature: float) -> torch.Te
     logits_MN = logits_MN.contiguous()
     out_MN = torch.empty(logits_MN.shape, dtype=torch.float32, device=logits_MN.device)
     if out_MN.numel():
-        _log_softmax_kernel[(len(logits_MN),)](
-            logits_MN, out_MN, logits_MN.shape[1], float(temperature), BLOCK=_LANES, num_warps=8
-        )
+        settings: dict[str, Any] = dict(BLOCK=_LANES, num_warps=8)
+        _log_softmax_kernel[(len(logits_MN),)](logits_MN, out_MN, logits_MN.shape[1], float(temperature), **settings)
     return out_MN
 
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _LANES = 64 if _INTERPRETED else 4096
-_MATMUL_16 = ((16, 32, 64) if _INTERPRETED else (128, 128, 64), dict(num_warps=8, num_stages=4))
-"""Rows, columns and depth of a tile."""
-_MATMUL_32 = ((16, 32, 64) if _INTERPRETED else (64, 64, 32), dict(num_warps=4, num_stages=3))
 
-if triton is not None:
+
+def _tile(rows: int, columns: int, depth: int, num_warps: int, num_stages: int) -> dict[str, Any]:
+    size = (16, 32, 64) if _INTERPRETED else (rows, columns, depth)
+    return dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), size, strict=True), num_warps=num_warps, num_stages=num_stages)
+
+
+_MATMUL_16 = _tile(128, 128, 64, num_warps=8, num_stages=4)
+_MATMUL_32 = _tile(64, 64, 32, num_warps=4, num_stages=3)
+
+if TYPE_CHECKING or triton is not None:
     # the interpreter multiplies bfloat16 as if its bits were integers; in fp32 the products are the same
     _WIDEN = tl.constexpr(_INTERPRETED)
 

@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import triton
@@ -31,7 +32,9 @@ from pack_cast import Staging
 from policy_loss import Objective, policy_loss
 
 
-def _logits_in_full(hidden_SD, weight_VD, target_S, temperature: float):
+def _logits_in_full(
+    hidden_SD: torch.Tensor, weight_VD: torch.Tensor, target_S: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     logprob_SV = torch.log_softmax((hidden_SD @ weight_VD.T).to(_wide(hidden_SD)) / temperature, -1)
     with torch.no_grad():
         entropy_S = -(logprob_SV.exp() * logprob_SV).sum(-1)
@@ -71,26 +74,30 @@ def bench_linear_logprob(bench: Bench) -> None:
             hold(mine, "milliseconds", theirs["milliseconds"], at_most=True)
 
 
-def _forward_backward(leaves, target_S, upstream_S, forward: Callable):
+def _forward_backward(
+    leaves: list[torch.Tensor], target_S: torch.Tensor, upstream_S: torch.Tensor, forward: Callable
+) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(forward(*leaves, target_S)[0], leaves, upstream_S)
 
 
-def _liger():
-    try:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+def _liger() -> Callable | None:
+    try:  # it is measured where it is installed
+        from liger_kernel.transformers import (  # pyright: ignore[reportMissingImports]
+            LigerFusedLinearCrossEntropyLoss,
+        )
     except ImportError:
         return None
     return LigerFusedLinearCrossEntropyLoss()
 
 
-def _liger_step(liger, leaves, target_S):
+def _liger_step(liger: Callable, leaves: list[torch.Tensor], target_S: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Without temperature, entropy and a weight a token: it has the gradient of the mean alone."""
     return torch.autograd.grad(liger(leaves[1], leaves[0], target_S), leaves)
 
 
-def _problem(bench: Bench, tokens: int, vocabulary: int):
+def _problem(bench: Bench, tokens: int, vocabulary: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     torch.manual_seed(0)
-    like = dict(device=bench.device, dtype=torch.bfloat16)
+    like: dict[str, Any] = dict(device=bench.device, dtype=torch.bfloat16)
     hidden_SD = torch.randn(tokens, bench.sizes.hidden, **like)
     weight_VD = torch.randn(vocabulary, bench.sizes.hidden, **like) * (3 / bench.sizes.hidden**0.5)
     target_S = torch.randint(vocabulary, (tokens,), device=bench.device)
@@ -101,7 +108,8 @@ def _errors(bench: Bench, ours: Callable, vocabulary: int, temperature: float) -
     """On fewer tokens, whose logits in float64 there is memory for."""
     leaves, target_S = _problem(bench, bench.sizes.checked_tokens, vocabulary)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    found, exact = ours(*leaves, target_S), _logits_in_full(*exact_leaves, target_S, temperature)
+    exact_hidden_SD, exact_weight_VD = exact_leaves
+    found, exact = ours(*leaves, target_S), _logits_in_full(exact_hidden_SD, exact_weight_VD, target_S, temperature)
     gradients = torch.autograd.grad(found[0].sum(), leaves)
     exact_gradients = torch.autograd.grad(exact[0].sum(), exact_leaves)
     return {
@@ -120,7 +128,7 @@ def bench_policy_loss(bench: Bench) -> None:
     advantage_S, weight_S, importance_S = (torch.rand(tokens, device=bench.device) for _ in range(3))
     objective = Objective(dual_clip=3.0, kl_coefficient=0.1)
 
-    def step(implementation: str, function: Callable = policy_loss):
+    def step(implementation: str, function: Callable = policy_loss) -> torch.Tensor:
         loss, _ = function(
             *(logprob_S, old_S, advantage_S, weight_S, objective),
             **{"importance_S": importance_S, "reference_logprob_S": reference_S},
@@ -145,7 +153,7 @@ def bench_discounted_scan(bench: Bench) -> None:
     last_T = torch.rand(tokens, device=bench.device) < 1e-3
     floor = (4 * rewards_T.nbytes + last_T.nbytes) / bench.bytes_per_s
 
-    def run(implementation: str):
+    def run(implementation: Literal["reference", "triton"]) -> tuple[torch.Tensor, torch.Tensor]:
         return advantages_and_returns(rewards_T, values_T, last_T, 0.99, 0.95, implementation=implementation)
 
     error = float((run("triton")[0] - run("reference")[0]).abs().max())
@@ -195,7 +203,7 @@ def bench_block_sums(bench: Bench) -> None:
 def bench_batch_invariant(bench: Bench) -> None:
     depth, largest = bench.sizes.hidden, bench.sizes.largest_batch
     torch.manual_seed(0)
-    like = dict(device=bench.device, dtype=torch.bfloat16)
+    like: dict[str, Any] = dict(device=bench.device, dtype=torch.bfloat16)
     weight_NK = torch.randn(depth, depth, **like)
     matmul = functools.partial(batch_invariant_matmul, weight_NK=weight_NK, implementation="triton")
     rows_MK = torch.randn(max(largest, *bench.sizes.batches), depth, **like)
@@ -240,7 +248,7 @@ BENCHES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--only", choices=BENCHES, help="one kernel")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU; the figures mean nothing")

@@ -8,6 +8,7 @@ Dimensions: T tokens of the row, N heads of queries, G heads of keys, H head siz
 
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -57,11 +58,11 @@ def _pairs(prompt: Prompt) -> int:
     return before * (before + 1) // 2 + samples * (each * before + each * (each + 1) // 2)
 
 
-def _packed(prompt: Prompt, implementation: str, device: str) -> Callable:
+def _packed(prompt: Prompt, implementation: Literal["flash", "reference"], device: str) -> Callable:
     samples, each, before = prompt
     own = [(before + each * sample, each) for sample in range(samples)]
     plan = plan_packed([[(0, before)], *([(0, before), segment] for segment in own)], before + samples * each, device)
-    return lambda *rows_TNH: packed_attention(*rows_TNH, plan, implementation=implementation)
+    return lambda q_TNH, k_TGH, v_TGH: packed_attention(q_TNH, k_TGH, v_TGH, plan, implementation=implementation)
 
 
 def _masked(prompt: Prompt, device: str) -> Callable:
@@ -71,18 +72,20 @@ def _masked(prompt: Prompt, device: str) -> Callable:
     key_BK = torch.cat([torch.arange(before, device=device).expand(samples, -1), query_BQ], 1)
     seen_QK = torch.ones(each, before + each, dtype=torch.bool, device=device).tril(before)
 
-    def attend(q_TNH, k_TGH, v_TGH):
-        own = (x[None, :before].transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
-        out_1NTH = F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
-        block = (x[index].transpose(1, 2) for x, index in ((q_TNH, query_BQ), (k_TGH, key_BK), (v_TGH, key_BK)))
+    def attend(q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor) -> torch.Tensor:
+        q_1NTH, k_1GTH, v_1GTH = (x[None, :before].transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
+        out_1NTH = F.scaled_dot_product_attention(q_1NTH, k_1GTH, v_1GTH, is_causal=True, enable_gqa=True)
+        q_BNQH, k_BGKH, v_BGKH = (
+            x[index].transpose(1, 2) for x, index in ((q_TNH, query_BQ), (k_TGH, key_BK), (v_TGH, key_BK))
+        )
         mask_BQK = seen_QK[None, None].expand(samples, -1, -1, -1)
-        out_BNQH = F.scaled_dot_product_attention(*block, attn_mask=mask_BQK, enable_gqa=True)
+        out_BNQH = F.scaled_dot_product_attention(q_BNQH, k_BGKH, v_BGKH, attn_mask=mask_BQK, enable_gqa=True)
         return torch.cat([out_1NTH.transpose(1, 2).flatten(0, 1), out_BNQH.transpose(1, 2).flatten(0, 1)])
 
     return attend
 
 
-def _forward_backward(leaves, upstream, way: Callable):
+def _forward_backward(leaves: list[torch.Tensor], upstream: torch.Tensor, way: Callable) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(way(*leaves), leaves, upstream)
 
 
@@ -91,7 +94,7 @@ def _same(step: Callable) -> bool:
     return all(map(torch.equal, step(), step()))
 
 
-def _errors(bench: Bench, by: str, flash: str) -> dict[str, float]:
+def _errors(bench: Bench, by: str, flash: Literal["flash", "reference"]) -> dict[str, float]:
     """On a smaller row, whose scores in float64 there is memory for."""
     prompt = bench.sizes.checked_prompt
     way = _packed(prompt, flash, bench.device) if by == flash else _masked(prompt, bench.device)

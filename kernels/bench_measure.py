@@ -44,7 +44,8 @@ class Bench:
     """Measures on one device, and keeps the rows."""
 
     def __init__(self, device: str, sizes: Sizes):
-        self.device, self.sizes, self.rows = device, sizes, []
+        self.device, self.sizes = device, sizes
+        self.rows: list[dict[str, Any]] = []
         source = torch.randn(sizes.copied, device=device)
         target = torch.empty_like(source)
         self.bytes_per_s = 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
@@ -69,7 +70,7 @@ class Bench:
         stop.synchronize()
         return start.elapsed_time(stop) / 1000
 
-    def peak(self, run: Callable, gradients: int = 0) -> float | None:
+    def peak(self, run: Callable, gradients: float = 0) -> float | None:
         """In MiB, beyond what is there already and ``gradients`` bytes."""
         if self.device == "cpu":
             return None
@@ -82,7 +83,7 @@ class Bench:
         return (torch.cuda.max_memory_allocated() - before - gradients) / 2**20
 
     def add(
-        self, kernel: str, shape: str, by: str, run: Callable, floor: float, gradients: int = 0, **details: Any
+        self, kernel: str, shape: str, by: str, run: Callable, floor: float, gradients: float = 0, **details: Any
     ) -> dict[str, Any]:
         """A row; a rival that cannot run here (no memory, no compiler) is one that says so. ``floor``: seconds."""
         row: dict[str, Any] = {"kernel": kernel, "shape": shape, "by": by}

@@ -9,7 +9,7 @@ Dimensions: N blocks.
 """
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,6 +17,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the reference does without
+    if TYPE_CHECKING:
+        raise
     triton = None
 
 _WEYL = -7046029254386353131
@@ -45,7 +47,8 @@ def block_sums(
     sums_N = torch.zeros(len(blocks), dtype=torch.int64, device=buffer.device)
     most = max((stop - start) // 4 for start, stop in blocks)
     grid = (len(blocks), max(1, triton.cdiv(most, _BLOCK * _ROUNDS)))
-    _sum_kernel[grid](buffer, table.to(buffer.device), sums_N, BLOCK=_BLOCK, ROUNDS=_ROUNDS, num_warps=8)
+    settings: dict[str, Any] = dict(BLOCK=_BLOCK, ROUNDS=_ROUNDS, num_warps=8)
+    _sum_kernel[grid](buffer, table.to(buffer.device), sums_N, **settings)
     return sums_N
 
 
@@ -58,7 +61,7 @@ def _reference_sum(data: torch.Tensor) -> torch.Tensor:
     return total
 
 
-if triton is not None:
+if TYPE_CHECKING or triton is not None:
     _FACTOR = tl.constexpr(_WEYL)
 
     @triton.jit

@@ -8,7 +8,7 @@ Dimensions: T tokens of packed rows, whose segments are runs of tokens.
 """
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,6 +16,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the reference does without
+    if TYPE_CHECKING:
+        raise
     triton = None
 
 
@@ -62,7 +64,9 @@ def advantages_and_returns(
         surprise_T = rewards_T.double() + discount * next_T - values_T.double()
         advantages_T = _reference_scan(surprise_T, last_T, discount * trace)
         return advantages_T.to(values_T.dtype), (advantages_T + values_T.double()).to(values_T.dtype)
-    return _triton_scan(rewards_T, values_T, last_T, discount, trace)
+    advantages_T, returns_T = _triton_scan(rewards_T, values_T, last_T, discount, trace)
+    assert returns_T is not None
+    return advantages_T, returns_T
 
 
 def _reference_scan(x_T: torch.Tensor, last_T: torch.Tensor, factor: float) -> torch.Tensor:
@@ -80,7 +84,9 @@ def _reference_scan(x_T: torch.Tensor, last_T: torch.Tensor, factor: float) -> t
     return sums_T
 
 
-def _triton_scan(rewards_T, values_T, last_T, discount: float, trace: float):
+def _triton_scan(
+    rewards_T: torch.Tensor, values_T: torch.Tensor | None, last_T: torch.Tensor, discount: float, trace: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One read and one write of each tensor."""
     num_tokens = len(rewards_T)
     rewards_T, last_T = rewards_T.contiguous(), last_T.contiguous()
@@ -91,18 +97,18 @@ def _triton_scan(rewards_T, values_T, last_T, discount: float, trace: float):
     if num_blocks:
         # a word for each block, and the count of blocks that have begun
         carries = torch.zeros(num_blocks + 1, dtype=torch.int64, device=rewards_T.device)
+        settings: dict[str, Any] = dict(BLOCK=_BLOCK, num_warps=8)
         _scan_kernel[(num_blocks,)](
             *(rewards_T, values_T, last_T.view(torch.uint8), sums_T, returns_T, carries, num_tokens, num_blocks),
             *(float(discount), float(discount * trace)),
-            BLOCK=_BLOCK,
-            num_warps=8,
+            **settings,
         )
     return sums_T, returns_T
 
 
 _BLOCK = 16 if os.environ.get("TRITON_INTERPRET") == "1" else 4096
 
-if triton is not None:
+if TYPE_CHECKING or triton is not None:
 
     @triton.jit
     def _compose(left_factor, left_sum, right_factor, right_sum):
@@ -145,7 +151,8 @@ if triton is not None:
         is_first_T = tl.arange(0, BLOCK) == 0
         reach = tl.sum(tl.where(is_first_T, reach_T, 0.0), 0)
         first = tl.sum(tl.where(is_first_T, sums_T, 0.0), 0)
-        is_closed = tl.sum(ends_T.to(tl.int32), 0) > 0
+        # triton's annotation says that a sum may be a tuple, which it is of tuples
+        is_closed = tl.sum(ends_T.to(tl.int32), 0) > 0  # pyright: ignore[reportOperatorIssue]
         if is_closed:
             _publish(carries + block, first)
         carry = 0.0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the reference does without
+    if TYPE_CHECKING:
+        raise
     triton = None
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -35,6 +37,16 @@ _CPU_KEPT_SIZE = 2**27
 """Of the logits' gradients that are kept in bf16: 256 MiB."""
 _GPU_TILE_TOKENS, _GPU_TILE_SIZE = 16384, 3 * 2**26
 """The gradient's tile in bf16 is 384 MiB."""
+
+
+ExpectedGrad = Callable[[torch.Tensor, slice], torch.Tensor]
+"""What gradient some tokens' log-probabilities will get, by these log-probabilities and the tokens."""
+_Needed = tuple[bool, bool, bool]
+"""Whether hidden states, weight and bias are to have a gradient."""
+_Gradient = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of hidden states, weight and bias."""
+_Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Log-probabilities, entropies, and the logarithm of the softmax's denominator, [S] each."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ def linear_logprob(
     group: dist.ProcessGroup | None = None,
     tile_tokens: int | None = None,
     tile_words: int | None = None,
-    expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
+    expected_grad: ExpectedGrad | None = None,
     implementation: Literal["reference", "triton"] = "reference",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each target and entropy of its distribution, [S] each; both may be differentiated.
@@ -108,7 +120,15 @@ def linear_logprob(
 
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_SD, weight_VD, bias_V, target_S, head: _Head, expected_grad):
+    def forward(
+        ctx: Any,
+        hidden_SD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        target_S: torch.Tensor,
+        head: _Head,
+        expected_grad: ExpectedGrad | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         local_S = target_S - head.first_word
         inputs = hidden_SD.detach(), weight_VD.detach(), None if bias_V is None else bias_V.detach(), local_S, head
         ctx.expected = None
@@ -124,7 +144,9 @@ class _LinearLogprob(torch.autograd.Function):
         return logprob_S, entropy_S
 
     @staticmethod
-    def backward(ctx, grad_logprob_S, grad_entropy_S):
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
+        ctx: Any, grad_logprob_S: torch.Tensor | None, grad_entropy_S: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
         hidden_SD, weight_VD, bias_V, local_S, log_total_S, entropy_S = ctx.saved_tensors
         if grad_logprob_S is None:
             grad_logprob_S = torch.zeros_like(log_total_S)
@@ -133,6 +155,7 @@ class _LinearLogprob(torch.autograd.Function):
             tokens = _Tokens(hidden_SD, local_S, log_total_S, entropy_S, grad_logprob_S.contiguous(), grad_entropy_S)
             with exact_bf16_products(hidden_SD, weight_VD):
                 gradients = _backward_again(tokens, weight_VD, bias_V, ctx.needs_input_grad[:3], ctx.head)
+        assert gradients is not None
         return *gradients, None, None, None
 
 
@@ -145,9 +168,9 @@ def multiplies_wide() -> bool:
     depend on it, in their last bits.
     """
     has = torch.cpu.get_capabilities()
-    if has.get("architecture") != "x86_64" or torch.cpu._is_amx_tile_supported():
+    if has.get("architecture") != "x86_64" or torch.cpu._is_amx_tile_supported():  # noqa: SLF001  (torch asks the CPU here alone)
         return False
-    return has.get("cpu_name", "").startswith("Intel") or not torch.cpu._is_avx512_bf16_supported()
+    return has.get("cpu_name", "").startswith("Intel") or not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch asks the CPU here alone)
 
 
 @contextmanager
@@ -156,7 +179,8 @@ def exact_bf16_products(a: torch.Tensor, b: torch.Tensor) -> Iterator[None]:
 
     They round what they are given to bf16, which changes neither hidden states nor weights, and sum up in fp32.
     """
-    matmul = torch.backends.mkldnn.matmul
+    # torch makes the attribute by replacing the module's class, which a checker does not see
+    matmul = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before, is_bf16 = matmul.fp32_precision, a.dtype == b.dtype == torch.bfloat16
     if is_bf16 and a.device.type == "cpu" and not multiplies_wide():
         matmul.fp32_precision = "bf16"
@@ -166,7 +190,7 @@ def exact_bf16_products(a: torch.Tensor, b: torch.Tensor) -> Iterator[None]:
         matmul.fp32_precision = before
 
 
-def _normalized(max_S: torch.Tensor, sums_3S: torch.Tensor, head: _Head):
+def _normalized(max_S: torch.Tensor, sums_3S: torch.Tensor, head: _Head) -> _Statistics:
     """Log-probabilities, entropies, and the logarithm of the softmax's denominator, over all ranks' words."""
     if head.group is not None:
         local_max_S = max_S.clone()
@@ -178,7 +202,15 @@ def _normalized(max_S: torch.Tensor, sums_3S: torch.Tensor, head: _Head):
     return target_logit_S - log_total_S, log_total_S - expected_S / total_S, log_total_S
 
 
-def _forward_and_expected_backward(hidden_SD, weight_VD, bias_V, local_S, head: _Head, needed, expected_grad):
+def _forward_and_expected_backward(
+    hidden_SD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    local_S: torch.Tensor,
+    head: _Head,
+    needed: _Needed,
+    expected_grad: ExpectedGrad,
+) -> tuple[_Statistics, tuple[torch.Tensor, _Gradient]]:
     """All logits of a chunk of tokens are kept, in tiles; its statistics known, they become their own gradient."""
     if _can_be_kept(hidden_SD, weight_VD):
         gradients = _KeptGradients(hidden_SD, weight_VD, bias_V, needed)
@@ -203,7 +235,9 @@ def _forward_and_expected_backward(hidden_SD, weight_VD, bias_V, local_S, head: 
     return (logprob_S, entropy_S, log_total_S), (expected_S, gradients.finished())
 
 
-def _backward_again(tokens: "_Tokens", weight_VD, bias_V, needed, head: _Head):
+def _backward_again(
+    tokens: "_Tokens", weight_VD: torch.Tensor, bias_V: torch.Tensor | None, needed: _Needed, head: _Head
+) -> _Gradient:
     """The gradients, from logits that are computed again."""
     gradients = _Gradients(tokens.hidden_SD, weight_VD, bias_V, needed, words_outside=True)
     gradient_tile = _triton_gradient_tile if head.triton else _reference_gradient_tile
@@ -275,14 +309,24 @@ class _Sum:
 class _Gradients:
     """Gradients of hidden states, weight and bias, added up tile by tile in the accumulating dtype."""
 
-    def __init__(self, hidden_SD, weight_VD, bias_V, needed, *, words_outside: bool):
+    def __init__(
+        self,
+        hidden_SD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        needed: _Needed,
+        *,
+        words_outside: bool,
+    ):
         self.dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
         self.hidden_dtype, self.num_tokens = hidden_SD.dtype, len(hidden_SD)
         self.hidden_SD = hidden_SD.new_zeros(hidden_SD.shape, dtype=self.dtype) if needed[0] else None
         self.weight = _Sum(weight_VD, self.dtype, words_outside) if needed[1] else None
-        self.bias = _Sum(bias_V, self.dtype, words_outside) if needed[2] else None
+        self.bias = _Sum(bias_V, self.dtype, words_outside) if needed[2] and bias_V is not None else None
 
-    def add(self, grad_SV, hidden_SD, block_VD, rows: slice, words: slice) -> None:
+    def add(
+        self, grad_SV: torch.Tensor, hidden_SD: torch.Tensor, block_VD: torch.Tensor, rows: slice, words: slice
+    ) -> None:
         first, last = rows.start == 0, rows.stop == self.num_tokens
         if self.hidden_SD is not None:
             _add_product(self.hidden_SD[rows], grad_SV, block_VD)
@@ -298,15 +342,15 @@ class _Gradients:
             if last:
                 self.bias.end_block(words)
 
-    def finished(self):
+    def finished(self) -> _Gradient:
         hidden_SD = None if self.hidden_SD is None else self.hidden_SD.to(self.hidden_dtype)
-        sums = (sum and sum.finished(self.num_tokens > 0) for sum in (self.weight, self.bias))
-        return hidden_SD, *sums
+        weight_VD, bias_V = (sum and sum.finished(self.num_tokens > 0) for sum in (self.weight, self.bias))
+        return hidden_SD, weight_VD, bias_V
 
 
 def _can_be_kept(hidden_SD: torch.Tensor, weight_VD: torch.Tensor) -> bool:
     is_bf16 = hidden_SD.dtype == weight_VD.dtype == torch.bfloat16 and hidden_SD.device.type == "cpu"
-    is_fast = torch.cpu._is_avx512_bf16_supported() and not multiplies_wide()
+    is_fast = torch.cpu._is_avx512_bf16_supported() and not multiplies_wide()  # noqa: SLF001  (torch asks the CPU here alone)
     return is_bf16 and is_fast and len(hidden_SD) * len(weight_VD) <= _CPU_KEPT_SIZE
 
 
@@ -314,16 +358,18 @@ class _KeptGradients(_Gradients):
     """Of bf16 on a CPU that multiplies it. What would be rounded for each product is rounded once and kept, of all
     logits, and multiplied at once: products that give bf16 take half the time, and nothing is added up in memory."""
 
-    def __init__(self, hidden_SD, weight_VD, bias_V, needed):
+    def __init__(self, hidden_SD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, needed: _Needed):
         super().__init__(hidden_SD, weight_VD, bias_V, (False, False, needed[2]), words_outside=False)
         self.inputs, self.needed = (hidden_SD, weight_VD), needed
         self.grad_SV = hidden_SD.new_empty(len(hidden_SD), len(weight_VD))
 
-    def add(self, grad_SV, hidden_SD, block_VD, rows: slice, words: slice) -> None:
+    def add(
+        self, grad_SV: torch.Tensor, hidden_SD: torch.Tensor, block_VD: torch.Tensor, rows: slice, words: slice
+    ) -> None:
         self.grad_SV[rows, words] = grad_SV
         super().add(grad_SV, hidden_SD, block_VD, rows, words)
 
-    def finished(self):
+    def finished(self) -> _Gradient:
         hidden_SD, weight_VD = self.inputs
         of_hidden_SD = torch.mm(self.grad_SV, weight_VD) if self.needed[0] else None
         of_weight_VD = torch.mm(self.grad_SV.T, hidden_SD) if self.needed[1] else None
@@ -343,7 +389,9 @@ def _add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> 
 # The reference
 
 
-def _reference_logits(hidden_SD, block_VD, block_V, head: _Head, out_SV: torch.Tensor) -> torch.Tensor:
+def _reference_logits(
+    hidden_SD: torch.Tensor, block_VD: torch.Tensor, block_V: torch.Tensor | None, head: _Head, out_SV: torch.Tensor
+) -> torch.Tensor:
     torch.mm(hidden_SD, block_VD.T, out=out_SV)
     if block_V is not None:
         out_SV += block_V
@@ -352,7 +400,14 @@ def _reference_logits(hidden_SD, block_VD, block_V, head: _Head, out_SV: torch.T
     return out_SV if head.temperature == 1 else out_SV.div_(head.temperature)
 
 
-def _reference_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head, kept: torch.Tensor | None = None):
+def _reference_statistics(
+    hidden_SD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    local_S: torch.Tensor,
+    head: _Head,
+    kept: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest logit; and sums over words: exp(logit - largest), the same times the logit, the target's logit.
 
     ``kept``: memory for all logits of these tokens, no more than a tile has; they are left there, tile by tile.
@@ -395,7 +450,9 @@ def _in_block(local_S: torch.Tensor, num_words: int) -> tuple[torch.Tensor, torc
     return here_S, torch.where(here_S, local_S, 0)
 
 
-def _reference_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, memory: torch.Tensor) -> torch.Tensor:
+def _reference_gradient_tile(
+    tokens: _Tokens, block_VD: torch.Tensor, block_V: torch.Tensor | None, head: _Head, memory: torch.Tensor
+) -> torch.Tensor:
     tile_SV = _tile(memory, len(tokens.hidden_SD), len(block_VD))
     return _reference_gradient(tokens, _reference_logits(tokens.hidden_SD, block_VD, block_V, head, tile_SV), head)
 
@@ -425,7 +482,9 @@ def _reference_gradient(tokens: _Tokens, grad_SV: torch.Tensor, head: _Head) -> 
 # Triton
 
 
-def _triton_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
+def _triton_statistics(
+    hidden_SD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None, local_S: torch.Tensor, head: _Head
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference's; programs share a token's words out among ``splits`` and their parts are joined here."""
     num_tokens, num_words = len(hidden_SD), len(weight_VD)
     if num_tokens == 0 or num_words == 0:
@@ -448,7 +507,9 @@ def _triton_statistics(hidden_SD, weight_VD, bias_V, local_S, head: _Head):
     return max_S, torch.stack([(scale_NS * total_NS).sum(0), (scale_NS * expected_NS).sum(0), target_logit_NS.sum(0)])
 
 
-def _triton_gradient_tile(tokens: _Tokens, block_VD, block_V, head: _Head, memory: torch.Tensor) -> torch.Tensor:
+def _triton_gradient_tile(
+    tokens: _Tokens, block_VD: torch.Tensor, block_V: torch.Tensor | None, head: _Head, memory: torch.Tensor
+) -> torch.Tensor:
     hidden_SD, block_VD = _rows_contiguous(tokens.hidden_SD), _rows_contiguous(block_VD)
     shape = len(hidden_SD), len(block_VD)
     grad_SV = _tile(memory, *shape)
@@ -478,7 +539,7 @@ def tune_by_the_clock(yes: bool) -> None:
     _is_tuned = yes
 
 
-def _fixed_config(configs: list, element_size: int):
+def _fixed_config(configs: "list[triton.Config]", element_size: int) -> "triton.Config":
     """``element_size``: of the inputs, in bytes."""
     tile = (128, 128, 64) if element_size == 2 else (64, 64, 32)
     fitting = (c for c in configs if tuple(c.kwargs[f"BLOCK_{name}"] for name in "SVD") == tile)
@@ -489,7 +550,7 @@ def _rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-if triton is not None:
+if TYPE_CHECKING or triton is not None:
     # the interpreter multiplies bfloat16 as if its bits were integers; in fp32 the products are the same
     _WIDEN = tl.constexpr(_INTERPRETED)
 
@@ -505,11 +566,11 @@ if triton is not None:
             ]
         ]
 
-    def _configs_to_try(configs, arguments, **_):
+    def _configs_to_try(configs: "list[triton.Config]", arguments: dict[str, Any], **_: Any) -> "list[triton.Config]":
         return configs if _is_tuned else [_fixed_config(configs, arguments["hidden"].element_size())]
 
     @triton.jit
-    def _logits_tile(
+    def _logits_tile(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         hidden_at,
         weight_at,
         bias,
@@ -555,7 +616,7 @@ if triton is not None:
     @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
-    def _statistics_kernel(
+    def _statistics_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         hidden,
         weight,
         bias,
@@ -640,7 +701,7 @@ if triton is not None:
     @triton.autotune(_CONFIGS, key=["V", "D"], prune_configs_by={"early_config_prune": _configs_to_try})
     @triton.heuristics(_even_D)
     @triton.jit
-    def _gradient_kernel(
+    def _gradient_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         hidden,
         weight,
         bias,

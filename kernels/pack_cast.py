@@ -10,7 +10,8 @@ each begins at a multiple of 16, and what lies between is zero.
 
 import math
 import os
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,6 +19,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the reference does without
+    if TYPE_CHECKING:
+        raise
     triton = None
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -80,7 +83,7 @@ class Staging:
 
     def __init__(
         self,
-        shapes: list[tuple[int, ...]],
+        shapes: Sequence[tuple[int, ...]],
         *,
         fp8: bool = False,
         device: torch.device | str = "cpu",
@@ -153,10 +156,12 @@ class Staging:
         assert buffer.data_ptr() % 16 == 0
         addresses_N = torch.tensor(addresses, dtype=torch.int64).to(self.device, non_blocking=True)
         total = torch.zeros((), dtype=torch.int64, device=self.device)
-        settings = dict(PACKING=packing, ALIGNED=all(address % 16 == 0 for address in addresses), num_warps=8)
+        aligned = all(address % 16 == 0 for address in addresses)
+        settings: dict[str, Any] = dict(PACKING=packing, ALIGNED=aligned, num_warps=8)
         for table, kernel, block in zip(self._tables, (_bfloat16_kernel, _fp8_kernel), (_BLOCK, _SIDE), strict=True):
             if table is not None:
-                kernel[(len(table),)](addresses_N, table, buffer, total, BLOCK=block, **settings)
+                settings["BLOCK"] = block
+                kernel[(len(table),)](addresses_N, table, buffer, total, **settings)
         return total
 
 
@@ -172,17 +177,18 @@ def _quantize(shard_RC: torch.Tensor, values_RC: torch.Tensor, scales: torch.Ten
         values_RC[row_of_blocks : row_of_blocks + _SIDE] = (part * inverse).to(torch.float8_e4m3fn)
 
 
-if triton is not None:
+if TYPE_CHECKING or triton is not None:
     # the interpreter truncates where the hardware rounds to the nearest
     _ROUND = tl.constexpr(_INTERPRETED)
     _FACTOR, _TOP, _BOTTOM = tl.constexpr(_WEYL), tl.constexpr(_LARGEST), tl.constexpr(_SMALLEST)
 
+    # triton's constexpr has no annotations for what its compiler does with integers
     @triton.jit
     def _nearest(values, DROPPED: tl.constexpr):
         """Rounded to a mantissa with ``DROPPED`` bits less, ties to even."""
         bits = values.to(tl.int32, bitcast=True)
-        bits += (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)
-        return (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)
+        bits += (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)  # pyright: ignore[reportOperatorIssue]
+        return (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)  # pyright: ignore[reportOperatorIssue]
 
     @triton.jit
     def _weighed(words, index):
@@ -214,7 +220,7 @@ if triton is not None:
         if PACKING:
             values = tl.load(shard + at) if is_whole else tl.load(shard + at, mask=inside, other=0.0)
             if _ROUND:
-                values = _nearest(values, 16)
+                values = _nearest(values, 16)  # pyright: ignore[reportArgumentType]
             values = values.to(tl.bfloat16)
             tl.store(staged, values, mask=padded)
         else:
@@ -255,7 +261,7 @@ if triton is not None:
                 # below 2**-6 the step is 2**-9 whatever the exponent: that of fp32 at 2**14
                 small = tl.abs(values) + 24576.0 - 24576.0
                 small = tl.where(values < 0, -small, small)
-                values = tl.where(tl.abs(values) < 0.015625, small, _nearest(values, 20))
+                values = tl.where(tl.abs(values) < 0.015625, small, _nearest(values, 20))  # pyright: ignore[reportArgumentType]
             quantized = values.to(tl.float8e4nv)
             tl.store(staged, quantized, mask=inside)
             tl.store(scales + block, scale)

@@ -12,7 +12,7 @@ Dimensions: T tokens of the row, K gathered keys, D segments, N heads of queries
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.attention.varlen  # makes its operators known
@@ -120,28 +120,54 @@ def packed_attention(
     ``window``: how many tokens a query sees, itself included, None for all; ``scale``: of the scores, by default one
     over the root of the head size; ``implementation``: ``"auto"`` is the reference on a CPU.
     """
-    scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(q_TNH.shape[-1] ** -0.5) if scale is None else scale
     if implementation == "reference" or (implementation == "auto" and q_TNH.device.type == "cpu"):
         return _reference(q_TNH, k_TGH, v_TGH, plan, window, scale)
-    where = (plan.query_ends_D1, plan.key_ends_D1, plan.max_queries, plan.max_keys)
-    copies = (plan.key_K, plan.copy_K, plan.copy_ends_T1)
-    return _Flash.apply(q_TNH, k_TGH, v_TGH, *where, *copies, window, scale)
+    return _Flash.apply(q_TNH, k_TGH, v_TGH, *_lengths(plan), *_copies(plan), window, scale)
+
+
+_Lengths = tuple[torch.Tensor, torch.Tensor, int, int]
+"""Of a plan: where queries and keys of each segment end, and how long the longest are."""
+
+
+def _lengths(plan: PackedPlan) -> _Lengths:
+    return plan.query_ends_D1, plan.key_ends_D1, plan.max_queries, plan.max_keys
+
+
+def _copies(plan: PackedPlan) -> tuple[torch.Tensor | None, ...]:
+    return plan.key_K, plan.copy_K, plan.copy_ends_T1
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, query_ends, key_ends, max_queries, max_keys, key_K, copy_K, copy_ends, window, scale):
-        where = (query_ends, key_ends, max_queries, max_keys)
-        out, logsumexp, state = _flash_forward(q, _gather(k, key_K), _gather(v, key_K), *where, window, scale)
+    def forward(  # noqa: PLR0913  (autograd sees no tensor inside of anything else)
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        query_ends: torch.Tensor,
+        key_ends: torch.Tensor,
+        max_queries: int,
+        max_keys: int,
+        key_K: torch.Tensor | None,
+        copy_K: torch.Tensor | None,
+        copy_ends: torch.Tensor | None,
+        window: int | None,
+        scale: float,
+    ) -> torch.Tensor:
+        lengths = (query_ends, key_ends, max_queries, max_keys)
+        out, logsumexp, state = _flash_forward(q, _gather(k, key_K), _gather(v, key_K), lengths, window, scale)
         ctx.save_for_backward(q, k, v, out, logsumexp, state, query_ends, key_ends, key_K, copy_K, copy_ends)
         ctx.settings = (max_queries, max_keys, window, scale)
         return out
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         q, k, v, out, logsumexp, state, query_ends, key_ends, key_K, copy_K, copy_ends = ctx.saved_tensors
-        inputs = (grad, q, _gather(k, key_K), _gather(v, key_K), out, logsumexp, state)
-        grad_q, grad_k, grad_v = _flash_backward(*inputs, query_ends, key_ends, *ctx.settings)
+        max_queries, max_keys, window, scale = ctx.settings
+        inputs = (grad, q, _gather(k, key_K), _gather(v, key_K), out, logsumexp)
+        lengths = (query_ends, key_ends, max_queries, max_keys)
+        grad_q, grad_k, grad_v = _flash_backward(inputs, state, lengths, window, scale)
         grad_k, grad_v = (_add_up(each, copy_K, copy_ends) for each in (grad_k, grad_v))
         return grad_q, grad_k, grad_v, *[None] * 9
 
@@ -158,28 +184,30 @@ def _add_up(grad_KGH: torch.Tensor, copy_K: torch.Tensor | None, copy_ends_T1: t
     return torch.segment_reduce(copies_KGH, "sum", offsets=copy_ends_T1, axis=0, unsafe=True).to(grad_KGH.dtype)
 
 
-def _window(window: int | None) -> dict:
+def _window(window: int | None) -> dict[str, Any]:
     """As the kernel counts it: a query's tokens to the left, without itself."""
     return {"is_causal": window is None, "window_size": [-1 if window is None else window - 1, 0]}
 
 
-def _flash_forward(q, k, v, query_ends, key_ends, max_queries: int, max_keys: int, window, scale: float):
+def _flash_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: _Lengths, window: int | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The output, the scores' log-sum-exp, and the state of a random generator that nothing is drawn from."""
-    where = (query_ends, key_ends, max_queries, max_keys)
-    return torch.ops.torch_attn._varlen_attn(q, k, v, *where, scale=scale, **_window(window))
+    return torch.ops.torch_attn._varlen_attn(q, k, v, *lengths, scale=scale, **_window(window))  # noqa: SLF001  (torch's operator, beneath its own wrapper)
 
 
 def _flash_backward(
-    grad, q, k, v, out, logsumexp, state, query_ends, key_ends, max_queries: int, max_keys: int, window, scale: float
-):
-    """Gradients of the queries and of the gathered keys and values."""
-    where = (query_ends, key_ends, max_queries, max_keys)
-    return torch.ops.torch_attn._varlen_attn_backward(
-        *(grad, q, k, v, out, logsumexp, *where), rng_state=state, scale=scale, **_window(window)
+    inputs: tuple[torch.Tensor, ...], state: torch.Tensor, lengths: _Lengths, window: int | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of the queries and of the gathered keys and values, of the output's gradient, those, and the output."""
+    return torch.ops.torch_attn._varlen_attn_backward(  # noqa: SLF001  (torch's operator, beneath its own wrapper)
+        *(*inputs, *lengths), rng_state=state, scale=scale, **_window(window)
     )
 
 
-def _reference(q_TNH, k_TGH, v_TGH, plan: PackedPlan, window: int | None, scale: float) -> torch.Tensor:
+def _reference(
+    q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor, plan: PackedPlan, window: int | None, scale: float
+) -> torch.Tensor:
     """By all scores of all tokens with all gathered keys, in fp32 or wider."""
     wide, repeats = torch.promote_types(q_TNH.dtype, torch.float32), q_TNH.shape[1] // k_TGH.shape[1]
     k_KNH, v_KNH = (_gather(x, plan.key_K).to(wide).repeat_interleave(repeats, 1) for x in (k_TGH, v_TGH))

@@ -9,7 +9,7 @@ Dimensions: S tokens of packed rows, N sequences, which are runs of tokens betwe
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,6 +17,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the reference does without
+    if TYPE_CHECKING:
+        raise
     triton = None
 
 SUMS = ("loss", "clipped", "ratio", "reference_kl")
@@ -89,7 +91,7 @@ class Objective:
     """``k3_unbiased``: k3 times the token's own ratio p / p_old and its importance, gradient through both factors
     (DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.dual_clip is not None and (self.dual_clip <= 1 or self.kind != "clip"):
             raise ValueError(f"dual_clip = {self.dual_clip} must be more than 1, and needs kind = 'clip'")
 
@@ -119,18 +121,33 @@ def policy_loss(
         raise ValueError("kl_coefficient needs reference_logprob_S")
     if objective.level != "token" and offsets_N is None:
         raise ValueError("ratios of sequences need offsets_N")
-    constants = [old_logprob_S, advantage_S, weight_S, importance_S, reference_logprob_S]
-    constants = [None if constant is None else constant.detach() for constant in constants]
+    constants = (
+        *(old_logprob_S.detach(), advantage_S.detach(), weight_S.detach()),
+        *(_detached(importance_S), _detached(reference_logprob_S)),
+    )
     if implementation == "reference":
         return _reference(logprob_S, *constants, offsets_N, objective)
     loss, sums_M = _TritonPolicyLoss.apply(logprob_S, *constants, offsets_N, objective)
     return loss, dict(zip(SUMS, sums_M, strict=True))
 
 
+def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
 # The reference
 
 
-def _reference(logprob_S, old_S, advantage_S, weight_S, importance_S, reference_S, offsets_N, objective):
+def _reference(
+    logprob_S: torch.Tensor,
+    old_S: torch.Tensor,
+    advantage_S: torch.Tensor,
+    weight_S: torch.Tensor,
+    importance_S: torch.Tensor | None,
+    reference_S: torch.Tensor | None,
+    offsets_N: torch.Tensor | None,
+    objective: Objective,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     counted_S = weight_S > 0
     logprob_S, old_S, advantage_S, weight_S = (
         _trained(x, counted_S) for x in (logprob_S, old_S, advantage_S, weight_S)
@@ -154,9 +171,12 @@ def _trained(values_S: torch.Tensor, counted_S: torch.Tensor) -> torch.Tensor:
     return torch.where(counted_S, values_S, 0)
 
 
-def _log_ratio(logprob_S, old_S, counted_S, offsets_N, level: str) -> torch.Tensor:
+def _log_ratio(
+    logprob_S: torch.Tensor, old_S: torch.Tensor, counted_S: torch.Tensor, offsets_N: torch.Tensor | None, level: str
+) -> torch.Tensor:
     if level == "token":
         return logprob_S - old_S
+    assert offsets_N is not None
     count_S = sum_of_sequence(counted_S.to(old_S.dtype), offsets_N).clamp(min=1)
     mean_S = sum_of_sequence(logprob_S - old_S, offsets_N) / count_S
     if level == "sequence":
@@ -164,7 +184,9 @@ def _log_ratio(logprob_S, old_S, counted_S, offsets_N, level: str) -> torch.Tens
     return mean_S.detach() + logprob_S - logprob_S.detach()
 
 
-def _surrogate(ratio_S, logprob_S, advantage_S, objective: Objective) -> tuple[torch.Tensor, torch.Tensor]:
+def _surrogate(
+    ratio_S: torch.Tensor, logprob_S: torch.Tensor, advantage_S: torch.Tensor, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of each token, and whether its ratio was clipped to effect."""
     bounded_S = ratio_S.detach().clamp(1 - objective.clip_low, 1 + objective.clip_high)
     if objective.kind == "cispo":
@@ -180,20 +202,34 @@ def _surrogate(ratio_S, logprob_S, advantage_S, objective: Objective) -> tuple[t
 # Triton
 
 
+def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
 class _TritonPolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, logprob_S, old_S, advantage_S, weight_S, importance_S, reference_S, offsets_N, objective: Objective
-    ):
+        ctx: Any,
+        logprob_S: torch.Tensor,
+        old_S: torch.Tensor,
+        advantage_S: torch.Tensor,
+        weight_S: torch.Tensor,
+        importance_S: torch.Tensor | None,
+        reference_S: torch.Tensor | None,
+        offsets_N: torch.Tensor | None,
+        objective: Objective,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The gradient is known in the forward's pass; the backward scales it."""
         num_tokens = len(logprob_S)
-        inputs = (logprob_S, old_S, advantage_S, weight_S, importance_S, reference_S)
-        inputs = tuple(None if tensor is None else tensor.contiguous() for tensor in inputs)
+        inputs = (
+            *(logprob_S.contiguous(), old_S.contiguous(), advantage_S.contiguous(), weight_S.contiguous()),
+            *(_contiguous(importance_S), _contiguous(reference_S)),
+        )
         grad_S = torch.empty_like(logprob_S)
-        by_sequence = objective.level != "token"
-        num_programs = len(offsets_N) - 1 if by_sequence else triton.cdiv(num_tokens, _BLOCK)
+        sequences_N = None if objective.level == "token" else offsets_N
+        num_programs = triton.cdiv(num_tokens, _BLOCK) if sequences_N is None else len(sequences_N) - 1
         parts_PM = torch.zeros((num_programs, len(SUMS)), dtype=torch.float32, device=logprob_S.device)
-        settings = dict(
+        settings: dict[str, Any] = dict(
             CISPO=objective.kind == "cispo",
             HAS_DUAL=objective.dual_clip is not None,
             ESTIMATOR=objective.kl_estimator,
@@ -204,9 +240,9 @@ class _TritonPolicyLoss(torch.autograd.Function):
             *(1 - objective.clip_low, 1 + objective.clip_high, objective.dual_clip or 0.0),
             objective.kl_coefficient,
         )
-        if num_programs and by_sequence:
-            shared = objective.level == "sequence"
-            _sequence_kernel[(num_programs,)](*inputs, offsets_N, grad_S, parts_PM, *bounds, SHARED=shared, **settings)
+        if num_programs and sequences_N is not None:
+            settings["SHARED"] = objective.level == "sequence"
+            _sequence_kernel[(num_programs,)](*inputs, sequences_N, grad_S, parts_PM, *bounds, **settings)
         elif num_programs:
             _token_kernel[(num_programs,)](*inputs, grad_S, parts_PM, num_tokens, *bounds, **settings)
         ctx.save_for_backward(grad_S)
@@ -215,14 +251,14 @@ class _TritonPolicyLoss(torch.autograd.Function):
         return sums_M[0].clone(), sums_M
 
     @staticmethod
-    def backward(ctx, grad_loss, _):
+    def backward(ctx: Any, grad_loss: torch.Tensor, _: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         (grad_S,) = ctx.saved_tensors
         return grad_S * grad_loss, *[None] * 7
 
 
 _BLOCK = 64 if os.environ.get("TRITON_INTERPRET") == "1" else 1024
 
-if triton is not None:
+if TYPE_CHECKING or triton is not None:
     _CUT = tl.constexpr(LARGEST_LOG_RATIO)
     _NUM_SUMS = tl.constexpr(len(SUMS))
 
@@ -252,7 +288,7 @@ if triton is not None:
         return logprob_S - _load_trained(old + tokens_S, is_token_S, counted_S), counted_S
 
     @triton.jit
-    def _terms(
+    def _terms(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         logprob,
         old,
         advantage,
@@ -325,7 +361,7 @@ if triton is not None:
         return by_ratio_S * weight_S, by_logprob_S * weight_S, sums_M
 
     @triton.jit
-    def _token_kernel(
+    def _token_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         logprob,
         old,
         advantage,
@@ -373,7 +409,7 @@ if triton is not None:
         tl.store(parts + program * _NUM_SUMS + lanes_M, sums_M)
 
     @triton.jit
-    def _sequence_kernel(
+    def _sequence_kernel(  # noqa: PLR0913  (a kernel's arguments are pointers and numbers)
         logprob,
         old,
         advantage,

@@ -86,6 +86,15 @@ class Needs:
 
 NO_NEEDS = Needs()
 
+Advantages = Sequence[float | np.ndarray] | np.ndarray
+"""One of each rollout: a number for all its tokens, or an array [num_model_tokens]."""
+
+
+def provided(column: torch.Tensor | None) -> torch.Tensor:
+    """A column of ``LossInputs`` that the algorithm's needs name, so that it is there."""
+    assert column is not None, "a column that the algorithm's needs do not name"
+    return column
+
 
 @dataclass(kw_only=True)
 class NoSettings:
@@ -119,7 +128,7 @@ class Algorithm(ABC):
         self.settings = self.Settings() if settings is None else settings
 
     @abstractmethod
-    def advantages(self, rollouts: list[Rollout]) -> Sequence[float | np.ndarray]:
+    def advantages(self, rollouts: list[Rollout]) -> Advantages:
         """One for each of a group's usable rollouts: a number for all its tokens, or an array [num_model_tokens] with
         one for each token that the model wrote."""
 

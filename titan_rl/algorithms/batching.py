@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[fl
     return [_advantage(value, rollout) for value, rollout in zip(found, rollouts, strict=True)]
 
 
-def _advantage(value, rollout: Rollout) -> float | np.ndarray:
+def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
     if isinstance(value, Real):
         return float(value)
     count = rollout.num_model_tokens
@@ -82,8 +83,8 @@ def _advantages_by_seat(algorithm: Algorithm, rollouts: list[Rollout]) -> list[f
 def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[Sample]:
     """Errors: RuntimeError that names the prompt."""
     try:
-        given = [rollout.advantage for rollout in rollouts]
-        advantages = _advantages_by_seat(algorithm, rollouts) if None in given else given
+        given = [rollout.advantage for rollout in rollouts if rollout.advantage is not None]
+        advantages = given if len(given) == len(rollouts) else _advantages_by_seat(algorithm, rollouts)
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [

@@ -6,9 +6,15 @@ Source: arXiv 2506.13585, equations 4 and 5. A wide upper bound, 5 by default, i
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from titan_rl.algorithms.grpo import GRPO
+
+
+def _none(value: float | None) -> None:
+    """Errors: ValueError for any number."""
+    if value is not None:
+        raise ValueError("Input should be None")
 
 
 class CISPO(GRPO):
@@ -18,7 +24,7 @@ class CISPO(GRPO):
         """The ratio is clipped below 1 - clip_low; 1: not at all, as in the paper."""
         clip_high: Annotated[float, Field(gt=0, le=1e6)] = 4.0
         """The ratio is clipped above 1 + clip_high."""
-        dual_clip: None = None
+        dual_clip: Annotated[float | None, AfterValidator(_none)] = None
         """Has no meaning here: the ratio is bounded on both sides already."""
 
     kind = "cispo"

@@ -22,7 +22,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from titan_rl.algorithms.base import LossInputs, Refined
+from titan_rl.algorithms.base import LossInputs, Refined, provided
 from titan_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from titan_rl.data.types import Rollout
 
@@ -34,7 +34,7 @@ class DistillationSettings(PolicyGradientSettings):
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of what the teacher says of later tokens, for every token that they come later."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Errors: ValueError for settings that do not go together."""
         super().__post_init__()
         sampled = [f for f in fields(self) if f.name != "top_k"]
@@ -61,19 +61,18 @@ class Distillation(PolicyGradient):
         s = self.settings
         if s.top_k:
             return Refined(inputs.advantage_S)
-        sampler_S = inputs.proximal_logprob_S if s.decoupled else inputs.sampling_logprob_S
-        rewards_S = inputs.teacher_logprob_S - sampler_S
+        rewards_S = provided(inputs.teacher_logprob_S) - self._old_logprob(inputs)
         if s.kl_in == "reward":
             rewards_S = rewards_S - self._penalty(inputs)
         return Refined(self._to_go(inputs, rewards_S, s.discount))
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if self.settings.top_k:
-            kl_S = binned_divergence(inputs.word_logprob_SK, inputs.teacher_word_logprob_SK)
+            kl_S = binned_divergence(provided(inputs.word_logprob_SK), provided(inputs.teacher_word_logprob_SK))
             kl_S = torch.where(inputs.weight_S > 0, kl_S, 0)
             return (kl_S * inputs.weight_S).sum(), {"teacher_kl": kl_S.sum()}
         loss, metrics = super().loss(inputs)
-        kl_S = inputs.logprob_S.detach() - inputs.teacher_logprob_S
+        kl_S = inputs.logprob_S.detach() - provided(inputs.teacher_logprob_S)
         return loss, metrics | {"teacher_kl": torch.where(inputs.weight_S > 0, kl_S, 0).sum()}
 
 

@@ -5,9 +5,8 @@ Source: arXiv 2402.03300, equation 3. Dr.GRPO, 2503.20783: ``normalize_std = fal
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from titan_rl.algorithms.advantages import group_relative, rewards_of
+from titan_rl.algorithms.base import Advantages
 from titan_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from titan_rl.data.types import Rollout
 
@@ -18,7 +17,7 @@ class GRPO(PolicyGradient):
         normalize_std: bool = True
         """Divide advantages by the group's standard deviation (over G - 1); false is Dr.GRPO's."""
 
-    def advantages(self, rollouts: list[Rollout]) -> np.ndarray:
+    def advantages(self, rollouts: list[Rollout]) -> Advantages:
         return group_relative(rewards_of(rollouts), self.settings.normalize_std)
 
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from titan_rl.algorithms.base import LossInputs, Needs
+from titan_rl.algorithms.base import LossInputs, Needs, provided
 from titan_rl.algorithms.offline import OfflineAlgorithm
 from titan_rl.algorithms.preferences import members, sums, weighted
 
@@ -42,10 +42,10 @@ class KTO(OfflineAlgorithm):
     needs = Needs(reference=True)
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        settings, member_NS = self.settings, members(inputs.weight_S, inputs.offsets_N)
+        settings, member_NS = self.settings, members(inputs.weight_S, provided(inputs.offsets_N))
         weights_N, advantage_N = sums(inputs.weight_S, member_NS), _first(inputs.advantage_S, member_NS)
         desirable_N, zero_N = advantage_N > 0, advantage_N.abs() - 1
-        ratio_N = sums(inputs.logprob_S, member_NS) - sums(inputs.reference_logprob_S, member_NS)
+        ratio_N = sums(inputs.logprob_S, member_NS) - sums(provided(inputs.reference_logprob_S), member_NS)
         gain_N = torch.where(desirable_N, ratio_N - zero_N, zero_N - ratio_N)
         losses_N = torch.sigmoid(-settings.beta * gain_N)
         scale_N = torch.where(desirable_N, settings.desirable_weight, settings.undesirable_weight)

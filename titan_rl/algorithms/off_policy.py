@@ -36,8 +36,8 @@ def ratio_of(
         if offsets_N is None:
             raise ValueError("ratios of samples need offsets_N")
         log_ratio_S = sum_of_sequence(log_ratio_S, offsets_N)
-    if level == "geometric":
-        log_ratio_S = log_ratio_S / sum_of_sequence(counted_S.to(log_ratio_S.dtype), offsets_N).clamp(min=1)
+        if level == "geometric":
+            log_ratio_S = log_ratio_S / sum_of_sequence(counted_S.to(log_ratio_S.dtype), offsets_N).clamp(min=1)
     return bounded_log_ratio(log_ratio_S).exp()
 
 

@@ -1,6 +1,6 @@
 """Algorithms that learn from data that others wrote: what they share. They are never given rollouts."""
 
-from collections.abc import Sequence
+import numpy as np
 
 from titan_rl.algorithms.advantages import rewards_of
 from titan_rl.algorithms.base import Algorithm
@@ -13,5 +13,5 @@ class OfflineAlgorithm(Algorithm):
 
     is_still_without_advantage = False
 
-    def advantages(self, rollouts: list[Rollout]) -> Sequence[float]:
+    def advantages(self, rollouts: list[Rollout]) -> np.ndarray:
         return rewards_of(rollouts)

@@ -10,13 +10,14 @@ with surrogates and KL as kernels/policy_loss.py has them, i as off_policy.py.
 Dimensions: S trained tokens of a row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
-from titan_rl.algorithms.base import Algorithm, LossInputs, Needs, Refined
+from titan_rl.algorithms.base import Algorithm, LossInputs, Needs, Refined, provided
 from titan_rl.algorithms.off_policy import masked, ratio_of, rejected, truncated
 from titan_rl.algorithms.returns import rewards_to_go
 from titan_rl.kernels.policy_loss import Estimator, Objective, divergence, policy_loss
@@ -62,14 +63,14 @@ class PolicyGradientSettings:
     """Of rejected samples, leave only tokens with a negative advantage out (with ``geometric`` and reject_low = exp(-d)
     the off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Errors: ValueError for settings that do not go together."""
         for is_wrong, said in _WRONG:
             if is_wrong(self):
                 raise ValueError(said)
 
 
-_WRONG = [
+_WRONG: list[tuple[Callable[[PolicyGradientSettings], bool], str]] = [
     (
         lambda s: s.kl_in == "reward" and not s.kl_coefficient,
         "kl_in = 'reward' takes nothing off with kl_coefficient = 0: set kl_coefficient",
@@ -148,19 +149,24 @@ class PolicyGradient(Algorithm):
 
     def _penalty(self, inputs: LossInputs) -> torch.Tensor:
         """The reward of each token has this taken off it: kl_coefficient times the divergence of who sampled it."""
-        logprob_S = inputs.proximal_logprob_S if self.settings.decoupled else inputs.sampling_logprob_S
-        kl_S = divergence(logprob_S, inputs.reference_logprob_S, self.settings.kl_estimator)
+        reference_S = provided(inputs.reference_logprob_S)
+        kl_S = divergence(self._old_logprob(inputs), reference_S, self.settings.kl_estimator)
         return self.settings.kl_coefficient * kl_S
 
+    def _old_logprob(self, inputs: LossInputs) -> torch.Tensor:
+        """Log-probabilities under the policy that ratios are taken to."""
+        return provided(inputs.proximal_logprob_S) if self.settings.decoupled else inputs.sampling_logprob_S
+
     def _to_go(self, inputs: LossInputs, rewards_S: torch.Tensor, discount: float = 1.0) -> torch.Tensor:
-        return rewards_to_go(rewards_S, inputs.weight_S, inputs.offsets_N, discount, implementation=self.implementation)
+        offsets_N = provided(inputs.offsets_N)
+        return rewards_to_go(rewards_S, inputs.weight_S, offsets_N, discount, implementation=self.implementation)
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         weight_S, rejections = self._kept(inputs)
         importance_S, importances = self._importance(inputs)
         loss, sums = policy_loss(
             inputs.logprob_S,
-            inputs.proximal_logprob_S if self.settings.decoupled else inputs.sampling_logprob_S,
+            self._old_logprob(inputs),
             inputs.advantage_S,
             weight_S,
             self.objective,
@@ -181,11 +187,11 @@ class PolicyGradient(Algorithm):
         s = self.settings
         if s.reject == "none":
             return inputs.weight_S, {}
-        logprob_S = inputs.proximal_logprob_S if s.decoupled else inputs.logprob_S
+        logprob_S = provided(inputs.proximal_logprob_S) if s.decoupled else inputs.logprob_S
         level = "token" if s.reject == "worst_token" else s.reject
         ratio_S = ratio_of(logprob_S, inputs.sampling_logprob_S, inputs.weight_S, inputs.offsets_N, level)
         high = float("inf") if s.reject_high is None else s.reject_high
-        rejected_S = rejected(ratio_S, inputs.weight_S, inputs.offsets_N, s.reject_low, high)
+        rejected_S = rejected(ratio_S, inputs.weight_S, provided(inputs.offsets_N), s.reject_low, high)
         if s.reject_only_negative:
             rejected_S = rejected_S & (inputs.advantage_S < 0)
         weight_S = torch.where(rejected_S, 0, inputs.weight_S)
@@ -197,8 +203,8 @@ class PolicyGradient(Algorithm):
         if not s.decoupled:
             return None, {}
         level = "token" if s.importance == "none" else s.importance
-        columns = (inputs.proximal_logprob_S, inputs.sampling_logprob_S, inputs.weight_S, inputs.offsets_N)
-        ratio_S = ratio_of(*columns, level)
+        proximal_S = provided(inputs.proximal_logprob_S)
+        ratio_S = ratio_of(proximal_S, inputs.sampling_logprob_S, inputs.weight_S, inputs.offsets_N, level)
         if s.importance == "none":  # a log-probability that is not finite is told all the same
             return 1 + 0 * ratio_S, {}
         is_mask = s.importance_bound == "mask"

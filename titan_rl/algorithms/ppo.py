@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from titan_rl.algorithms.advantages import at_last_token, rewards_of
-from titan_rl.algorithms.base import LossInputs, Refined
+from titan_rl.algorithms.base import LossInputs, Refined, provided
 from titan_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from titan_rl.algorithms.values import generalized_advantages
 from titan_rl.data.types import Rollout
@@ -48,7 +48,7 @@ class PPO(PolicyGradient):
         rewards_S, s = inputs.advantage_S, self.settings
         if s.kl_in == "reward":
             rewards_S = rewards_S - self._penalty(inputs)
-        columns = rewards_S, inputs.value_S, inputs.offsets_N, s.discount
+        columns = rewards_S, provided(inputs.value_S), provided(inputs.offsets_N), s.discount
         advantage_S, return_S = generalized_advantages(*columns, s.gae_lambda, implementation=self.implementation)
         if s.critic_lambda is not None:
             return_S = generalized_advantages(*columns, s.critic_lambda, implementation=self.implementation)[1]

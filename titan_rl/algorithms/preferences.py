@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from titan_rl.algorithms.base import LossInputs
+from titan_rl.algorithms.base import LossInputs, provided
 
 _CERTAIN = -1e-6
 """The largest mean log-probability whose odds are formed: those of a certain answer are infinite."""
@@ -153,7 +153,7 @@ class Answers:
 
 def answers(inputs: LossInputs, *, mean: bool = False) -> Answers:
     """``mean``: of each answer's tokens, not their sum."""
-    member_NS = members(inputs.weight_S, inputs.offsets_N)
+    member_NS = members(inputs.weight_S, provided(inputs.offsets_N))
     count_N = member_NS.sum(-1).clamp(min=1) if mean else 1
     logprob_N = sums(inputs.logprob_S, member_NS) / count_N
     reference_S = inputs.reference_logprob_S

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 
 from titan_rl.algorithms.advantages import leave_one_out, rewards_of
-from titan_rl.algorithms.base import LossInputs, Refined
+from titan_rl.algorithms.base import LossInputs, Refined, provided
 from titan_rl.algorithms.implicit_rewards import leave_one_out_rewards, means_of_samples
 from titan_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from titan_rl.data.types import Rollout
@@ -56,9 +56,14 @@ class PRIME(PolicyGradient):
         return leave_one_out(rewards_of(rollouts))
 
     def group_terms(self, inputs: LossInputs) -> torch.Tensor:
-        return means_of_samples(inputs.process_reward_S, inputs.weight_S, inputs.offsets_N)
+        return means_of_samples(provided(inputs.process_reward_S), inputs.weight_S, provided(inputs.offsets_N))
 
     def refine(self, inputs: LossInputs) -> Refined:
-        columns = inputs.process_reward_S, self.group_terms(inputs), inputs.group_sums_NM, inputs.offsets_N
-        process_S = self._to_go(inputs, leave_one_out_rewards(*columns), self.settings.discount)
+        relative_S = leave_one_out_rewards(
+            provided(inputs.process_reward_S),
+            self.group_terms(inputs),
+            provided(inputs.group_sums_NM),
+            provided(inputs.offsets_N),
+        )
+        process_S = self._to_go(inputs, relative_S, self.settings.discount)
         return Refined(super().refine(inputs).advantage_S + self.settings.process_weight * process_S)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from titan_rl.algorithms.base import Algorithm, LossInputs, Refined
+from titan_rl.algorithms.base import Algorithm, LossInputs, Refined, provided
 from titan_rl.algorithms.batching import checked_advantages
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import what_happened
@@ -148,7 +148,8 @@ def _summed(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
     """With what ``refine`` wants summed up, as if all samples were of one group. Errors: ConfigError."""
     if type(algorithm).group_terms is Algorithm.group_terms:
         return inputs
-    terms_NM, num_samples = _call(f"{said}: group_terms", algorithm.group_terms, inputs), len(inputs.offsets_N) - 1
+    terms_NM = _call(f"{said}: group_terms", algorithm.group_terms, inputs)
+    num_samples = len(provided(inputs.offsets_N)) - 1
     if not isinstance(terms_NM, torch.Tensor) or terms_NM.dim() != 2 or len(terms_NM) != num_samples:
         raise ConfigError(
             f"{said}: group_terms must return a tensor with a line of numbers for each of {num_samples} samples"
@@ -158,7 +159,9 @@ def _summed(algorithm: Algorithm, said: str, inputs: LossInputs) -> LossInputs:
     return replace(inputs, group_sums_NM=terms_NM.double().sum(0).expand_as(terms_NM))
 
 
-def _loss_and_gradient(algorithm: Algorithm, said: str, inputs: LossInputs):
+def _loss_and_gradient(
+    algorithm: Algorithm, said: str, inputs: LossInputs
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
     """Loss, metrics, and the gradient of the loss for what the model gives."""
     name = _learned(algorithm)
     leaf_S = getattr(inputs, name).clone().requires_grad_()

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from titan_rl.algorithms.base import LossInputs
+from titan_rl.algorithms.base import LossInputs, provided
 from titan_rl.algorithms.offline import OfflineAlgorithm
 from titan_rl.algorithms.preferences import (
     Pairs,
@@ -33,9 +33,9 @@ class RewardModel(OfflineAlgorithm):
     head = "value"
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        member_NS = members(inputs.weight_S, inputs.offsets_N)
+        member_NS = members(inputs.weight_S, provided(inputs.offsets_N))
         weights_P = pair_weights(inputs.weight_S, member_NS)
-        rewards = Pairs.of(last_values(inputs.value_S, member_NS))
+        rewards = Pairs.of(last_values(provided(inputs.value_S), member_NS))
         margin_P = Pairs.of(last_values(inputs.advantage_S, member_NS)).chosen_P
         losses_P = bradley_terry_loss(rewards, margin_P, self.settings.centering)
         return weighted(losses_P, weights_P), pair_metrics(rewards, weights_P)

@@ -31,7 +31,7 @@ class TurnGRPO(GRPO):
         discount: Annotated[float, Field(ge=0, le=1)] = 1.0
         """Of a turn's reward, for every turn that it comes later."""
 
-    def __init__(self, settings=None):
+    def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
         self.needs = replace(self.needs, rewards="turn")
 

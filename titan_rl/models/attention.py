@@ -16,15 +16,16 @@ import titan_rl.models.late_compile  # noqa: F401  (before TorchTitan)
 
 # isort: split
 from collections import defaultdict
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
-from torchtitan.models.common.attention import GQAttention, VarlenAttention
+from torchtitan.models.common.attention import GQAttention, VarlenAttention, VarlenMetadata
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from titan_rl.data.types import Segment
@@ -51,8 +52,8 @@ class Block:
     """Whether a query is a real token."""
 
     def to(self, device: torch.device) -> "Block":
-        tensors = (getattr(self, f.name) for f in fields(self))
-        return Block(*(None if tensor is None else tensor.to(device) for tensor in tensors))
+        prefix_D1 = None if self.prefix_D1 is None else self.prefix_D1.to(device)
+        return Block(self.query_DQ.to(device), self.key_DK.to(device), prefix_D1, self.valid_DQ.to(device))
 
     def mask(self, window: int | None, sink: bool) -> torch.Tensor | None:
         """True where a query sees a key: [D, Q, K]. None: plain causal attention is enough.
@@ -60,16 +61,16 @@ class Block:
         ``window``: how many tokens a query sees, itself included; ``sink``: there is one more key, which all see.
         """
         num_keys = self.key_DK.shape[1]
-        narrow = window is not None and window < num_keys
-        if self.prefix_D1 is None and not narrow and not sink:
+        narrow = window if window is not None and window < num_keys else None
+        if self.prefix_D1 is None and narrow is None and not sink:
             return None
         key_K = torch.arange(num_keys, device=self.key_DK.device)
         place_Q = torch.arange(self.query_DQ.shape[1], device=self.key_DK.device)
         place_DQ1 = (place_Q + (0 if self.prefix_D1 is None else self.prefix_D1)).view(-1, len(place_Q), 1)
         mask_DQK = key_K <= place_DQ1
-        if narrow:
+        if narrow is not None:
             # a query of the padding must see something, or its softmax is not a number
-            mask_DQK = mask_DQK & (key_K > place_DQ1 - window) | ~self.valid_DQ[:, :, None]
+            mask_DQK = mask_DQK & (key_K > place_DQ1 - narrow) | ~self.valid_DQ[:, :, None]
         return F.pad(mask_DQK, (0, 1), value=True) if sink else mask_DQK
 
 
@@ -179,17 +180,30 @@ class PackedAttention(VarlenAttention):
         Module.__init__(self)
         self.window, self.scale = config.window, config.scale
 
-    def forward(self, q_BLNH, k_BLNH, v_BLNH, *, attention_masks: AttentionPlan, scale=None, enable_gqa=False, **_):
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: AttentionPlan | VarlenMetadata,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **_: Any,
+    ) -> torch.Tensor:
         scale = self.scale or scale
-        rows_TNH = [x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH)]
+        q_TNH, k_TNH, v_TNH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
         if isinstance(attention_masks, PackedPlan):
             assert not self.has_sink, "the kernel knows no sinks"
-            out_TNH = packed_attention(*rows_TNH, attention_masks, window=self.window, scale=scale)
+            out_TNH = packed_attention(q_TNH, k_TNH, v_TNH, attention_masks, window=self.window, scale=scale)
         else:
-            out_TNH = self._by_blocks(*rows_TNH, attention_masks, scale=scale, enable_gqa=enable_gqa)
+            assert isinstance(attention_masks, BlockPlan), "TorchTitan's masks"
+            out_TNH = self._by_blocks(q_TNH, k_TNH, v_TNH, attention_masks, scale=scale, enable_gqa=enable_gqa)
         return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
 
-    def _by_blocks(self, q_TNH, k_TNH, v_TNH, plan: BlockPlan, **keywords) -> torch.Tensor:
+    def _by_blocks(
+        self, q_TNH: torch.Tensor, k_TNH: torch.Tensor, v_TNH: torch.Tensor, plan: BlockPlan, **keywords: Any
+    ) -> torch.Tensor:
         outputs = []
         for block, mask_DQK in zip(plan.blocks, plan.masks(self.window, self.has_sink), strict=True):
             out_DNQH = self.attend(
@@ -203,8 +217,10 @@ class PackedAttention(VarlenAttention):
             outputs.append(out_DNQH.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, plan.output_T)
 
-    def attend(self, q_DNQH, k_DNKH, v_DNKH, **keywords) -> torch.Tensor:
-        return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, **keywords)
+    def attend(
+        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, scale: float | None, **keywords: Any
+    ) -> torch.Tensor:
+        return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)
 
 
 def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
@@ -229,7 +245,10 @@ class SinkAttention(PackedAttention):
         super().__init__(config)
         self.sinks = torch.nn.Parameter(torch.empty(config.num_heads))
 
-    def attend(self, q_DNQH, k_DNKH, v_DNKH, *, scale: float, **keywords) -> torch.Tensor:
+    def attend(
+        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, scale: float | None, **keywords: Any
+    ) -> torch.Tensor:
+        assert scale is not None, "sinks are scaled as scores are"
         sinks_N = self.sinks
         if isinstance(sinks_N, DTensor):  # of this rank's heads
             sinks_N = sinks_N.to_local(grad_placements=sinks_N.placements)
@@ -241,7 +260,7 @@ class SinkAttention(PackedAttention):
         return super().attend(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)[..., :size]
 
 
-def why_blocks(model_config, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> str | None:
     """What keeps a model's rows from the flash-attention kernel, in words; None: nothing does.
 
     ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
@@ -251,15 +270,20 @@ def why_blocks(model_config, device: torch.device, dtype: torch.dtype) -> str | 
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
     layers = [getattr(layer, "attention", None) for layer in model_config.layers]
-    if not all(isinstance(a, GQAttention.Config) and type(a.inner_attention) is PackedAttention.Config for a in layers):
+    known = [
+        attention
+        for attention in layers
+        if isinstance(attention, GQAttention.Config) and type(attention.inner_attention) is PackedAttention.Config
+    ]
+    if len(known) != len(layers):
         return "the model has attention of its own, such as sinks, which flash attention does not know"
     largest = largest_head(device)
-    for size in sorted({attention.qkv_linear.head_dim for attention in layers}):
+    for size in sorted({attention.qkv_linear.head_dim for attention in known}):
         if not fits_flash(dtype, size, largest):
             return f"flash attention takes heads of a multiple of 8 features up to {largest}, and these have {size}"
     return None
 
 
-def attention_form(model_config, device: torch.device, dtype: torch.dtype) -> Form:
+def attention_form(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> Form:
     """How attention over this model's rows is computed. The arguments are those of ``why_blocks``."""
     return "blocks" if why_blocks(model_config, device, dtype) else "packed"

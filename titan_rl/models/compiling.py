@@ -6,6 +6,7 @@ almost every row would be compiled anew.
 """
 
 import torch
+from torchtitan.models.common.decoder import Decoder
 
 from titan_rl.models.attention import why_blocks
 
@@ -14,7 +15,7 @@ _GRAPHS = 64
 prefixes and for those that do not, for rows of one token; and the first of each is for one length alone."""
 
 
-def why_not_compiled(model_config, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not_compiled(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> str | None:
     """What keeps a model from being compiled, and what to do about it; None: nothing does.
 
     ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
@@ -29,4 +30,4 @@ def why_not_compiled(model_config, device: torch.device, dtype: torch.dtype) -> 
 
 def allow_graphs() -> None:
     """torch gives up after 8 by default, and a layer that must be one graph then fails."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)  # noqa: SLF001  (torch's setting is there alone)

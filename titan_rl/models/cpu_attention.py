@@ -11,6 +11,7 @@ rows of a batch.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,14 @@ class _Products(torch.autograd.Function):
     """``softmax(q @ k.T * scale) @ v`` (arXiv 1706.03762, equation 1)."""
 
     @staticmethod
-    def forward(ctx, q_DNQH, k_DGKH, v_DGKH, mask_D1QK, scale: float):
+    def forward(
+        ctx: Any,
+        q_DNQH: torch.Tensor,
+        k_DGKH: torch.Tensor,
+        v_DGKH: torch.Tensor,
+        mask_D1QK: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
         q_BRH, k_BKH, v_BKH = (_batches(x, k_DGKH.shape[1]) for x in (q_DNQH, k_DGKH, v_DGKH))
         out_BRH = torch.empty(*q_BRH.shape[:2], v_BKH.shape[2], dtype=q_BRH.dtype)
         for part, mask_BQK in _parts(q_DNQH, k_DGKH, mask_D1QK):
@@ -64,7 +72,7 @@ class _Products(torch.autograd.Function):
         return out_BRH.view(*q_DNQH.shape[:3], -1)
 
     @staticmethod
-    def backward(ctx, grad_DNQH: torch.Tensor):
+    def backward(ctx: Any, grad_DNQH: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         """With o = p @ v: dp = do @ v.T, ds = p * (dp - sum(p * dp)) (arXiv 2205.14135, appendix B.2)."""
         q_DNQH, k_DGKH, v_DGKH, mask_D1QK = ctx.saved_tensors
         inputs = (q_DNQH, k_DGKH, v_DGKH, grad_DNQH)
@@ -76,7 +84,7 @@ class _Products(torch.autograd.Function):
             multiply(as_factor(probability_BRK).mT, grad, out=dv_BKH[part])
             with exact_bf16_products(grad, v):
                 dp_BRK = torch.bmm(grad.float(), v.float().mT)
-            ds_BRK = torch._softmax_backward_data(dp_BRK, probability_BRK, -1, torch.float32)
+            ds_BRK = torch.ops.aten._softmax_backward_data(dp_BRK, probability_BRK, -1, torch.float32)  # noqa: SLF001  (torch's own, in one pass)
             ds_BRK = as_factor(ds_BRK.mul_(ctx.scale))
             multiply(ds_BRK, k, out=dq_BRH[part])
             multiply(ds_BRK.mT, q, out=dk_BKH[part])
@@ -89,7 +97,9 @@ def _batches(x_DNQH: torch.Tensor, num_groups: int) -> torch.Tensor:
     return x_DNQH.reshape(segments * num_groups, heads // num_groups * tokens, size)
 
 
-def _parts(q_DNQH, k_DGKH, mask_D1QK: torch.Tensor | None) -> Iterator[tuple[slice, torch.Tensor | None]]:
+def _parts(
+    q_DNQH: torch.Tensor, k_DGKH: torch.Tensor, mask_D1QK: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor | None]]:
     """Batches whose scores may be held at once, and their masks."""
     (segments, heads, queries, _), (_, groups, keys, _) = q_DNQH.shape, k_DGKH.shape
     at_once = max(1, _MAX_SCORES // (heads // groups * queries * keys))
@@ -102,7 +112,9 @@ def _parts(q_DNQH, k_DGKH, mask_D1QK: torch.Tensor | None) -> Iterator[tuple[sli
             yield part, mask_D1QK[:, 0].index_select(0, segment_B)
 
 
-def _probabilities(q_BRH, k_BKH, mask_BQK: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _probabilities(
+    q_BRH: torch.Tensor, k_BKH: torch.Tensor, mask_BQK: torch.Tensor | None, scale: float
+) -> torch.Tensor:
     with exact_bf16_products(q_BRH, k_BKH):
         score_BRK = torch.bmm(q_BRH.float(), k_BKH.float().mT)
     if mask_BQK is None:

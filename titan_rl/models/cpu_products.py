@@ -7,6 +7,7 @@ Dimensions: ... leading ones, I inputs, O outputs.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from titan_rl.kernels import linear_logprob
 
 def has_products() -> bool:
     """Whether this CPU multiplies bf16 fast, in one way or the other."""
-    return torch.cpu._is_avx512_bf16_supported() or linear_logprob.multiplies_wide()
+    return torch.cpu._is_avx512_bf16_supported() or linear_logprob.multiplies_wide()  # noqa: SLF001  (torch asks the CPU here alone)
 
 
 def is_widened(x: torch.Tensor, weight: torch.Tensor | None = None) -> bool:
@@ -68,8 +69,8 @@ class _WideLinears(torch.autograd.Function):
     parts of its gradient are added up before that is rounded. ``parameters``: weight and bias, or None, of each."""
 
     @staticmethod
-    def forward(ctx, input_I: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        weights, biases = parameters[::2], parameters[1::2]
+    def forward(ctx: Any, input_I: torch.Tensor, *parameters: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        weights, biases = [weight for weight in parameters[::2] if weight is not None], parameters[1::2]
         ctx.save_for_backward(input_I, *weights)
         wide_I = input_I.float()
         wide_biases = (bias if bias is None else bias.float() for bias in biases)
@@ -77,21 +78,24 @@ class _WideLinears(torch.autograd.Function):
         return tuple(output_O.to(input_I.dtype) for output_O in outputs)
 
     @staticmethod
-    def backward(ctx, *grads_O: torch.Tensor):
+    def backward(ctx: Any, *grads_O: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input_I, *weights = ctx.saved_tensors
         of_input, *of_parameters = ctx.needs_input_grad
         wide_I = input_I.float() if any(of_parameters[::2]) else None
-        grad_NI, found = None, []
+        grad_NI: torch.Tensor | None = None
+        found: list[torch.Tensor | None] = []
         for grad_O, weight_OI, of_weight, of_bias in zip(
             grads_O, weights, of_parameters[::2], of_parameters[1::2], strict=True
         ):
             grad_NO = grad_O.float().flatten(0, -2)
-            found.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype) if of_weight else None)
+            if of_weight and wide_I is not None:
+                found.append(weight_gradient(grad_NO, wide_I, weight_OI.dtype))
+            else:
+                found.append(None)
             found.append(grad_NO.sum(0).to(grad_O.dtype) if of_bias else None)
-            if of_input and grad_NI is None:
-                grad_NI = grad_NO @ weight_OI.float()
-            elif of_input:
-                grad_NI.addmm_(grad_NO, weight_OI.float())
+            if of_input:
+                wide_OI = weight_OI.float()
+                grad_NI = grad_NO @ wide_OI if grad_NI is None else grad_NI.addmm_(grad_NO, wide_OI)
         return grad_NI if grad_NI is None else grad_NI.to(input_I.dtype).view(input_I.shape), *found
 
 
@@ -118,16 +122,18 @@ class LeanQKVLinear(QKVLinear):
     class Config(QKVLinear.Config):
         pass
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if is_widened(x):
-            return tuple(out.unflatten(-1, (-1, self.head_dim)) for out in project_each(x, self.wq, self.wk, self.wv))
+            outputs = project_each(x, self.wq, self.wk, self.wv)
+            q, k, v = (out.unflatten(-1, (-1, self.head_dim)) for out in outputs)
+            return q, k, v
         return super().forward(x)
 
 
 _LEAN = {Linear.Config: LeanLinear.Config, QKVLinear.Config: LeanQKVLinear.Config}
 
 
-def with_lean_linears(config):
+def with_lean_linears(config: Any) -> Any:
     """TorchTitan's config of a module whose linear layers, all the way down, are such; others stay as they are."""
     if type(config) in _LEAN:
         config = _LEAN[type(config)](**{field.name: getattr(config, field.name) for field in fields(config)})

@@ -5,16 +5,22 @@ Dimensions: B rows, L tokens of a row, D features, S chosen positions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torchtitan.distributed import ParallelDims
 from torchtitan.models.common import Embedding, Linear
+from torchtitan.models.common.attention import AttentionMasksType
+from torchtitan.models.common.decoder import Decoder, TransformerBlock
 from transformers import PreTrainedConfig
 
 from titan_rl.kernels.linear_logprob import linear_logprob
 from titan_rl.models.attention import AttentionPlan
 from titan_rl.models.cpu_products import with_lean_linears
+from titan_rl.models.lean import LeanRMSNorm
 from titan_rl.models.parts import FROM_FILE, layer_config, norm
 from titan_rl.models.words import likeliest_words, word_logprobs
 
@@ -39,7 +45,7 @@ class Float32Head(Linear):
         *,
         target_S: torch.Tensor | None = None,
         temperature: float = 1.0,
-        implementation: str = "reference",
+        implementation: Literal["reference", "triton"] = "reference",
         expected_grad: Callable[[torch.Tensor, slice], torch.Tensor] | None = None,
         entropy_gradient: bool = False,
         words_SK: torch.Tensor | None = None,
@@ -47,10 +53,12 @@ class Float32Head(Linear):
     ) -> torch.Tensor:
         if target_S is None:
             return F.linear(input.float(), self.weight.float())
-        weight, spread = self.weight, {}
+        weight = self.weight
+        spread: dict[str, Any] = {}
         if isinstance(weight, DTensor):  # sharded over tensor-parallel ranks as torch.chunk splits
             mesh = weight.device_mesh
             spread = {"group": mesh.get_group(), "first_word": mesh.get_local_rank() * -(-len(weight) // mesh.size())}
+            assert isinstance(input, DTensor)
             # each rank's gradient of the hidden states is only a part of the sum: that of its own words
             input, weight = input.to_local(grad_placements=[Partial()]), weight.to_local()
         logprob_S, entropy_S = linear_logprob(
@@ -71,16 +79,22 @@ class Float32Head(Linear):
         return torch.stack(rows)
 
 
-class PackedDecoder:
+class SequenceParallelConfig(Protocol):
+    """What every ``Config`` of a PackedDecoder has besides TorchTitan's fields."""
+
+    sequence_parallel: bool
+
+
+class PackedDecoder(Decoder):
     """A TorchTitan decoder, or a pipeline stage of one, that projects only the chosen positions onto the vocabulary.
 
     Inputs and outputs are plain tensors. Under TP, a stage passes its rank's part of the sequence to the next one, and
     the last stage returns the statistics of all chosen positions, or the logits of its rank's part of the vocabulary.
     """
 
-    tp_mesh = None
+    tp_mesh: DeviceMesh | None = None
 
-    def parallelize(self, parallel_dims) -> None:
+    def parallelize(self, parallel_dims: ParallelDims) -> None:
         super().parallelize(parallel_dims)
         self.tp_mesh = parallel_dims.get_optional_mesh("tp")
         if self.enable_weight_tying:
@@ -88,14 +102,19 @@ class PackedDecoder:
             self.tok_embeddings.weight = self.lm_head.weight
 
     def forward(
-        self, inputs, positions=None, attention_masks: AttentionPlan | None = None, logit_index_S=None, **statistics
-    ):
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        attention_masks: AttentionPlan | AttentionMasksType | None = None,
+        logit_index_S: torch.Tensor | None = None,
+        **statistics: Any,
+    ) -> torch.Tensor:
         """Logits of the positions ``logit_index_S``: [S, vocabulary]; if None, of all: [B, L, vocabulary].
 
-        ``inputs`` are tokens [B, L], or the output of the stage before. With ``statistics`` (the keyword arguments of
+        ``tokens``: [B, L], or the output of the stage before. With ``statistics`` (the keyword arguments of
         the head, such as ``target_S``): log-probabilities and entropies [2, S] instead.
         """
-        hidden = self._enter(inputs)
+        hidden = self._enter(tokens)
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
         if self.lm_head is None:
@@ -105,12 +124,12 @@ class PackedDecoder:
             return _local(self.lm_head(_select(hidden, logit_index_S), **statistics))
         return self.lm_head(self.norm(_select(hidden, logit_index_S)), **statistics)
 
-    def _enter(self, inputs):
+    def _enter(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.tok_embeddings is not None:
             return self.tok_embeddings(inputs)
         if self.tp_mesh is None:
             return inputs
-        placement = Shard(1) if self.config.sequence_parallel else Replicate()
+        placement = Shard(1) if cast(SequenceParallelConfig, self.config).sequence_parallel else Replicate()
         return DTensor.from_local(inputs, self.tp_mesh, [placement], run_check=False)
 
 
@@ -125,13 +144,13 @@ def _select(hidden_BLD: torch.Tensor, index_S: torch.Tensor | None) -> torch.Ten
 def decoder_config(
     hf: PreTrainedConfig,
     *,
-    model: type,
-    block: type,
-    layer: Callable = layer_config,
-    norm: Callable = norm,
-    embedding: type = Embedding,
-    **parts,
-):
+    model: type[PackedDecoder],
+    block: type[TransformerBlock],
+    layer: Callable[..., Any] = layer_config,
+    norm: Callable[[PreTrainedConfig, int], LeanRMSNorm.Config] = norm,
+    embedding: type[Embedding] = Embedding,
+    **parts: Any,
+) -> Decoder.Config:
     """TorchTitan's config of a decoder by the sizes of a config.json; unless said otherwise with grouped-query
     attention and SwiGLU.
 

@@ -10,8 +10,8 @@ import titan_rl.models.late_compile  # noqa: F401  (before TorchTitan)
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.llama3.parallelize import parallelize_llama
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -55,7 +55,7 @@ class Family:
     your module), and vLLM must know the ``architectures`` of config.json.
     """
 
-    model_config: Callable[[PreTrainedConfig], Any]
+    model_config: Callable[[PreTrainedConfig], Decoder.Config]
     """From a directory's config to TorchTitan's config of the model. Errors: ValueError for what it cannot build."""
     parallelize: Callable
     """TorchTitan's ``parallelize_fn``: shards a model, or a pipeline stage of one."""
@@ -101,12 +101,14 @@ FAMILIES = {
 
 def find_family(model_type: str | None, given: Family | None = None) -> Family:
     """``given``, or else the entry of FAMILIES. Errors: ValueError if there is none."""
-    if given is None and model_type not in FAMILIES:
+    if given is not None:
+        return given
+    if model_type is None or model_type not in FAMILIES:
         raise ValueError(
             f"model type {model_type!r} is not supported: use one of {', '.join(sorted(FAMILIES))}, or give a family "
             f"of your own as model.family"
         )
-    return given or FAMILIES[model_type]
+    return FAMILIES[model_type]
 
 
 def make_family(reference: str, folders: Sequence[str]) -> Family | None:

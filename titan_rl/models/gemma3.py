@@ -5,17 +5,19 @@ between global ones.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torchtitan.models.common import Embedding, FeedForward
-from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.attention import AttentionMasksType, GQAttention
 from torchtitan.models.common.decoder_sharding import norm_config
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from transformers import PreTrainedConfig
 
 from titan_rl.models import parts
+from titan_rl.models.attention import PackedAttention
 from titan_rl.models.decoder import PackedDecoder, decoder_config
 from titan_rl.models.lean import LeanRMSNorm, rms_norm
 
@@ -36,6 +38,7 @@ class ShiftedNorm(LeanRMSNorm):
         pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.eps is not None, "TorchTitan's config has a number"
         return rms_norm(x, self.weight.float() + 1.0, self.eps)
 
 
@@ -70,7 +73,9 @@ class Gemma3Block(Qwen3TransformerBlock):
         super().__init__(config)
         self.post_attention_norm, self.post_ffn_norm = config.post_attention_norm.build(), config.post_ffn_norm.build()
 
-    def forward(self, x, attention_masks, positions=None):
+    def forward(
+        self, x: torch.Tensor, attention_masks: AttentionMasksType | None, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         x = x + self.post_attention_norm(self.attention(self.attention_norm(x), attention_masks, positions))
         return x + self.post_ffn_norm(self.feed_forward(self.ffn_norm(x)))
 
@@ -80,7 +85,7 @@ class PackedGemma3(PackedDecoder, Qwen3Model):
     class Config(Qwen3Model.Config):
         sequence_parallel: bool = True
 
-        def update_from_config(self, *, config, **kwargs) -> None:
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             Qwen3Model.Config.update_from_config(self, config=config, **kwargs)
             sharding = norm_config(enable_sp=config.parallelism.enable_sequence_parallel)
             for layer in self.layers:
@@ -94,6 +99,7 @@ def norm(hf: PreTrainedConfig, size: int) -> ShiftedNorm.Config:
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config:
     config = parts.attention(hf, layer, rope_type=hf.layer_types[layer])
     config.qk_norm = norm(hf, parts.head_size(hf))
+    assert isinstance(config.inner_attention, PackedAttention.Config)
     config.inner_attention.scale = hf.query_pre_attn_scalar**-0.5
     return config
 

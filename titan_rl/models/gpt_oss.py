@@ -6,6 +6,7 @@ Dimensions: R tokens of all experts, sorted by expert, E experts, D features, F 
 
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import spmd_types as spmd
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.linear import ScaledBiasRowwiseLinear
 from torchtitan.models.common.moe import GroupedExperts, MoE
@@ -57,15 +59,17 @@ class GptOssExperts(GroupedExperts):
         w13_EDG, b13_EG, w2_EFD, b2_ED = own
         multiply = partial(grouped_product, num_tokens_E=num_tokens_per_expert_E)
         # with the number of rows told, nobody waits for a GPU to add it up
-        spread = dict(repeats=num_tokens_per_expert_E.long(), dim=0, output_size=len(x_RD))
-        hidden_RF = swiglu(multiply(x_RD, w13_EDG) + b13_EG.repeat_interleave(**spread))
-        bias_RD = ScaleBiasForward.apply(b2_ED.repeat_interleave(**spread), self._num_parts(), x_RD.dtype)
+        counts_E, num_rows = num_tokens_per_expert_E.long(), len(x_RD)
+        b13_RG = b13_EG.repeat_interleave(counts_E, dim=0, output_size=num_rows)
+        b2_RD = b2_ED.repeat_interleave(counts_E, dim=0, output_size=num_rows)
+        hidden_RF = swiglu(multiply(x_RD, w13_EDG) + b13_RG)
+        bias_RD = ScaleBiasForward.apply(b2_RD, self._num_parts(), x_RD.dtype)
         return multiply(hidden_RF, w2_EFD) + bias_RD
 
     def _num_parts(self) -> int:
         """Of how many tensor-parallel ranks the outputs are added up."""
         mesh = self.b2_ED.device_mesh if isinstance(self.b2_ED, DTensor) else None
-        return mesh["tp"].size() if mesh is not None and "tp" in mesh.mesh_dim_names else 1
+        return mesh["tp"].size() if mesh is not None and "tp" in (mesh.mesh_dim_names or ()) else 1
 
 
 class OutputProjection(ScaledBiasRowwiseLinear):
@@ -85,7 +89,7 @@ class PackedGptOss(PackedDecoder, Qwen3Model):
     class Config(Qwen3Model.Config):
         sequence_parallel: bool = True
 
-        def update_from_config(self, *, config, **kwargs) -> None:
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             Qwen3Model.Config.update_from_config(self, config=config, **kwargs)
             parallelism = config.parallelism
             sequence, ep = parallelism.enable_sequence_parallel, parallelism.expert_parallel_degree > 1
@@ -107,8 +111,9 @@ def _check(hf: PreTrainedConfig) -> None:
 
 def attention(hf: PreTrainedConfig, layer: int) -> GQAttention.Config:
     config = parts.attention(hf, layer, qkv_bias=True)
-    wo = {field.name: getattr(config.wo, field.name) for field in fields(config.wo)}
-    config.wo = OutputProjection.Config(**wo | {"bias": True})
+    wo: dict[str, Any] = {field.name: getattr(config.wo, field.name) for field in fields(config.wo)}
+    wo["bias"] = True
+    config.wo = OutputProjection.Config(**wo)
     config.inner_attention = SinkAttention.Config(
         num_heads=hf.num_attention_heads,
         window=parts.window(hf, layer),
@@ -124,7 +129,7 @@ def moe_config(hf: PreTrainedConfig) -> MoE.Config:
     return mixture_config(hf, GptOssExperts.Config(**sizes, param_init=from_file), normalize=True, bias=True)
 
 
-def gpt_oss_config(hf: PreTrainedConfig):
+def gpt_oss_config(hf: PreTrainedConfig) -> Decoder.Config:
     """TorchTitan's config of the model. Errors: ValueError."""
     _check(hf)
     return decoder_config(hf, model=PackedGptOss, block=Qwen3TransformerBlock, attention=attention, moe=moe_config)

@@ -11,6 +11,7 @@ import copy
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import spmd_types as spmd
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
 from torchtitan.models.common.decoder_sharding import dense_activation_placement, dense_param_placement
+from torchtitan.protocols.model import BaseModel
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
@@ -26,7 +28,7 @@ from titan_rl.config.model_directory.directory import read_object, stored_tensor
 from titan_rl.config.model_directory.weight_checks import VALUE_HEAD, check_value_names
 from titan_rl.models.hf_weights import load_hf, save_hf
 from titan_rl.models.parts import FROM_FILE
-from titan_rl.models.shards import Shard, expected_shapes
+from titan_rl.models.shards import Shard, decoder_of, expected_shapes
 
 
 class ValueHead(Linear):
@@ -45,29 +47,31 @@ class ValueHead(Linear):
                 in_dst_shardings=whole,
             )
 
-    def forward(self, input: torch.Tensor, **_) -> torch.Tensor:
+    def forward(self, input: torch.Tensor, **_: Any) -> torch.Tensor:
         weight = self.weight
         if isinstance(weight, DTensor):
+            assert isinstance(input, DTensor)
             input, weight = input.to_local(), weight.to_local()
         return input.float() @ weight.float()[0]
 
 
 def value_spec(spec: ModelSpec) -> ModelSpec:
     """The same model with a value head; ``spec`` and its parts stay as they are."""
-    head = ValueHead.Config(in_features=spec.model.dim, param_init=FROM_FILE)
-    model = replace(copy.deepcopy(spec.model), lm_head=head, enable_weight_tying=False)
+    assert spec.state_dict_adapter is not None
+    head = ValueHead.Config(in_features=decoder_of(spec).dim, param_init=FROM_FILE)
+    model = replace(copy.deepcopy(decoder_of(spec)), lm_head=head, enable_weight_tying=False)
     return replace(spec, model=model, state_dict_adapter=_value_names(spec.state_dict_adapter))
 
 
 def has_value_head(spec: ModelSpec) -> bool:
-    return isinstance(spec.model.lm_head, ValueHead.Config)
+    return isinstance(decoder_of(spec).lm_head, ValueHead.Config)
 
 
 def _value_names(names: type) -> type:
     """A state-dict adapter that knows the head by its name in a directory."""
 
     class ValueNames(names):
-        def __init__(self, model_config, hf_assets_path: str | None):
+        def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
             super().__init__(model_config, hf_assets_path)
             others = {theirs: ours for theirs, ours in self.from_hf_map.items() if ours != "lm_head.weight"}
             self.from_hf_map = others | {VALUE_HEAD: "lm_head.weight"}

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.config.model_directory.directory import belonging_files, stored_tensors, weight_files
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.files import sampled_checksum
-from titan_rl.models.shards import Shard, expected_shapes
+from titan_rl.models.shards import Shard, decoder_of, expected_shapes
 
 
 def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
@@ -23,7 +24,7 @@ def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
 
 def check_weights(spec: ModelSpec, path: str | Path) -> None:
     """Errors: ValueError if a directory does not hold the tensors of a model, all of them and no others."""
-    check_names(stored_tensors(path), expected_shapes(spec), is_tied=spec.model.enable_weight_tying)
+    check_names(stored_tensors(path), expected_shapes(spec), is_tied=decoder_of(spec).enable_weight_tying)
 
 
 def base_digest(path: str | Path) -> str:
@@ -67,7 +68,7 @@ def gather_whole(
     """
     mine = {(shard.name, shard.start): shard for shard in shards}
     described = [(s.name, s.start, tuple(s.tensor.shape), s.shape, dtypes[s.name]) for s in shards]
-    everyone = [None] * dist.get_world_size()
+    everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, described)
     owners: dict[str, dict[tuple, tuple]] = {}
     for rank, theirs in enumerate(everyone):
@@ -87,13 +88,14 @@ def gather_whole(
             if not dist.get_rank():
                 if whole is None:
                     whole = torch.empty(shape, dtype=dtype)
+                assert box is not None, "rank 0 has every box, its own or another's"
                 whole[slices(start, size)] = box.cpu()
         yield name, whole
 
 
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:
     """Write an HF directory: tensors in ``dtypes``, the rest as in ``source``. All ranks call; rank 0 writes."""
-    tensors = dict(gather_whole(shards, dtypes, device))
+    tensors = {name: whole for name, whole in gather_whole(shards, dtypes, device) if whole is not None}
     if dist.get_rank():
         return
     out.mkdir(parents=True, exist_ok=True)

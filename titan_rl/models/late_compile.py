@@ -6,6 +6,7 @@ compiled at its first call, if there ever is one. To be imported before anything
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -13,7 +14,7 @@ import torch
 _compile = torch.compile
 
 
-def _compile_later(function: Callable | None = None, **options) -> Callable:
+def _compile_later(function: Callable | None = None, **options: Any) -> Callable:
     if function is None:  # a decorator is wanted
         return partial(_compile_later, **options)
 
@@ -21,7 +22,7 @@ def _compile_later(function: Callable | None = None, **options) -> Callable:
     def compiled() -> Callable:
         return _compile(function, **options)
 
-    def call(*arguments, **keywords):
+    def call(*arguments: Any, **keywords: Any) -> Any:
         return compiled()(*arguments, **keywords)
 
     return call

@@ -8,6 +8,7 @@ Dimensions: ... leading ones, D features, F features of the feed-forward.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +26,14 @@ class _Normalize(torch.autograd.Function):
     """``x / sqrt(mean(x**2) + eps) * weight``, in fp32, to the bit as torch's own (arXiv 1910.07467, equation 4)."""
 
     @staticmethod
-    def forward(ctx, x_D: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, x_D: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         wide_D = x_D.float()
         scale_1 = torch.rsqrt(wide_D.pow(2).mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x_D, weight_D, scale_1)
         return (wide_D * scale_1).mul_(weight_D).to(x_D.dtype)
 
     @staticmethod
-    def backward(ctx, grad_D: torch.Tensor):
+    def backward(ctx: Any, grad_D: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         x_D, weight_D, scale_1 = ctx.saved_tensors
         normal_D, wide_grad_D = x_D * scale_1, grad_D.float()
         grad_weight_D = None
@@ -48,12 +49,12 @@ class _GateAndProject(torch.autograd.Function):
     """``(silu(gate) * up) @ down.T`` (arXiv 2002.05202, equation 6), to the bit as torch's own."""
 
     @staticmethod
-    def forward(ctx, gate_F: torch.Tensor, up_F: torch.Tensor, down_DF: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate_F: torch.Tensor, up_F: torch.Tensor, down_DF: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_F, up_F, down_DF)
         return project(F.silu(gate_F).mul_(up_F), down_DF)
 
     @staticmethod
-    def backward(ctx, grad_D: torch.Tensor):
+    def backward(ctx: Any, grad_D: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         gate_F, up_F, down_DF = ctx.saved_tensors
         activated_F, grad_down_DF, grad_D = F.silu(gate_F), None, widened(grad_D)
         if ctx.needs_input_grad[2]:
@@ -76,6 +77,7 @@ class LeanRMSNorm(RMSNorm):
         pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.eps is not None, "TorchTitan's config has a number"
         return rms_norm(x, self.weight, self.eps)
 
 

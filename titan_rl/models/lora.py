@@ -9,17 +9,19 @@ linear layers, routers, embeddings, and the output head.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 from torchtitan.components.lora import LoRAConverter
 from torchtitan.models.common import Linear
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
 
 from titan_rl.config.load import nearest
 from titan_rl.config.schema import LoraConfig
 from titan_rl.models.parts import FROM_FILE
-from titan_rl.models.shards import hf_names
+from titan_rl.models.shards import decoder_of, hf_names
 
 _MADE_FROM = {"wk": "wkv", "wv": "wkv"}
 """TorchTitan's layers whose config has another name, since two are made from one."""
@@ -56,7 +58,7 @@ def _config_name(titan: str) -> str:
 
 
 def _why_none(spec: ModelSpec) -> str:
-    has_experts = any(getattr(layer, "moe", None) is not None for layer in spec.model.layers)
+    has_experts = any(getattr(layer, "moe", None) is not None for layer in decoder_of(spec).layers)
     return " outside of its experts, which TorchTitan cannot adapt" if has_experts else ""
 
 
@@ -73,26 +75,34 @@ def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
     return replace(spec, model=converter.convert(spec.model))
 
 
-def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[nn.Module]:
+class AdaptedLayer(Protocol):
+    """A layer with an adapter: TorchTitan makes its class when the model is converted."""
+
+    lora_a: Module
+    lora_b: Module
+    _lora_scaling: float
+
+
+def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
     """Every layer that has an adapter."""
     for part in model_parts:
-        yield from (module for module in part.modules() if hasattr(module, "lora_a"))
+        yield from (cast(AdaptedLayer, module) for module in part.modules() if hasattr(module, "lora_a"))
 
 
 def draw_nothing(model: nn.Module) -> None:
     """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
     for module in adapted_modules([model]):
-        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE
+        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE  # noqa: SLF001  (TorchTitan's, which it reads at the start)
 
 
 @contextmanager
 def adapter_disabled(model_parts: Sequence[nn.Module]) -> Iterator[None]:
     """Meanwhile the model computes with its own weights alone: the model that the adapters began at, for free."""
-    kept = [(module, module._lora_scaling) for module in adapted_modules(model_parts)]
+    kept = [(module, module._lora_scaling) for module in adapted_modules(model_parts)]  # noqa: SLF001  (TorchTitan's factor of an adapter)
     try:
         for module, _ in kept:
-            module._lora_scaling = 0.0  # x + 0 y is x, to the bit, for whatever y is finite
+            module._lora_scaling = 0.0  # noqa: SLF001  (x + 0 y is x, to the bit, for whatever y is finite)
         yield
     finally:
         for module, scaling in kept:
-            module._lora_scaling = scaling
+            module._lora_scaling = scaling  # noqa: SLF001  (TorchTitan's factor of an adapter)

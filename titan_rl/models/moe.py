@@ -23,7 +23,7 @@ from titan_rl.models.parts import FROM_FILE
 def grouped_product(a_RK: torch.Tensor, w_EKN: torch.Tensor, num_tokens_E: torch.Tensor) -> torch.Tensor:
     """Each row of ``a_RK``, sorted by expert, times its expert's matrix: [R, N]."""
     if a_RK.is_cuda and a_RK.dtype == torch.bfloat16:
-        return torch._grouped_mm(a_RK, w_EKN, offs=num_tokens_E.cumsum(0, dtype=torch.int32))
+        return torch.nn.functional.grouped_mm(a_RK, w_EKN, offs=num_tokens_E.cumsum(0, dtype=torch.int32))
     return torch.cat([a @ w for a, w in zip(a_RK.split(num_tokens_E.tolist()), w_EKN.unbind(), strict=True)])
 
 
@@ -67,13 +67,25 @@ def mixture_config(
     hf: PreTrainedConfig, experts: GroupedExperts.Config, *, normalize: bool, bias: bool = False
 ) -> MoE.Config:
     """``experts`` behind a router; ``normalize``: the chosen ones' weights add up to 1; ``bias``: the router's."""
-    sizes = dict(dim=experts.dim, num_experts=experts.num_experts, top_k=hf.num_experts_per_tok)
-    routed = make_routed_experts_config(**sizes, hidden_dim=experts.hidden_dim, param_init={}, comm_backend="standard")
+    routed = make_routed_experts_config(
+        dim=experts.dim,
+        hidden_dim=experts.hidden_dim,
+        num_experts=experts.num_experts,
+        top_k=hf.num_experts_per_tok,
+        param_init={},
+        comm_backend="standard",
+    )
     routed.inner_experts = experts
     return MixtureOfExperts.Config(
         num_experts=experts.num_experts,
         router=make_router_config(
-            **sizes, gate_param_init=FROM_FILE, score_func="softmax", route_norm=normalize, bias=bias
+            dim=experts.dim,
+            num_experts=experts.num_experts,
+            top_k=hf.num_experts_per_tok,
+            gate_param_init=FROM_FILE,
+            score_func="softmax",
+            route_norm=normalize,
+            bias=bias,
         ),
         routed_experts=routed,
         load_balance_coeff=None,

@@ -1,8 +1,11 @@
 """Hugging Face's names of the parameters: TorchTitan's adapters, with what they leave out."""
 
 from collections.abc import Mapping
+from typing import cast
 
+from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.model import BaseModel
 
 _LAYER = "model.layers.{}."
 _ALL = {
@@ -21,8 +24,8 @@ class Names(Qwen3StateDictAdapter):
     layer: Mapping[str, str | None] = {}
     """What a family calls by other names, within a layer; None: what it does not have."""
 
-    def __init__(self, model_config, hf_assets_path: str | None):
-        super().__init__(model_config, hf_assets_path)
+    def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None):
+        super().__init__(cast(Qwen3Model.Config, model_config), hf_assets_path)  # whatever the decoder is
         for theirs, ours in {**_ALL, **self.layer}.items():
             self.from_hf_map[_LAYER + theirs] = ours and f"layers.{{}}.{ours}"
 

@@ -6,10 +6,11 @@ Dimensions: B rows, L tokens, N heads, H head size.
 
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import spmd_types as spmd
 import torch
-from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.attention import AttentionMasksType, GQAttention
 from torchtitan.models.common.decoder_sharding import dense_activation_placement, dense_param_placement
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -28,8 +29,9 @@ class HeadsNorm(LeanRMSNorm):
     class Config(LeanRMSNorm.Config):
         pass
 
-    def forward(self, x_BLNH: torch.Tensor) -> torch.Tensor:
-        return LeanRMSNorm.forward(self, x_BLNH.flatten(2)).view(x_BLNH.shape)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``: [B, L, N, H]."""
+        return LeanRMSNorm.forward(self, x.flatten(2)).view(x.shape)
 
 
 class Olmo2Attention(GQAttention):
@@ -48,7 +50,9 @@ class Olmo2Block(Qwen3TransformerBlock):
     class Config(Qwen3TransformerBlock.Config):
         pass
 
-    def forward(self, x, attention_masks, positions=None):
+    def forward(
+        self, x: torch.Tensor, attention_masks: AttentionMasksType | None, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         x = x + self.attention_norm(self.attention(x, attention_masks, positions))
         return x + self.ffn_norm(self.feed_forward(x))
 
@@ -58,7 +62,7 @@ class PackedOlmo2(PackedDecoder, Qwen3Model):
     class Config(Qwen3Model.Config):
         sequence_parallel: bool = True
 
-        def update_from_config(self, *, config, **kwargs) -> None:
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             Qwen3Model.Config.update_from_config(self, config=config, **kwargs)
             for layer in self.layers:
                 layer.attention.qk_norm.sharding_config = layer.attention.k_norm.sharding_config = _heads_gathered()
@@ -69,8 +73,8 @@ def _heads_gathered() -> ShardingConfig:
     own = dense_activation_placement(tp=spmd.S(2))
     return ShardingConfig(
         state_shardings={"weight": dense_param_placement(tp=spmd.R)},
-        in_src_shardings={"input": own, "x_BLNH": own},
-        in_dst_shardings={"x_BLNH": dense_activation_placement(tp=spmd.R)},
+        in_src_shardings={"input": own, "x": own},
+        in_dst_shardings={"x": dense_activation_placement(tp=spmd.R)},
         out_src_shardings=dense_activation_placement(tp=spmd.R),
         out_dst_shardings=own,
     )

@@ -3,8 +3,13 @@
 Weights always come from a file, so nothing is initialized.
 """
 
-from torchtitan.models.common.attention import GQAttention
+from collections.abc import Callable
+from typing import Any
+
+from torchtitan.models.common.attention import GQAttention, QKVLinear
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.decoder import TransformerBlock
+from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
@@ -51,6 +56,7 @@ def attention(
         rope=rope_config(hf, head_size(hf), rope_type),
         qk_norm=norm(hf, head_size(hf)) if qk_norm else None,
     )
+    assert isinstance(config.qkv_linear, QKVLinear.Config)
     config.qkv_linear.wq.bias = config.qkv_linear.wkv.bias = qkv_bias
     return config
 
@@ -64,8 +70,14 @@ def feed_forward(hf: PreTrainedConfig) -> LeanFeedForward.Config:
 
 
 def layer_config(
-    hf: PreTrainedConfig, layer: int, *, block: type, attention=attention, feed_forward=feed_forward, moe=None
-):
+    hf: PreTrainedConfig,
+    layer: int,
+    *,
+    block: type[TransformerBlock],
+    attention: Callable[[PreTrainedConfig, int], GQAttention.Config] = attention,
+    feed_forward: Callable[[PreTrainedConfig], Any] = feed_forward,
+    moe: Callable[[PreTrainedConfig], MoE.Config] | None = None,
+) -> Any:
     """A layer with a norm in front of its attention and of its SwiGLU, or of its mixture of experts ``moe``.
 
     The parts are functions of the config.json (``attention``: and of the layer's number).

@@ -8,6 +8,7 @@ Dimensions: B rows, L tokens, D features, F features of the feed-forward, N head
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import spmd_types as spmd
 import torch
@@ -40,7 +41,8 @@ def _split(x_BLF: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
     if not isinstance(x_BLF, DTensor):
         return list(x_BLF.split(sizes, dim=-1))
     whole = x_BLF.redistribute(placements=[Replicate()])
-    return [part.redistribute(placements=[Shard(2)]) for part in whole.split(sizes, dim=-1)]
+    parts_BLF = cast("tuple[DTensor, ...]", whole.split(sizes, dim=-1))  # of a DTensor, they are such, too
+    return [part_BLF.redistribute(placements=[Shard(2)]) for part_BLF in parts_BLF]
 
 
 class StackedQKVLinear(BaseQKVLinear):
@@ -83,7 +85,7 @@ class PackedPhi3(PackedDecoder, Llama3Model):
     class Config(Llama3Model.Config):
         sequence_parallel: bool = True
 
-        def update_from_config(self, *, config, **kwargs) -> None:
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             Decoder.Config.update_from_config(self, config=config, **kwargs)
             enable_sp = config.parallelism.enable_sequence_parallel
             set_decoder_sharding_config(self, enable_sp=enable_sp)

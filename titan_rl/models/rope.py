@@ -7,6 +7,7 @@ so the frequencies come from transformers.
 from dataclasses import dataclass, replace
 
 import torch
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.rope import CosSinRoPE
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -24,6 +25,7 @@ class HuggingFaceRoPE(CosSinRoPE):
 
     def _precompute_cache(self) -> torch.Tensor:
         config = self.config
+        assert isinstance(config, HuggingFaceRoPE.Config)
         angles = torch.outer(torch.arange(config.max_seq_len).float(), torch.tensor(config.inv_freq))
         angles = torch.cat([angles, angles], dim=-1)
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * config.attention_scaling
@@ -36,8 +38,8 @@ class HuggingFaceRoPE(CosSinRoPE):
         dim = rope_cache.shape[-1] // 2
         if dim == query.shape[-1]:
             return CosSinRoPE.apply_rotary_emb(query, key, rope_cache)
-        turned = CosSinRoPE.apply_rotary_emb(query[..., :dim], key[..., :dim], rope_cache)
-        return tuple(torch.cat([new, x[..., dim:]], dim=-1) for new, x in zip(turned, (query, key), strict=True))
+        new_query, new_key = CosSinRoPE.apply_rotary_emb(query[..., :dim], key[..., :dim], rope_cache)
+        return torch.cat([new_query, query[..., dim:]], dim=-1), torch.cat([new_key, key[..., dim:]], dim=-1)
 
 
 def num_positions(hf: PreTrainedConfig) -> int:
@@ -52,14 +54,15 @@ def num_positions(hf: PreTrainedConfig) -> int:
     return hf.max_position_embeddings
 
 
-def cut_positions(model_config, num_positions: int) -> None:
+def cut_positions(model_config: Decoder.Config, num_positions: int) -> None:
     """Cosines and sines of no more positions than a run has, in each layer of TorchTitan's config of a model.
 
     Each layer holds them in fp32: of 131,072 positions and heads of 128 that is 128 MiB. Frequencies stay as they are.
     """
     for layer in model_config.layers:
         attention = getattr(layer, "attention", None)
-        if rope := getattr(attention, "rope", None):  # a family of the user's own may have layers without
+        rope = getattr(attention, "rope", None)
+        if attention is not None and rope:  # a family of the user's own may have layers without
             attention.rope = replace(rope, max_seq_len=min(rope.max_seq_len, num_positions))
 
 

@@ -5,14 +5,18 @@ Files, the weight channel and tests see a sharded model only through these boxes
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as ShardPlacement
 from torch.distributed.tensor.placement_types import _StridedShard
 from torchtitan.protocols.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torchtitan.models.common.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,29 @@ def is_adapter(titan_name: str) -> bool:
     return _ADAPTER.search(titan_name) is not None
 
 
+class _NamedParameters(Protocol):
+    """What is used of TorchTitan's adapters of state dicts."""
+
+    from_hf_map: Mapping[str, str | None]
+    """Hugging Face's name to TorchTitan's; None: the model does without."""
+
+
+def decoder_of(spec: ModelSpec) -> "Decoder.Config":
+    """TorchTitan's config of a model, which is a decoder's for every family (families.py)."""
+    return cast("Decoder.Config", spec.model)  # nothing is asked: the class's import takes a second
+
+
 def hf_names(spec: ModelSpec, titan_names: Iterable[str]) -> dict[str, str]:
     """TorchTitan name to Hugging Face name, with ``{}`` where TorchTitan stacks experts; a tied copy is left out.
 
     Adapters have PEFT's names, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``.
     """
-    adapter = spec.state_dict_adapter(spec.model, None)
+    assert spec.state_dict_adapter is not None
+    adapter = cast(_NamedParameters, spec.state_dict_adapter(spec.model, None))
     templates = {titan: hf for hf, titan in adapter.from_hf_map.items() if titan is not None}
     names = {}
     for name in titan_names:
-        if name == "lm_head.weight" and spec.model.enable_weight_tying:
+        if name == "lm_head.weight" and decoder_of(spec).enable_weight_tying:
             continue
         base, layer = _ADAPTER.sub(".weight", name), re.search(r"\d+", name)
         template = templates[re.sub(r"\d+", "{}", base, count=1)]
@@ -85,6 +102,7 @@ def local_box(parameter: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
     start, size = [0] * parameter.ndim, list(parameter.shape)
     coordinate, mesh = parameter.device_mesh.get_coordinate(), parameter.device_mesh
+    assert coordinate is not None, "a tensor of other ranks"
     shards = [(p, axis) for axis, p in enumerate(parameter.placements) if isinstance(p, ShardPlacement | _StridedShard)]
     for placement, axis in sorted(shards, key=lambda shard: isinstance(shard[0], _StridedShard)):
         dim, chunk = placement.dim, math.ceil(size[placement.dim] / mesh.size(axis))

@@ -40,5 +40,6 @@ def _convert(gguf: Path, out: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
     )
-    model.to(torch.bfloat16).save_pretrained(out)
+    # transformers' decorator of this method loses its first parameter
+    model.to(torch.bfloat16).save_pretrained(out)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(out)

@@ -3,18 +3,22 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.config.model_directory.config_checks import check_plain_weights
 from titan_rl.config.schema import LoraConfig
+from titan_rl.models.decoder import SequenceParallelConfig
 from titan_rl.models.families import Family, find_family
 from titan_rl.models.heads import ValueHead
 from titan_rl.models.lora import with_adapters
 from titan_rl.models.rope import cut_positions, num_positions
+from titan_rl.models.shards import decoder_of
 
 
 def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrainedConfig:
@@ -41,7 +45,7 @@ def longest_rollout(seq_len: int, path: str | Path, family: Family | None = None
     return min(seq_len, num_positions(read_hf_config(path, family)))
 
 
-def model_config(hf: PreTrainedConfig, family: Family | None = None):
+def model_config(hf: PreTrainedConfig, family: Family | None = None) -> Decoder.Config:
     """TorchTitan's model config for an HF config."""
     return find_family(hf.model_type, family).model_config(hf)
 
@@ -69,9 +73,10 @@ def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora:
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:
     """Let TorchTitan fill in the sharding declarations of the model config, and cut it to the rows of the run."""
-    cut_positions(spec.model, training.seq_len)
-    spec.model.sequence_parallel = parallelism.enable_sequence_parallel
-    spec.model.update_from_config(
+    model = decoder_of(spec)
+    cut_positions(model, training.seq_len)
+    cast(SequenceParallelConfig, model).sequence_parallel = parallelism.enable_sequence_parallel
+    model.update_from_config(
         config=SimpleNamespace(
             parallelism=parallelism,
             training=training,
@@ -79,8 +84,10 @@ def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training:
             debug=SimpleNamespace(moe_force_load_balance=False),
         )
     )
-    head = spec.model.lm_head
+    head = model.lm_head
     if isinstance(head, ValueHead.Config):
         head.shard()
-    else:  # statistics are complete on every rank, and logits carry their own placement
+    else:
+        assert head.sharding_config is not None
+        # statistics are complete on every rank, and logits carry their own placement
         head.sharding_config = replace(head.sharding_config, out_src_shardings=None, out_dst_shardings=None)

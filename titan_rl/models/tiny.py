@@ -1,6 +1,7 @@
 """Hugging Face directories, made here, with models small enough to train from random weights on a laptop."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -57,7 +58,7 @@ def tiny_config(
     )
 
 
-def make_tiny(out: str | Path, *, seed: int, architecture: str = "llama", **settings) -> PreTrainedModel:
+def make_tiny(out: str | Path, *, seed: int, architecture: str = "llama", **settings: Any) -> PreTrainedModel:
     """Write a randomly initialized model (0.8 M parameters by default) with a character tokenizer to ``out``.
 
     ``settings`` are ``tiny_config``'s.

@@ -7,6 +7,8 @@ be summed over the vocabulary again, and gradients are exact. Under tensor paral
 Dimensions: S tokens, K words at each, D hidden size, V words of the vocabulary (that this rank holds).
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -58,7 +60,9 @@ def likeliest_words(
     return words_SK, (logits_SK - target_logit_S[:, None]) / temperature + target_logprob_S[:, None]
 
 
-def _likeliest_of_all(logits_SK, words_SK, num_words: int, group) -> tuple[torch.Tensor, torch.Tensor]:
+def _likeliest_of_all(
+    logits_SK: torch.Tensor, words_SK: torch.Tensor, num_words: int, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of all ranks' words, each of which may hold fewer than are wanted."""
     missing = (0, num_words - logits_SK.shape[1])
     logits_SK = torch.nn.functional.pad(logits_SK, missing, value=-torch.inf)
@@ -70,7 +74,9 @@ def _likeliest_of_all(logits_SK, words_SK, num_words: int, group) -> tuple[torch
     return logits_SK, torch.cat(everyones[1], dim=1).gather(1, place_SK)
 
 
-def _chosen_logits(hidden_SD, weight_VD, local_SK, group) -> torch.Tensor:
+def _chosen_logits(
+    hidden_SD: torch.Tensor, weight_VD: torch.Tensor, local_SK: torch.Tensor, group: dist.ProcessGroup | None
+) -> torch.Tensor:
     """Products [S, K] of each token with its own words, ``local_SK`` counted from this rank's first one."""
     dtype = torch.promote_types(hidden_SD.dtype, torch.float32)
     here_SK, index_SK = _here(local_SK, len(weight_VD))
@@ -97,12 +103,18 @@ def _chunks(words_SK: torch.Tensor, weight_VD: torch.Tensor) -> list[slice]:
 
 class _ChosenLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_SD, weight_VD, local_SK, group):
+    def forward(
+        ctx: Any,
+        hidden_SD: torch.Tensor,
+        weight_VD: torch.Tensor,
+        local_SK: torch.Tensor,
+        group: dist.ProcessGroup | None,
+    ) -> torch.Tensor:
         ctx.save_for_backward(hidden_SD, weight_VD, local_SK)
         return _chosen_logits(hidden_SD.detach(), weight_VD.detach(), local_SK, group)
 
     @staticmethod
-    def backward(ctx, grad_SK):
+    def backward(ctx: Any, grad_SK: torch.Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]  (torch's annotation wants *args)
         hidden_SD, weight_VD, local_SK = ctx.saved_tensors
         here_SK, index_SK = _here(local_SK, len(weight_VD))
         grad_SK = grad_SK.masked_fill(~here_SK, 0)

@@ -22,8 +22,12 @@ from titan_rl.models.hf_weights import base_digest, gather_whole, slices
 from titan_rl.models.lora import adapter_disabled
 from titan_rl.models.peft_files import load_adapter, save_adapter
 from titan_rl.models.shards import LowRank, Shard, local_shards
+from titan_rl.trainer.ranks import gathered
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_Shape = tuple[int, ...]
+_Box = tuple[str, _Shape, _Shape, _Shape]
+"""A tensor's name, a box's corner and size, and the shape of all of the tensor."""
 
 
 class Adapters:
@@ -82,7 +86,8 @@ class Adapters:
     def save(self, base: Path, out: Path) -> None:
         """As PEFT does; ``base``: the model that it belongs to. All ranks call; rank 0 writes."""
         dtypes = {shard.name: torch.float32 for shard in self.shards}
-        tensors = dict(gather_whole(self.shards, dtypes, self.device))
+        everything = gather_whole(self.shards, dtypes, self.device)
+        tensors = {name: tensor for name, tensor in everything if tensor is not None}
         if not dist.get_rank():
             save_adapter(tensors, self.lora, base, out)
 
@@ -94,12 +99,12 @@ class _Whole:
         """``wanted``: names of those that this rank wants whole, whether it has a box of them or not."""
         self._boxes = boxes
         self._alone = dist.get_world_size() == 1
+        self._everyone: list[list[_Box]] = []
+        self._longest = 0
         if self._alone:
             self.tensors = {box.name: box.tensor for box in boxes}
             return
-        self._everyone: list[list[tuple[str, tuple, tuple, tuple]]] = [None] * dist.get_world_size()
-        described = [(box.name, box.start, tuple(box.tensor.shape), box.shape) for box in boxes]
-        dist.all_gather_object(self._everyone, described)
+        self._everyone = gathered([(box.name, box.start, tuple(box.tensor.shape), box.shape) for box in boxes])
         device = boxes[0].tensor.device if boxes else torch.device("cpu")
         shapes = {name: shape for theirs in self._everyone for name, _, _, shape in theirs if name in wanted}
         self.tensors = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
@@ -119,7 +124,7 @@ class _Whole:
         for theirs, values in zip(self._everyone, gathered, strict=True):
             self._take(theirs, values)
 
-    def _take(self, boxes: list[tuple[str, tuple, tuple, tuple]], values: torch.Tensor) -> None:
+    def _take(self, boxes: list[_Box], values: torch.Tensor) -> None:
         first = 0
         for name, start, size, _ in boxes:
             count = math.prod(size)

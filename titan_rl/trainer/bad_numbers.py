@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from titan_rl.data.culprits import BadNumbers, Culprit
 from titan_rl.data.packing import dummy_row
 from titan_rl.data.types import Row
+from titan_rl.trainer.learning import SearchedModel
 from titan_rl.trainer.ranks import gathered
 
 _MAX_WEIGHTS = 4
@@ -73,11 +74,11 @@ def only(row: Row, unit: Unit) -> Row:
     return replace(row, **{name: getattr(row, name)[unit.tokens] for name in columns}, found=found, owners=unit.owners)
 
 
-def _is_finite(values) -> bool:
+def _is_finite(values: np.ndarray | float) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
+def _seen(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
     """What is not finite of this rank's samples, as far as the pass that went wrong tells; the first cause of each."""
     found = {}
     for index, row in enumerate(rows):
@@ -88,7 +89,7 @@ def _seen(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     return found
 
 
-def _cause(learner, row: Row, unit: Unit, statistics: torch.Tensor | None) -> str:
+def _cause(learner: SearchedModel, row: Row, unit: Unit, statistics: torch.Tensor | None) -> str:
     """The first that is not finite; empty if all is."""
     columns = {"sampling logprob": row.logprob_S}
     columns |= {name.removesuffix("_S").replace("_", " "): values for name, values in row.found.items()}
@@ -102,7 +103,7 @@ def _cause(learner, row: Row, unit: Unit, statistics: torch.Tensor | None) -> st
     return "loss"
 
 
-def _bad_weights(learner) -> list[str]:
+def _bad_weights(learner: SearchedModel) -> list[str]:
     found = []
     for name, parameter in learner.weights():
         values = parameter.detach()
@@ -112,14 +113,14 @@ def _bad_weights(learner) -> list[str]:
     return found
 
 
-def _has_bad_gradient(learner, row: Row) -> bool:
+def _has_bad_gradient(learner: SearchedModel, row: Row) -> bool:
     learner.forward_backward([row])
     norm = learner.gradient_norm()
     learner.optimizer.zero_grad()
     return not learner.is_finite_everywhere(norm)
 
 
-def _bad_gradients(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
+def _bad_gradients(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
     """Each row of each group of ranks by itself, the others idle; then each unit of the rows that are bad."""
     mine, found = learner.titan.batch_rank(dist.get_rank()), {}
     owners = {learner.titan.batch_rank(rank): names for rank, names in enumerate(gathered([r.owners for r in rows]))}
@@ -134,7 +135,7 @@ def _bad_gradients(learner, rows: list[Row]) -> dict[tuple[str, int], str]:
     return found
 
 
-def find_culprits(learner, rows: list[Row], reason: str) -> BadNumbers:
+def find_culprits(learner: SearchedModel, rows: list[Row], reason: str) -> BadNumbers:
     """All ranks together, after a pass whose gradients were thrown away; the same answer on each."""
     everyones = gathered((_seen(learner, rows), _bad_weights(learner)))
     found: dict[tuple[str, int], str] = {}

@@ -8,10 +8,14 @@ tuner takes whatever was fastest by the clock.
 import math
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from titan_rl.kernels import linear_logprob
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
 _WORKSPACE = ":4096:8"
 """Of cuBLAS: eight buffers of 4 MiB for each stream; torch refuses to multiply without one of the two fixed sizes."""
@@ -35,7 +39,8 @@ def set_determinism(wanted: bool, device: torch.device) -> None:
     torch.backends.cudnn.deterministic = wanted
     torch.backends.cudnn.benchmark = False
     # what is given out uninitialized is never read here: filling it would cost a pass and find nothing
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    # (a checker does not see the attribute: torch makes it by replacing the module's class)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     inductor.deterministic = wanted  # compiled kernels are chosen by the clock, too
     linear_logprob.tune_by_the_clock(not wanted)
 
@@ -56,7 +61,7 @@ class TrainedOn:
         return self.device == "cpu" or self.deterministic
 
 
-def trained_on(learner) -> TrainedOn:
+def trained_on(learner: "Side") -> TrainedOn:
     """Of a rank's learner: what a controller has it asked (``examine`` of actors/trainer.py)."""
     name = "cpu" if learner.device.type == "cpu" else torch.cuda.get_device_name(learner.device)
     return TrainedOn(name, learner.titan.debug.deterministic, torch.__version__)

@@ -5,6 +5,8 @@ Its head is the policy's, its reward of a token how much likelier it finds it th
 Dimensions: S trained tokens of a row.
 """
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 
@@ -13,6 +15,8 @@ from titan_rl.data.types import OUTCOME_COLUMNS, Row
 from titan_rl.trainer.learned_role import LearnedRole
 from titan_rl.trainer.preparation import as_array
 from titan_rl.trainer.sharded_model import Columns
+
+Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 
 
 class ImplicitReward(LearnedRole):
@@ -32,12 +36,13 @@ class ImplicitReward(LearnedRole):
             for s, row in zip(self.model.measure(rows), rows, strict=True)
         ]
 
-    def _rewards(self, logprob_S, reference_logprob_S):
+    def _rewards(self, logprob_S: Numbers, reference_logprob_S: Numbers) -> Numbers:
         return self.settings.beta * (logprob_S - reference_logprob_S)
 
     def _loss(self, logprob_S: torch.Tensor, columns: Columns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         rewards_S = self._rewards(logprob_S, columns["reference_logprob_S"])
-        return outcome_loss(rewards_S, *(columns[name] for name in OUTCOME_COLUMNS), columns["offsets_N"])
+        outcome_S, outcome_weight_S = (columns[name] for name in OUTCOME_COLUMNS)
+        return outcome_loss(rewards_S, outcome_S, outcome_weight_S, columns["offsets_N"])
 
     def _metrics(self, first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
         """On the weights of before the first update: the mean reward of a token, and the share of samples whose outcome

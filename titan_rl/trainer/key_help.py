@@ -44,10 +44,12 @@ def _default(field: Field) -> Any:
 
 def _field_lines(cls: type) -> dict[str, str]:
     """Field to what the string under it says."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-    pairs = zip(body, body[1:], strict=False)
+    definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    pairs = zip(definition.body, definition.body[1:], strict=False)
     return {
         field.target.id: " ".join(text.value.value.split())
         for field, text in pairs
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }

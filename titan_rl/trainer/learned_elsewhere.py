@@ -16,7 +16,7 @@ import torch
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Row
 from titan_rl.trainer.bridge import Bridge
-from titan_rl.trainer.learned_role import LearnedRole, Taught, Told
+from titan_rl.trainer.learned_role import Kept, LearnedRole, Taught, Told
 from titan_rl.trainer.sharded_model import ShardedModel
 
 Samples = tuple[int, tuple[tuple[str, int, int], ...]]
@@ -85,10 +85,12 @@ class LearnedElsewhere(Taught):
         self._is_learning = False
         return self.bridge.exchange(is_fine)[0]
 
-    def kept(self) -> None:
+    def kept(self) -> Kept:
+        """Nothing: its own ranks keep it."""
         self._ask("keep")
+        return Kept([], {})
 
-    def put_back(self, kept: None) -> None:
+    def put_back(self, kept: Kept) -> None:
         self._ask("put_back")
 
     def begin_as(self, policy: ShardedModel) -> None:

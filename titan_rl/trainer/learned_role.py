@@ -15,13 +15,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torchtitan.distributed import ParallelDims
 
+from titan_rl.config.role_sections import LearnedRoleConfig
 from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Row
@@ -42,32 +43,78 @@ class Kept:
     """A rank's part of a role's state, as it was."""
 
     tensors: list[torch.Tensor]
-    schedule: dict
+    schedule: dict[str, Any]
 
 
-class Taught:
-    """What a role is told besides, if it can begin to learn while the policy's gradients are made."""
+class Taught(ABC):
+    """A role that learns beside the policy, as the policy's steps see it, wherever it lives."""
 
+    settings: LearnedRoleConfig
+    """Its section of the TOML."""
+
+    @property
+    @abstractmethod
+    def learns_first(self) -> bool:
+        """Whether it learns from a step's rows before it is asked about them."""
+
+    @property
+    @abstractmethod
+    def learns_alone(self) -> bool:
+        """Whether the run is still in the steps before the policy's first update."""
+
+    @abstractmethod
+    def begin_as(self, policy: ShardedModel) -> None:
+        """Take the policy's weights."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters by name, of those that are here."""
+
+    @abstractmethod
+    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        """What it says of fitted rows; nothing on the stages of a pipeline that are not the last."""
+
+    @abstractmethod
+    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all of its columns."""
+
+    @abstractmethod
+    def learn(self, rows: list[Row]) -> Told:
+        """The updates on a batch."""
+
+    @abstractmethod
+    def kept(self) -> Kept:
+        """A copy of what updates change."""
+
+    @abstractmethod
+    def put_back(self, kept: Kept) -> None:
+        """As it was when ``kept`` was made."""
+
+    @abstractmethod
     def begin(self, rows: list[Row]) -> None:
-        """``learn`` comes next, or ``forget``."""
+        """Learn while the policy's gradients are made, if it can; ``learn`` comes next, or ``forget``."""
 
+    @abstractmethod
     def forget(self) -> None:
-        """The policy cannot apply what it began to learn from."""
+        """Nothing of what it began to learn from is applied, since the policy's part cannot be."""
 
+    @abstractmethod
     def end_step(self) -> None:
         """Nothing more is asked of it in this step of the run."""
 
 
-class LearnedRole(Taught, ABC):
+class LearnedRole(Taught):
     name: ClassVar[str]
     """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
-    gives: ClassVar[str]
+    gives: str
     """What its head says of a token, for people."""
     head: ClassVar[Literal["vocabulary", "value"]]
     columns: ClassVar[tuple[str, ...]]
     """Float32 [S] each, of the rows that it learns from."""
     sums: ClassVar[tuple[str, ...]]
     """What ``_loss`` counts besides."""
+    settings: Any
+    """``CriticConfig`` or ``ImplicitRewardConfig`` (config/role_sections.py)."""
     samples_per_loss, names_rows = 1, False
     """For a search for bad numbers (bad_numbers.py): samples have losses of their own, prompts are no rows of data."""
 
@@ -94,11 +141,7 @@ class LearnedRole(Taught, ABC):
     # what a role is
 
     @abstractmethod
-    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
-        """What it says of fitted rows; nothing on the stages of a pipeline that are not the last."""
-
-    @abstractmethod
-    def _loss(self, given_S: torch.Tensor, columns: Columns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _loss(self, given_S: torch.Tensor, columns: Columns, /) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Of a row, by what the head gave: a sum over tokens; and ``sums``."""
 
     @abstractmethod
@@ -107,7 +150,6 @@ class LearnedRole(Taught, ABC):
 
     @property
     def learns_first(self) -> bool:
-        """Whether it learns from a step's rows before it is asked about them."""
         return False
 
     # the steps of a run
@@ -125,6 +167,15 @@ class LearnedRole(Taught, ABC):
         for shard in self.shards():
             if shard.name in names:
                 shard.tensor.copy_(theirs[shard.name, shard.start].merged())
+
+    def begin(self, rows: list[Row]) -> None:
+        """All is done in ``learn``."""
+
+    def forget(self) -> None:
+        """Nothing was begun."""
+
+    def end_step(self) -> None:
+        """It waits for nobody."""
 
     def learn(self, rows: list[Row], agrees: Callable[[Told], bool] = lambda told: True) -> Told:
         """The updates on a batch. Loss, gradient norm and learning rate are those of the first.

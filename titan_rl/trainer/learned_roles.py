@@ -11,7 +11,7 @@ from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.critic import Critic
 from titan_rl.trainer.implicit_reward import ImplicitReward
 from titan_rl.trainer.learned_elsewhere import LearnedElsewhere
-from titan_rl.trainer.learned_role import LearnedRole
+from titan_rl.trainer.learned_role import LearnedRole, Taught
 from titan_rl.trainer.role_names import learned_role
 from titan_rl.trainer.sharded_model import ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
@@ -30,7 +30,7 @@ def learned_beside(
     *,
     before_update: Callable[[], None],
     speaks: bool,
-) -> LearnedRole | LearnedElsewhere | None:
+) -> Taught | None:
     """The one that the algorithm needs, as a rank of the policy has it. ``model_path``: what the policy starts from;
     ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
     called before its parameters change; ``speaks``: as LearnedElsewhere has it."""

@@ -27,15 +27,10 @@ from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bridge import Bridge
-from titan_rl.trainer.learned_role import LearnedRole, Told
+from titan_rl.trainer.learned_role import LearnedRole, Taught, Told
 from titan_rl.trainer.learned_roles import learned_beside
-from titan_rl.trainer.objective import (
-    add_sums,
-    expected_gradient,
-    loss_and_sums,
-    loss_inputs,
-    zero_totals,
-)
+from titan_rl.trainer.learning import LearningModel
+from titan_rl.trainer.objective import add_sums, expected_gradient, loss_and_sums, loss_inputs, zero_totals
 from titan_rl.trainer.optimizer import build_optimizer
 from titan_rl.trainer.preparation import (
     Found,
@@ -51,7 +46,7 @@ from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, 
 from titan_rl.trainer.role_names import BASE, WORDS, found_columns, learned_role, role_path
 from titan_rl.trainer.roles import FrozenRole, roles_with_trainer
 from titan_rl.trainer.sharded_model import Columns, make_sharded
-from titan_rl.trainer.side import Side
+from titan_rl.trainer.side import Side, T
 from titan_rl.trainer.state import load_policy, load_random, load_role, policy_state, random_states, role_state
 from titan_rl.trainer.supervised import supervised_steps
 from titan_rl.trainer.taught_step import taught_step
@@ -70,6 +65,7 @@ class Learner(Side):
         ``bridge``: to the role that learns in processes of its own, if one does."""
         self.config, self.titan, self.model_path = config, titan, Path(model_path)
         self.spans = Spans()
+        self.step_found = []
         self.device = device.local_device(dist.get_rank())
         self.parallel_dims = parallel_dims(titan.parallelism)
         on_data = bool(config.data.file)
@@ -81,7 +77,7 @@ class Learner(Side):
             self.has_views = True
         self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
         self.algorithm.implementation = self.policy.implementation
-        self.roles: dict[str, FrozenRole] = roles_with_trainer(
+        self._roles = roles_with_trainer(
             *(config, self.algorithm.needs),
             path_of=lambda role: role_path(config, role, model_path, kept),
             sharded=sharded,
@@ -91,7 +87,7 @@ class Learner(Side):
         """Whether this rank's rows are: of ranks that have the same ones, the first's."""
         self._sees = self.pipeline is None or self.pipeline.has_last
         """Whether the policy's head is here, and what roles say of tokens."""
-        self.learned = learned_beside(
+        self.learned: Taught | None = learned_beside(
             *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge),
             before_update=lambda: self.before_update(),
             speaks=self._sees and self.is_counted,
@@ -132,7 +128,7 @@ class Learner(Side):
         """Those of a step's one update, for a loop of one's own: ``update.apply_gradients`` comes next."""
         self.optimizer.zero_grad()
         [prepared] = self.prepare(with_places([rows], found))
-        return make_gradients(self, prepared, teaches=False)
+        return make_gradients(self, prepared, taught=None)
 
     def _compared(self, batches: list[list[Row]]) -> list[list[Row]]:
         """With what is found by roles that never learn, and by the policy itself as it is."""
@@ -158,7 +154,7 @@ class Learner(Side):
         """``found``: what roles in other processes found of these rows."""
         with self.spans.span("roles"):
             batches = self._compared(with_places(batches, found))
-        self.step_found: list[dict[int, np.ndarray]] = []
+        self.step_found = []
         moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
 
         def updates(told: Sequence[Told | None], waits: bool) -> list[StepMetrics | BadNumbers]:
@@ -176,7 +172,9 @@ class Learner(Side):
 
     # an update
 
-    def _loss(self, statistics: torch.Tensor, index: int, columns: Columns, totals: dict) -> torch.Tensor:
+    def _loss(
+        self, statistics: torch.Tensor, index: int, columns: Columns, totals: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
         """A row's loss, of what the head gave; its sums are added to ``totals``."""
         self.statistics[index] = statistics.detach().reshape(-1, statistics.shape[-1])
         loss, sums = loss_and_sums(self.algorithm, statistics, columns)
@@ -202,20 +200,20 @@ class Learner(Side):
         totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
         still = still_rows(self.algorithm, rows, self.device)
-        self.policy.forward_backward(rows, lambda *row: self._loss(*row, totals), self._asked, still)
+        self.policy.forward_backward(rows, partial(self._loss, totals=totals), self._asked, still)
         return totals
 
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
         """Zeros for all that is found out of so many tokens."""
         needs = self.algorithm.needs
         proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
-        learned = self.learned.nothing_found(num_tokens) if self._teaches else {}
+        learned = {} if self._taught is None else self._taught.nothing_found(num_tokens)
         return found_columns(needs, num_tokens) | proximal | learned
 
     @property
-    def _teaches(self) -> bool:
-        """Whether the role that learns beside the policy has a part in the present updates: not in supervised ones."""
-        return learned_role(self.algorithm.needs) is not None
+    def _taught(self) -> Taught | None:
+        """The role that has a part in the present updates: none in supervised ones."""
+        return None if learned_role(self.algorithm.needs) is None else self.learned
 
     def optimizer_step(self, has_signal: bool) -> float:
         """Step and clear; the learning rate used.
@@ -260,7 +258,7 @@ class Learner(Side):
         if isinstance(told, BadNumbers):
             return told
         with self.spans.span("forward and backward"):
-            made = make_gradients(self, rows, teaches=told is None and self._teaches)
+            made = make_gradients(self, rows, taught=self._taught if told is None else None)
         if isinstance(made, BadNumbers):
             return made
         with self.spans.span("optimizer"):
@@ -303,8 +301,13 @@ class Learner(Side):
         """The role that learns beside the policy, if it does so in these processes."""
         return self.learned if isinstance(self.learned, LearnedRole) else None
 
-    def learning(self) -> dict[str, Any]:
-        return {"policy": self} | ({role.name: role} if (role := self.learned_here) is not None else {})
+    @property
+    def roles(self) -> dict[str, FrozenRole]:
+        return self._roles
+
+    def learning(self) -> dict[str, LearningModel]:
+        role = self.learned_here
+        return {"policy": self} if role is None else {"policy": self, role.name: role}
 
     def shards(self) -> list[Shard]:
         """The boxes of Hugging Face tensors that this rank holds; they stay current."""
@@ -328,10 +331,10 @@ class Learner(Side):
             return {}
         return {index: statistics[0].float().cpu().numpy() for index, statistics in self.statistics.items()}
 
-    def share(self, groups: Sequence) -> Sequence:
+    def share(self, groups: Sequence[T]) -> Sequence[T]:
         return [groups[self.titan.batch_rank(dist.get_rank())]]
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         role = role_state(self.learned_here) if self.learned_here is not None else {}
         return policy_state(self) | role | random_states()
 

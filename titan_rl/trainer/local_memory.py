@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's."""
@@ -37,18 +40,19 @@ class _Weight(Held):
 
     @property
     def memory(self) -> torch.Tensor:
-        return self.sharded._sharded_param_data if self.sharded is not None else _local(self.parameter.detach())
+        return self.sharded._sharded_param_data if self.sharded is not None else _local(self.parameter.detach())  # noqa: SLF001  (FSDP's, whose memory moves)
 
     def move(self, memory: torch.Tensor) -> None:
         before = self.memory
         memory.copy_(before)
         if self.sharded is not None:
-            local = self.parameter._local_tensor
+            assert isinstance(self.parameter, DTensor)
+            local = self.parameter._local_tensor  # noqa: SLF001  (DTensor's own memory, no copy of it)
             begin = memory.storage_offset() + local.storage_offset() - before.storage_offset()
-            self.parameter._local_tensor = memory.as_strided(local.shape, local.stride(), begin)
-            self.sharded._sharded_param_data = memory
+            self.parameter._local_tensor = memory.as_strided(local.shape, local.stride(), begin)  # noqa: SLF001  (DTensor's own memory, no copy of it)
+            self.sharded._sharded_param_data = memory  # noqa: SLF001  (FSDP's, whose memory moves)
         elif isinstance(self.parameter, DTensor):
-            self.parameter._local_tensor = memory
+            self.parameter._local_tensor = memory  # noqa: SLF001  (DTensor's own memory, no copy of it)
         else:
             self.parameter.data = memory
         before.fill_(nan)  # whoever kept a view of it is found out at once
@@ -67,7 +71,7 @@ class _Moment(Held):
         state = self.optimizer.state[self.parameter]
         memory.copy_(self.memory)
         if isinstance(state[self.name], DTensor):
-            state[self.name]._local_tensor = memory
+            state[self.name]._local_tensor = memory  # noqa: SLF001  (DTensor's own memory, no copy of it)
         else:
             state[self.name] = memory
 
@@ -76,7 +80,7 @@ def is_moment(held: Held) -> bool:
     return isinstance(held, _Moment)
 
 
-def held_by(learner) -> list[Held]:
+def held_by(learner: "Side") -> list[Held]:
     """All that an update changes, in an order that all processes of a rank agree on."""
     sharded = {id(one.sharded_param): one for one in _sharded_parameters(learner)}
     return [
@@ -91,14 +95,14 @@ def held_by(learner) -> list[Held]:
     ]
 
 
-def _sharded_parameters(learner) -> list[Any]:
+def _sharded_parameters(learner: "Side") -> list[Any]:
     return [
         one
         for model in learner.learning().values()
         for part in model.model_parts
         for module in part.modules()
         if isinstance(module, FSDPModule)
-        for group in module._get_fsdp_state()._fsdp_param_groups
+        for group in module._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  (FSDP's record of its parameters)
         for one in group.fsdp_params
     ]
 

@@ -16,18 +16,21 @@ import titan_rl.models.device as device  # isort: skip  (before any other torcht
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.schema import Config
+from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.packing import dummy_row
 from titan_rl.data.spans import Spans
-from titan_rl.data.types import Row
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.bridge import Bridge
 from titan_rl.trainer.learned_elsewhere import Columns, Samples, samples_of
 from titan_rl.trainer.learned_role import Kept, LearnedRole, Told
 from titan_rl.trainer.learned_roles import LEARNED_ROLES
+from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.lone_role import dealt
+from titan_rl.trainer.preparation import Found
 from titan_rl.trainer.ranks import is_first_of_rows, parallel_dims
 from titan_rl.trainer.role_names import learned_role, role_path
 from titan_rl.trainer.sharded_model import make_sharded
-from titan_rl.trainer.side import Side
+from titan_rl.trainer.side import Side, T
 from titan_rl.trainer.state import load_random, load_role, random_states, role_folder, role_state
 from titan_rl.trainer.titan_config import TitanConfig
 
@@ -41,12 +44,13 @@ class LoneLearned(Side):
         self.device = device.local_device(bridge.rank)
         self.before_update: Callable[[], None] = lambda: None
         name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
+        assert name is not None, "an algorithm without a role that learns"
         kind = LEARNED_ROLES[name]
         self.path = role_path(config, name, model_path, kept)
         dims = parallel_dims(titan.parallelism)
         model = make_sharded(config, titan, dims, self.device, self.path, head=kind.head)
         self.role: LearnedRole = kind(config, titan, model, dims, lambda: self.before_update())
-        self.roles = {name: self.role}
+        self.step_found = []
         self._speaks = is_first_of_rows(dims) and (model.pipeline is None or model.pipeline.has_last)
         self._rows: dict[Samples, Row] = {}
         """Of the step at hand: all of the policy's."""
@@ -54,10 +58,12 @@ class LoneLearned(Side):
 
     # the steps of a run
 
-    def share(self, groups: Sequence) -> Sequence:
+    def share(self, groups: Sequence[T]) -> Sequence[T]:
         return groups
 
-    def train_step(self, batches: list[list[Row]], has_signal: list[bool], found: Sequence = ()) -> list:
+    def train_step(
+        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+    ) -> list[StepMetrics | BadNumbers]:
         """Whatever the policy's ranks say, until the step has ended; ``batches``: all rows of each update."""
         self._rows = {samples_of(row): row for rows in batches for row in rows if row.owners}
         what = ""
@@ -72,7 +78,8 @@ class LoneLearned(Side):
 
     def _heard(self) -> tuple[str, dict[Samples, Columns]]:
         """What all of the policy's ranks ask for, and what they know of the rows."""
-        asked, known = self.bridge.exchange(None), {}
+        asked = self.bridge.exchange(None)
+        known: dict[Samples, Columns] = {}
         for _, said in asked:
             known |= said
         return asked[0][0], known
@@ -84,9 +91,12 @@ class LoneLearned(Side):
         if what == "keep":
             self._kept = self.role.kept()
         elif what == "put_back":
+            assert self._kept is not None, "nothing was kept"
             self.role.put_back(self._kept)
-        elif what in ("learns_alone", "learns_first"):
-            return getattr(self.role, what)
+        elif what == "learns_alone":
+            return self.role.learns_alone
+        elif what == "learns_first":
+            return self.role.learns_first
         elif what == "end_step":
             self._kept = None
         return None
@@ -114,7 +124,11 @@ class LoneLearned(Side):
 
     # state
 
-    def learning(self) -> dict[str, Any]:
+    @property
+    def roles(self) -> dict[str, LearnedRole]:
+        return {self.role.name: self.role}
+
+    def learning(self) -> dict[str, LearningModel]:
         return {self.role.name: self.role}
 
     def weights_changed(self) -> None:

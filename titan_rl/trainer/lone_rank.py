@@ -69,8 +69,8 @@ class LoneRank:
                     trained.grad = _as_trained(copy.grad, trained)
         finally:
             for ours, _ in self._pairs:
-                for name in ours._parameters:
-                    ours._parameters[name] = None
+                for name in ours._parameters:  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+                    ours._parameters[name] = None  # noqa: SLF001  (torch's table, so that no hook of a module runs)
 
     def _lend(self) -> dict[nn.Parameter, nn.Parameter]:
         for _, its in self._pairs:
@@ -78,13 +78,13 @@ class LoneRank:
                 its.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
         copies: dict[nn.Parameter, nn.Parameter] = {}
         for ours, its in self._pairs:
-            for name, trained in its._parameters.items():
+            for name, trained in its._parameters.items():  # noqa: SLF001  (torch's table, so that no hook of a module runs)
                 if trained is not None and trained not in copies:
                     copies[trained] = self._copy(trained, self._is_wide and trained not in self._narrow)
-                ours._parameters[name] = copies.get(trained)
-            ours._buffers.update(its._buffers)
+                ours._parameters[name] = None if trained is None else copies.get(trained)  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+            ours._buffers.update(its._buffers)  # noqa: SLF001  (torch's table, so that no hook of a module runs)
             if hasattr(its, "_lora_scaling"):
-                ours._lora_scaling = its._lora_scaling  # zero, while adapters are off
+                ours._lora_scaling = its._lora_scaling  # noqa: SLF001  (zero, while adapters are off)
         return copies
 
     def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
@@ -111,11 +111,13 @@ def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _multiplied_otherwise(ours: nn.Module, its: nn.Module) -> list[nn.Parameter]:
     """Of the parameters of one module (``its``), those that have to be of the dtype that is computed in."""
     if isinstance(ours, (LeanLinear, Float32Head)) or type(ours) is Embedding:
-        return [its.bias] if getattr(its, "bias", None) is not None else []
-    return [parameter for parameter in its._parameters.values() if parameter is not None]
+        bias = its._parameters.get("bias")  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+        return [] if bias is None else [bias]
+    return [parameter for parameter in its._parameters.values() if parameter is not None]  # noqa: SLF001  (torch's table, so that no hook of a module runs)
 
 
 def _take_gradient(copy: nn.Parameter, trained: nn.Parameter) -> None:
+    assert copy.grad is not None  # this is called once it was added up
     if trained.grad is None:
         trained.grad = _as_trained(copy.grad.to(_local(trained).dtype), trained)
     else:
@@ -137,4 +139,4 @@ def _as_trained(gradient: torch.Tensor, trained: nn.Parameter) -> torch.Tensor:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001  (DTensor's own memory, no copy of it)

@@ -4,6 +4,7 @@ The trainer's rows are dealt out anew among the role's groups of ranks, and what
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -20,8 +21,10 @@ from titan_rl.trainer.roles import FrozenRole
 from titan_rl.trainer.sharded_model import make_sharded
 from titan_rl.trainer.titan_config import TitanConfig
 
+T = TypeVar("T")
 
-def dealt(rows: Sequence, part: int, num_parts: int) -> list:
+
+def dealt(rows: Sequence[T], part: int, num_parts: int) -> list[T]:
     """Every ``num_parts``-th, beginning with number ``part``."""
     return list(rows[part::num_parts])
 

@@ -4,13 +4,18 @@ Weights stay, since they are what is sent. On a CPU, device and host are the sam
 lies where snapshots are kept: only what is free is given back.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from titan_rl.mesh.freed_memory import give_back
 from titan_rl.trainer.local_memory import Held, held_by, is_moment
 
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
-def offload(learner) -> list[Held]:
+
+def offload(learner: "Side") -> list[Held]:
     """What was moved to the host, for ``onload``. Nobody may be copying the state."""
     moved = [] if learner.device.type == "cpu" else moments_of(learner)
     for held in moved:
@@ -19,12 +24,12 @@ def offload(learner) -> list[Held]:
     return moved
 
 
-def onload(learner, moved: list[Held]) -> None:
+def onload(learner: "Side", moved: list[Held]) -> None:
     for held in moved:
         move(held, learner.device)
 
 
-def moments_of(learner) -> list[Held]:
+def moments_of(learner: "Side") -> list[Held]:
     """Those that have any values on this rank."""
     return [held for held in held_by(learner) if is_moment(held) and held.memory.nbytes]
 

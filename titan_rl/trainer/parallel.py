@@ -1,6 +1,7 @@
 """Builds this rank's part of a sharded model from its spec, with TorchTitan's own functions."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -8,9 +9,11 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
 
 from titan_rl.models.compiling import allow_graphs
 from titan_rl.models.lora import draw_nothing
+from titan_rl.models.shards import decoder_of
 from titan_rl.models.spec import apply_parallelism
 from titan_rl.trainer.determinism import set_determinism
 from titan_rl.trainer.layout import stage_modules
@@ -32,7 +35,7 @@ def parallel_model(
     draw_nothing(model)
     if titan.compile.enable:
         allow_graphs()
-    common = dict(
+    common: dict[str, Any] = dict(
         parallel_dims=parallel_dims,
         training=titan.training,
         parallelism=titan.parallelism,
@@ -51,6 +54,7 @@ def parallel_model(
                 _set_reduction(module, parallel_dims, device)
         part.to_empty(device=device)
         with torch.no_grad():
+            assert isinstance(part, Module)
             part.init_states(buffer_device=None)
         part.train()
     return parts, pipeline
@@ -61,13 +65,22 @@ def _set_reduction(module: FSDPModule, parallel_dims: ParallelDims, device: torc
     if device.type == "cpu":
         module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
     if parallel_dims.dp_replicate * parallel_dims.dp_shard * parallel_dims.cp == 1:
-        module.set_gradient_divide_factor(None)  # where nothing is added up, that would cost a pass over each
+        # where nothing is added up, that would cost a pass over each; torch's annotation leaves None out, its default
+        module.set_gradient_divide_factor(None)  # pyright: ignore[reportArgumentType]
 
 
-def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, device: torch.device, common: dict):
+def _pipeline(
+    spec: ModelSpec,
+    model: torch.nn.Module,
+    titan: TitanConfig,
+    parallel_dims: ParallelDims,
+    device: torch.device,
+    common: dict[str, Any],
+) -> tuple[list[torch.nn.Module], Pipeline]:
     """TorchTitan cuts and shards the stages. Its schedule is for one shape of batch, so it is not used."""
     parallelism, training = titan.parallelism, titan.training
-    num_stages = len(stage_modules(parallelism, len(spec.model.layers)))
+    num_stages = len(stage_modules(parallelism, len(decoder_of(spec).layers)))
+    assert spec.pipelining_fn is not None
     schedule, parts, _, _ = spec.pipelining_fn(
         model,
         device=device,
@@ -76,7 +89,7 @@ def _pipeline(spec, model, titan: TitanConfig, parallel_dims: ParallelDims, devi
         loss_fn=None,
         **common | {"training": replace(training, local_batch_size=num_stages)},
     )
-    stages = schedule._stages if isinstance(schedule, PipelineScheduleMulti) else [schedule._stage]
+    stages = schedule._stages if isinstance(schedule, PipelineScheduleMulti) else [schedule._stage]  # noqa: SLF001  (torch's schedule keeps them so)
     return parts, Pipeline(
         {stage.stage_index: stage.submod for stage in stages},
         num_stages,

@@ -97,7 +97,7 @@ class Pipeline:
         for stage in stages:
             stage.clear_runtime_states()
         # step() would cut one batch into microbatches, but an attention plan cannot be cut
-        schedule._step_microbatches(
+        schedule._step_microbatches(  # noqa: SLF001  (torch cuts batches in all else)
             [(t,) for t in tokens] if self.has_first else None,
             keywords,
             [torch.tensor(index) for index in range(len(tokens))] if self.has_last else None,

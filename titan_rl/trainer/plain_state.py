@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint import metadata as described
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as StoreFiles
-from torch.distributed.checkpoint._nested_dict import set_element
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.serialization import _get_layout
 
 from titan_rl.data.shards import StoreError, open_file, shards_of, sizes_of
@@ -30,13 +31,13 @@ from titan_rl.data.shards import StoreError, open_file, shards_of, sizes_of
 _CLASSES = (
     *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, _StorageInfo),
     *(described.ChunkStorageMetadata, described.TensorProperties, described.StorageMeta),
-    described._MEM_FORMAT_ENCODING,
+    described._MEM_FORMAT_ENCODING,  # noqa: SLF001  (DCP pickles it)
 )
 
 
 def _encoding(kind: type, name: str) -> described._MEM_FORMAT_ENCODING:
     """Stands where ``getattr`` is named, by which Python 3.11.0 to 3.11.3 pickle the members of enumerations."""
-    if kind is not described._MEM_FORMAT_ENCODING:
+    if kind is not described._MEM_FORMAT_ENCODING:  # noqa: SLF001  (DCP pickles it)
         raise StateError(f"its {_METADATA} names an attribute of {kind!r:.80}")
     return kind[name]
 
@@ -57,10 +58,11 @@ class StateError(ValueError):
     """A checkpoint that is no plain state; says why."""
 
 
-class _Unpickler(pickle._Unpickler):
+class _Unpickler(pickle._Unpickler):  # noqa: SLF001  (the one in Python, see below)
     """The one in Python, as the one in C cannot be kept from setting attributes of a class that it may make."""
 
-    dispatch = dict(pickle._Unpickler.dispatch)
+    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: SLF001  (the one in Python, see below)
+    stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
         if (kind := _ALLOWED.get((module, name))) is not None:
@@ -72,12 +74,13 @@ class _Unpickler(pickle._Unpickler):
     def load_build(self) -> None:
         if isinstance(self.stack[-2], type | Enum) or callable(self.stack[-2]):
             raise StateError(f"its {_METADATA} would change {self.stack[-2]!r:.80}")
-        super().load_build()
+        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # noqa: SLF001  # pyright: ignore[reportArgumentType]  (the one in Python, see below)
 
-    dispatch[pickle.BUILD[0]] = load_build
+    # typeshed has the class in C for what the one in Python dispatches to
+    dispatch[pickle.BUILD[0]] = load_build  # pyright: ignore[reportArgumentType]
 
 
-class PlainReader(dcp.FileSystemReader):
+class PlainReader(FileSystemReader):
     """Reads a checkpoint that some number of ranks wrote together, from its folder or from a store."""
 
     def __init__(self, folder: Path):
@@ -99,7 +102,7 @@ class PlainReader(dcp.FileSystemReader):
         return metadata
 
 
-class PlainPlanner(dcp.DefaultLoadPlanner):
+class PlainPlanner(DefaultLoadPlanner):
     """Numbers and text where the state has what is no tensor."""
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
@@ -116,7 +119,7 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
     except StoreError as error:
         raise StateError(f"{folder} cannot be loaded: {error}") from None
     try:
-        dcp.load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
+        load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
     except CheckpointException as failure:  # a BaseException, which holds what each rank raised
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
         said = " ".join(str(error).split())[:_SHOWN]

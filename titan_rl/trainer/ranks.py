@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ import titan_rl.models.device as device  # noqa: F401  isort: skip  (before any 
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
+
+T = TypeVar("T")
 
 
 def parallel_dims(parallelism: ParallelismConfig) -> ParallelDims:
@@ -55,9 +58,9 @@ def anywhere(flags: list[bool], on: torch.device) -> list[bool]:
     return [bool(flag) for flag in found.tolist()]
 
 
-def gathered(value) -> list:
+def gathered(value: T) -> list[T]:
     """Every rank's, in their order; anything that pickles."""
-    everyone = [None] * dist.get_world_size()
+    everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
 

@@ -46,10 +46,11 @@ class PolicyWithoutAdapters(FrozenRole):
     """The policy's own model with its adapters off: no second one is held, and its weights are in no optimizer."""
 
     def __init__(self, gives: str, model: ShardedModel):
-        self.gives, self.model, self.num_words = gives, model, 0
+        assert model.adapters is not None, "a model without adapters"
+        self.gives, self.model, self.num_words, self._adapters = gives, model, 0, model.adapters
 
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
-        with self.model.adapters.disabled():
+        with self._adapters.disabled():
             return super().find(rows)
 
 

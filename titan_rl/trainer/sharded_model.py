@@ -10,7 +10,7 @@ its own), S trained tokens of a row.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import xxhash
@@ -23,11 +23,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 from titan_rl.config.schema import Config, LoraConfig
 from titan_rl.data.packing import fit_rows
 from titan_rl.data.types import Row
-from titan_rl.models.attention import attention_form, plan_attention
+from titan_rl.models.attention import Form, attention_form, plan_attention
 from titan_rl.models.families import make_family
 from titan_rl.models.heads import has_value_head, load_value_model, save_value_model, value_spec
 from titan_rl.models.hf_weights import load_hf, save_hf
-from titan_rl.models.shards import Shard, local_shards
+from titan_rl.models.shards import Shard, decoder_of, local_shards
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.adapters import Adapters
 from titan_rl.trainer.lone_rank import LoneRank, is_lone
@@ -36,7 +36,14 @@ from titan_rl.trainer.titan_config import TitanConfig
 
 Columns = dict[str, torch.Tensor]
 """Of one row, on the device that computes: those of ``data.types.Row``, and what it says that roles found."""
+Kernel = Literal["auto", "reference", "triton"]
 _ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
+
+
+def _implementation(kernel: Kernel, device: torch.device) -> Literal["reference", "triton"]:
+    if kernel != "auto":
+        return kernel
+    return "triton" if device.type == "cuda" else "reference"
 
 
 class ShardedModel:
@@ -51,15 +58,16 @@ class ShardedModel:
         device: torch.device,
         *,
         temperature: float,
-        kernel: str,
+        kernel: Kernel,
     ):
         """``path``: the directory that it starts from. ``temperature``: of the distribution whose log-probabilities
         are wanted. ``kernel``: ``model.kernel``."""
         self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
-        self.temperature, self.implementation = temperature, kernel
-        if kernel == "auto":
-            self.implementation = "triton" if device.type == "cuda" else "reference"
-        self.attention_form = attention_form(spec.model, device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param])
+        self.temperature = temperature
+        self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
+        self.attention_form: Form = attention_form(
+            decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
+        )
         self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
         self.lone = LoneRank(spec, titan, self.parts[0]) if is_lone(titan, parallel_dims, device) else None
         self.adapters: Adapters | None = None
@@ -151,7 +159,7 @@ class ShardedModel:
                     module.set_reshard_after_backward(not yes, recurse=False)
 
     @torch.no_grad()
-    def measure(self, rows: list[Row], **asked) -> list[torch.Tensor | None]:
+    def measure(self, rows: list[Row], **asked: Any) -> list[torch.Tensor | None]:
         """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
 
         ``asked``: what the head is told besides.
@@ -182,7 +190,7 @@ class ShardedModel:
         """Of what a stage passes on."""
         parallelism = self.titan.parallelism
         split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
-        return 1, len(row.tokens_T) // split, self.spec.model.dim
+        return 1, len(row.tokens_T) // split, decoder_of(self.spec).dim
 
     # weights
 
@@ -206,7 +214,7 @@ class ShardedModel:
         """Of the bytes of this rank's weights, adapters left out: equal as long as nothing has changed them."""
         hasher = xxhash.xxh3_128()
         for shard in self.shards():
-            hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+            hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
         return hasher.hexdigest()
 
     def save(self, out: str | Path) -> None:

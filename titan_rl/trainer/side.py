@@ -3,9 +3,9 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,19 @@ from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
+from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.preparation import Found
+from titan_rl.trainer.sharded_model import ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig
+
+T = TypeVar("T")
+
+
+class RoleModel(Protocol):
+    """A role's model, which takes other weights when it is told to."""
+
+    @property
+    def model(self) -> ShardedModel: ...
 
 
 class Side(ABC):
@@ -23,13 +34,11 @@ class Side(ABC):
 
     titan: TitanConfig
     device: torch.device
-    roles: dict[str, Any]
-    """Models here that take other weights when they are told to, by name."""
     before_update: Callable[[], None]
     """Called before parameters change: somebody may still be copying them."""
     spans: Spans
     """What this rank did, until its actor takes it."""
-    step_found: Sequence[dict[int, np.ndarray]] = ()
+    step_found: list[dict[int, np.ndarray]]
     """For each update of the last step, what this rank found of its rows (mesh/step_record.py); nothing where it does
     not speak for any."""
     has_views: bool = False
@@ -38,7 +47,7 @@ class Side(ABC):
     # the steps of a run
 
     @abstractmethod
-    def share(self, groups: Sequence) -> Sequence:
+    def share(self, groups: Sequence[T]) -> Sequence[T]:
         """Of what there is for each group of the policy's ranks: that of which this rank takes the rows."""
 
     @abstractmethod
@@ -53,8 +62,13 @@ class Side(ABC):
 
     # state
 
+    @property
     @abstractmethod
-    def learning(self) -> dict[str, Any]:
+    def roles(self) -> Mapping[str, RoleModel]:
+        """Models here that take other weights when they are told to, by name."""
+
+    @abstractmethod
+    def learning(self) -> dict[str, LearningModel]:
         """All that learns here by name, each with an optimizer and a schedule; in an order that all ranks agree on."""
 
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -8,6 +8,7 @@ common step. How the state gets there depends on where it is computed with (snap
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,9 @@ from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.trainer.local_memory import Held, held_by
 from titan_rl.trainer.optimizer import load_schedule
 from titan_rl.trainer.state import random_state, set_random_state
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
 _SMALL_BYTES = 256 << 10
 """Room for everything but weights and moments: random states, schedule, counts."""
@@ -52,11 +56,24 @@ class Layout:
 class Snapshots(ABC):
     """A rank's own."""
 
-    def __init__(self, rank: int, learner, region: Region | None = None):
+    def __init__(self, rank: int, learner: "Side", region: Region | None = None):
         """``region``: one of this rank and layout that is there already, with what is in it."""
-        self.learner, self.layout = learner, Layout(held_by(learner))
+        self._learner: Side | None = learner
+        self._layout: Layout | None = Layout(held_by(learner))
         self.region = region or Region(rank, *self.layout.size, _CPU, filled_from=learner.device)
         self.writer = SlotWriter(self.region, [[] for _ in range(NUM_SLOTS)], stream_for(learner.device), nice=_NICE)
+
+    @property
+    def learner(self) -> "Side":
+        """The learner whose state is put aside, until ``let_go``."""
+        assert self._learner is not None, "no snapshot is taken once the learner was let go of"
+        return self._learner
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of a slot, until ``let_go``."""
+        assert self._layout is not None, "no snapshot is taken once the learner was let go of"
+        return self._layout
 
     def open(self) -> None:
         """Snapshots are taken from now on; of those that were there before, none counts any more."""
@@ -82,7 +99,7 @@ class Snapshots(ABC):
         """Of the learner: no more are taken, and those that were can still be loaded."""
         self.writer.wait()
         self.writer.copies = [[] for _ in range(NUM_SLOTS)]
-        self.learner = self.layout = None
+        self._learner = self._layout = None
 
     def steps(self) -> list[int]:
         """Steps whose state is complete here."""
@@ -110,7 +127,7 @@ class Snapshots(ABC):
         self.writer.begin(step, slot, write_small)
 
 
-def _small(learner) -> dict:
+def _small(learner: "Side") -> dict[str, Any]:
     return {
         "rank": dist.get_rank(),
         "random": random_state(),
@@ -119,13 +136,13 @@ def _small(learner) -> dict:
     }
 
 
-def _counts(learner) -> list[torch.Tensor]:
+def _counts(learner: "Side") -> list[torch.Tensor]:
     """Updates of each parameter."""
     return [one.state[p]["step"] for one in learner.optimizers() for group in one.param_groups for p in group["params"]]
 
 
 @torch.no_grad()
-def load_snapshot(learner, slot: torch.Tensor) -> None:
+def load_snapshot(learner: "Side", slot: torch.Tensor) -> None:
     """Put a learner into the state that a slot holds. It must come from the same rank of the same layout."""
     small = pickle.loads(slot[8 : 8 + int(slot[:8].view(torch.int64))].numpy().tobytes())
     assert small["rank"] == dist.get_rank(), "a snapshot of another rank"

@@ -8,11 +8,16 @@ short, the copy is given up when all ranks have ended the step, and what a forwa
 again: no moment holds both. Its pages are new then, which costs some time.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from titan_rl.mesh.channel.region import FAILED, WRITING
 from titan_rl.mesh.freed_memory import drop_shared_contents, give_back
 from titan_rl.trainer.snapshot import Snapshots
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
 _STATE, _COPY = 0, 1
 """Slots."""
@@ -21,7 +26,7 @@ _STATE, _COPY = 0, 1
 class SnapshotsInPlace(Snapshots):
     """Made before anybody has a view of what is trained: that moves."""
 
-    def __init__(self, rank: int, learner, spares_memory: bool = False):
+    def __init__(self, rank: int, learner: "Side", spares_memory: bool = False):
         super().__init__(rank, learner)
         self._spares_memory = spares_memory
         self._move_in()

@@ -1,10 +1,15 @@
 """Which kind of snapshots a rank takes."""
 
+from typing import TYPE_CHECKING
+
 from titan_rl.config.schema import Config
 from titan_rl.trainer.local_memory import held_by
 from titan_rl.trainer.snapshot import Layout, Snapshots
 from titan_rl.trainer.snapshot_copies import CopiedSnapshots
 from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.side import Side
 
 
 def spares_memory(config: Config) -> bool:
@@ -13,7 +18,7 @@ def spares_memory(config: Config) -> bool:
     return config.placement.mode == "colocated" and not config.hosts.is_on
 
 
-def make_snapshots(rank: int, learner, config: Config, before: Snapshots | None = None) -> Snapshots:
+def make_snapshots(rank: int, learner: "Side", config: Config, before: Snapshots | None = None) -> Snapshots:
     """Of a ``trainer.side.Side``, before anybody else has a view of what it trains: that may move.
 
     ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
@@ -22,5 +27,6 @@ def make_snapshots(rank: int, learner, config: Config, before: Snapshots | None 
     if learner.device.type == "cpu" and not learner.has_views:
         return SnapshotsInPlace(rank, learner, spares_memory(config))
     size = Layout(held_by(learner)).size
-    fits = isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size
-    return CopiedSnapshots(rank, learner, before.region if fits else None)
+    if isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size:
+        return CopiedSnapshots(rank, learner, before.region)
+    return CopiedSnapshots(rank, learner)

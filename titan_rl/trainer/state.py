@@ -10,24 +10,35 @@ import random
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from titan_rl.models.shards import is_adapter
 from titan_rl.trainer.optimizer import load_optimizer
 from titan_rl.trainer.plain_state import StateError, load_state, read_metadata
+
+if TYPE_CHECKING:  # they bring TorchTitan along
+    from titan_rl.trainer.learned_role import LearnedRole
+    from titan_rl.trainer.learner import Learner
+    from titan_rl.trainer.learning import LearningModel
+    from titan_rl.trainer.side import Side
 
 _BASE = "base_model"
 
 
 def random_state() -> dict[str, torch.Tensor]:
     python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
-    kind, keys, *rest = np.random.get_state()
+    state = np.random.get_state()
+    assert isinstance(state, tuple)  # as it is unless another form is asked for
+    _, keys, *rest = state
     return {
         "torch": torch.get_rng_state(),
         "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
@@ -46,24 +57,24 @@ def set_random_state(state: dict[str, torch.Tensor]) -> None:
     random.setstate((version, tuple(internal), gauss))
 
 
-def policy_state(learner) -> dict:
+def policy_state(learner: "Learner") -> dict[str, Any]:
     """Of the policy and its optimizer."""
     adapters = learner.policy.adapters
     base = {_BASE: adapters.base} if adapters else {}
     return _model_state(learner, adapters_alone=adapters is not None) | base
 
 
-def role_state(role) -> dict:
+def role_state(role: "LearnedRole") -> dict[str, Any]:
     """Of a role that learns, under its name."""
     return {role.name: _model_state(role)}
 
 
-def random_states() -> dict:
+def random_states() -> dict[str, Any]:
     """This rank's."""
     return {f"random_rank{dist.get_rank()}": random_state()}
 
 
-def _model_state(learning, *, adapters_alone: bool = False) -> dict:
+def _model_state(learning: "LearningModel", *, adapters_alone: bool = False) -> dict[str, Any]:
     """Of a model that learns; ``adapters_alone``: without the weights that never change."""
     return {
         "model": {
@@ -80,11 +91,13 @@ def _model_state(learning, *, adapters_alone: bool = False) -> dict:
 class BackgroundSave:
     """Saves one rank's state: copies it, and a thread writes the copy while training goes on. One save at a time."""
 
-    def __init__(self, learner):
+    def __init__(self, learner: "Side"):
         self.learner = learner
         # a group of its own, apart from training's collectives; its timeout ends the wait for a dead rank
         timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(group, dist.ProcessGroup)  # of all ranks, this one too
+        self._group = group
         self._stager = DefaultStager(StagingOptions(False, False, False, False))
         self._writing: Future | None = None
 
@@ -96,17 +109,19 @@ class BackgroundSave:
         """
         if self._writing is not None and not self._writing.done():
             raise RuntimeError("a checkpoint was begun while the one before is still being written")
-        self._writing = dcp.async_save(
+        writing = async_save(
             self.learner.state(),
             storage_writer=self._writer(folder, shards),
             process_group=self._group,
             async_stager=self._stager,
         )
+        assert isinstance(writing, Future)  # as it is unless staging is asynchronous, too
+        self._writing = writing
 
-    def _writer(self, folder: Path, shards: str) -> dcp.FileSystemWriter:
+    def _writer(self, folder: Path, shards: str) -> FileSystemWriter:
         part = self.learner.part
         if not shards:
-            return dcp.FileSystemWriter(folder / part, sync_files=False)  # commit does
+            return FileSystemWriter(folder / part, sync_files=False)  # commit does
         return FsspecWriter(f"{shards}/{part}".rstrip("/"), sync_files=True)
 
     def outcome(self) -> str | None:
@@ -126,7 +141,7 @@ class BackgroundSave:
             raise RuntimeError(failure)
 
 
-def load_policy(learner, checkpoint: Path) -> None:
+def load_policy(learner: "Learner", checkpoint: Path) -> None:
     """All ranks call this together. Errors: StateError."""
     state = policy_state(learner)
     base = state.get(_BASE)
@@ -137,7 +152,7 @@ def load_policy(learner, checkpoint: Path) -> None:
     learner.weights_changed()
 
 
-def load_role(role, checkpoint: Path) -> bool:
+def load_role(role: "LearnedRole", checkpoint: Path) -> bool:
     """Whether it is there; wherever the role lived when it was written. As ``load_policy``."""
     folder = role_folder(checkpoint, role.name)
     if not any(name.startswith(f"{role.name}.") for name in read_metadata(folder).state_dict_metadata):
@@ -160,6 +175,7 @@ def load_random(folder: Path) -> None:
     if (saved := read_metadata(folder).state_dict_metadata.get(f"{mine}.python")) is None:
         state = {}
     else:
+        assert not isinstance(saved, BytesStorageMetadata), f"{mine}.python is no tensor"
         state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
     load_state(state, folder)  # which is a call of all ranks
     if state:

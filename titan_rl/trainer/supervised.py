@@ -2,6 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.sft import SFT
@@ -9,8 +15,11 @@ from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Row
 from titan_rl.trainer.optimizer import build_sft_optimizer
 
+if TYPE_CHECKING:  # which imports this
+    from titan_rl.trainer.learner import Learner
 
-def supervised_steps(learner, batches: list[list[Row]], lr: float) -> list[float]:
+
+def supervised_steps(learner: "Learner", batches: list[list[Row]], lr: float) -> list[float]:
     """The loss of each. Errors: FloatingPointError (Learner.sft)."""
     losses = []
     with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
@@ -23,7 +32,9 @@ def supervised_steps(learner, batches: list[list[Row]], lr: float) -> list[float
 
 
 @contextmanager
-def _instead(learner, algorithm: Algorithm, optimizer, scheduler) -> Iterator[None]:
+def _instead(
+    learner: "Learner", algorithm: Algorithm, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer
+) -> Iterator[None]:
     """Train by these for a while."""
     kept = learner.algorithm, learner.optimizer, learner.scheduler
     learner.algorithm, learner.optimizer, learner.scheduler = algorithm, optimizer, scheduler

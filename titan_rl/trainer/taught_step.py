@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Row, StepMetrics
-from titan_rl.trainer.learned_elsewhere import LearnedElsewhere
-from titan_rl.trainer.learned_role import Kept, LearnedRole, Told
+from titan_rl.trainer.learned_role import Kept, Taught, Told
 
 Answers = list[StepMetrics | BadNumbers]
 Updates = Callable[[Sequence[Told | None], bool], Answers]
@@ -13,7 +12,7 @@ Updates = Callable[[Sequence[Told | None], bool], Answers]
 role still learns alone."""
 
 
-def taught_step(role: LearnedRole | LearnedElsewhere, batches: list[list[Row]], updates: Updates) -> Answers:
+def taught_step(role: Taught, batches: list[list[Row]], updates: Updates) -> Answers:
     waits = role.learns_alone
     if not role.learns_first:
         answers = updates([None] * len(batches), waits)
@@ -26,8 +25,8 @@ def taught_step(role: LearnedRole | LearnedElsewhere, batches: list[list[Row]], 
 
 
 def _settle(
-    role: LearnedRole | LearnedElsewhere,
-    kept: Kept | None,
+    role: Taught,
+    kept: Kept,
     batches: Sequence[list[Row]],
     told: Sequence[Told],
     answers: Answers,

@@ -8,7 +8,7 @@ import titan_rl.models.device  # noqa: F401  # isort: skip  (before any other to
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
 
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.schema import Config
@@ -18,7 +18,7 @@ from titan_rl.data.types import Layout
 _TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local_batch_size=1)
 _PARALLELISM = dict(data_parallel_shard_degree=1, spmd_backend="partial_dtensor")
 _LR_SCHEDULER = dict(warmup_steps=0, decay_ratio=0.0)
-_ADAMW = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
+_ADAMW: dict[str, Any] = dict(lr=1e-5, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0)
 # a setting without effect would be a silent mistake, so only these are accepted
 _HONOURED = {
     "training": {"seq_len", "steps", "max_norm", "mixed_precision_param"},
@@ -55,11 +55,11 @@ class TitanConfig:
     optimizer: OptimizersContainer.Config
     lr_scheduler: LRSchedulersContainer.Config
     compile: CompileConfig
-    activation_checkpoint: object | None
+    activation_checkpoint: ActivationCheckpointing.Config | None
     comm: CommConfig
     debug: DebugConfig
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """All sections as plain values, defaults included; ``build_titan`` reads them back."""
         sections, policy = asdict(self), self.activation_checkpoint
         modes = {cls.Config if cls else type(None): mode for mode, cls in _ACTIVATION_CHECKPOINT.items()}
@@ -117,7 +117,7 @@ def _defaults(cls: type) -> dict[str, Any]:
     return asdict(cls())
 
 
-def adamw(lr: float, **kwargs) -> OptimizersContainer.Config:
+def adamw(lr: float, **kwargs: Any) -> OptimizersContainer.Config:
     """One fused AdamW for all parameters."""
     config = default_adamw(lr=lr, **kwargs)
     config.implementation = "fused"
@@ -157,7 +157,7 @@ def _lr_scheduler(values: dict, section: str = "lr_scheduler") -> LRSchedulersCo
     return config
 
 
-def _activation_checkpoint(values: dict):
+def _activation_checkpoint(values: dict[str, Any]) -> ActivationCheckpointing.Config | None:
     mode = values.pop("mode", "none")
     if not isinstance(mode, str) or mode not in _ACTIVATION_CHECKPOINT:
         raise ConfigError(f"activation_checkpoint.mode = {mode!r}: {nearest(str(mode), _ACTIVATION_CHECKPOINT)}")

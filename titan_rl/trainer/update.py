@@ -6,13 +6,17 @@ If a loss or gradient is not finite, weights, moments and schedules stay as they
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.learned_role import Told
+from titan_rl.trainer.learned_role import Taught, Told
 from titan_rl.trainer.objective import step_metrics
 from titan_rl.trainer.ranks import reduced
+
+if TYPE_CHECKING:  # which imports this
+    from titan_rl.trainer.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -22,13 +26,14 @@ class Gradients:
     rows: list[Row]
     metrics: StepMetrics
     """Of all ranks together: the same on each."""
-    teaches: bool
-    """Whether the role that learns beside the policy has begun to learn from the rows, and is to end it."""
+    taught: Taught | None
+    """The role that has begun to learn from the rows, and is to end it."""
 
 
-def make_gradients(learner, rows: list[Row], *, teaches: bool) -> Gradients | BadNumbers:
-    if teaches:
-        learner.learned.begin(rows)
+def make_gradients(learner: "Learner", rows: list[Row], *, taught: Taught | None) -> Gradients | BadNumbers:
+    """``taught``: the role that is to learn from the rows meanwhile."""
+    if taught is not None:
+        taught.begin(rows)
     start = time.perf_counter()
     totals = reduced(learner.forward_backward(rows), is_counted=learner.is_counted)
     middle = time.perf_counter()
@@ -39,18 +44,20 @@ def make_gradients(learner, rows: list[Row], *, teaches: bool) -> Gradients | Ba
             raise FloatingPointError(f"the gradient norm is {norm}")
     except FloatingPointError as error:
         learner.optimizer.zero_grad()
-        if teaches:
-            learner.learned.forget()
+        if taught is not None:
+            taught.forget()
         return find_culprits(learner, rows, str(error))
     seconds = dict(seconds_forward_backward=middle - start, seconds_optimizer=time.perf_counter() - middle)
-    return Gradients(rows, replace(step_metrics(totals), grad_norm=norm, **seconds), teaches)
+    return Gradients(rows, replace(step_metrics(totals), grad_norm=norm, **seconds), taught)
 
 
-def apply_gradients(learner, made: Gradients, has_signal: bool, told: Told | None = None) -> StepMetrics | BadNumbers:
+def apply_gradients(
+    learner: "Learner", made: Gradients, has_signal: bool, told: Told | None = None
+) -> StepMetrics | BadNumbers:
     """``told``: what came of the role's own update on the rows, if that was made before."""
     start = time.perf_counter()
-    if made.teaches:
-        told = learner.learned.learn(made.rows)
+    if made.taught is not None:
+        told = made.taught.learn(made.rows)
     if isinstance(told, BadNumbers):
         learner.optimizer.zero_grad()
         return told
