@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor
 
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request
@@ -14,6 +14,7 @@ from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.side_thread import in_side_thread
+from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 from titan_rl.mesh.supervision.examined import examined
 
 

@@ -20,9 +20,15 @@ class Role(Actor):
     def __init__(self, role: str, model_path: str, kept: str):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.role, self.model_path, self.kept = role, model_path, kept
-        self.model: LoneRole | None = None
+        self._model: LoneRole | None = None
+        """None until it has joined."""
         self._staged = ExitStack()
         """What was found last, for as long as the trainer may read it."""
+
+    @property
+    def model(self) -> "LoneRole":
+        assert self._model is not None
+        return self._model
 
     @endpoint
     def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None:
@@ -36,11 +42,11 @@ class Role(Actor):
 
         take_device(device)
         self.config, titan = config, role_titan(config, self.role)
-        if self.model is not None:
-            self.model = None  # the next one needs its memory
+        if self._model is not None:
+            self._model = None  # the next one needs its memory
             release()
         join_group(rank, world_size, rendezvous, titan.comm.init_timeout_seconds)
-        self.model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
+        self._model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
 
     @endpoint
     def find(self, batches: list[RowsHandle]) -> list[RowsHandle] | None:

@@ -2,10 +2,14 @@
 trainer/learner.py and trainer/lone_learned.py."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 from monarch.actor import Actor, endpoint
 
 from titan_rl.config.schema import Config
+from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.types import Row, StepMetrics
 from titan_rl.mesh.channel.batches import RowsHandle, pull_rows
 from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
 from titan_rl.mesh.channel.region import RegionHandle
@@ -23,6 +27,13 @@ from titan_rl.trainer.snapshot import Snapshots, load_snapshot
 from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state import BackgroundSave
 
+if TYPE_CHECKING:  # a process has these imported once it has joined
+    from titan_rl.trainer.learner import Learner
+    from titan_rl.trainer.local_memory import Held
+    from titan_rl.trainer.preparation import Found
+    from titan_rl.trainer.side import Side
+    from titan_rl.trainer.update import Gradients
+
 
 class Trainer(Actor):
     """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
@@ -32,14 +43,19 @@ class Trainer(Actor):
     def __init__(self, model_path: str, kept: str = ""):
         """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
         self.model_path, self.kept = model_path, kept
-        self.config: Config | None = None
+        self._config: Config | None = None
         """None until it has tried to join."""
+        self._learner: Side | None = None
+        """None until it has joined."""
+        self.saver: BackgroundSave | None = None
+        self.gradients: Gradients | BadNumbers | None = None
+        """Those that ``optim_step`` applies."""
         self.opening: Snapshots | None = None
         self.snapshots: Snapshots | None = None
         """Of the learner before, until they are opened anew."""
         self.writer: WeightWriter | None = None
         self.heap = Heap()
-        self.moved: list = []
+        self.moved: list[Held] = []
         """What lies on the host while generators have the device."""
 
     @endpoint
@@ -57,16 +73,34 @@ class Trainer(Actor):
         from titan_rl.models.device import take_device
         from titan_rl.trainer.joining import join_side
 
-        if self.config is not None:
+        if self._config is not None:
             self._let_go()
         take_device(device)
-        self.config, self.rank = config, rank
-        self.learner = join_side(self.config, self.model_path, self.kept, rank, world_size, rendezvous)
+        self._config, self.rank = config, rank
+        self._learner = join_side(config, self.model_path, self.kept, rank, world_size, rendezvous)
         # before anybody has a view of what is trained, which may move
         keeps = bool(config.recovery.snapshot_every)
         self.opening = make_snapshots(rank, self.learner, config, before=self.snapshots) if keeps else None
         # made here and not at the first checkpoint: it makes process groups, and a peer that dies during that hangs us
         self.saver = BackgroundSave(self.learner)
+
+    @property
+    def config(self) -> Config:
+        assert self._config is not None
+        return self._config
+
+    @property
+    def learner(self) -> "Side":
+        assert self._learner is not None
+        return self._learner
+
+    @property
+    def policy_side(self) -> "Learner":
+        """The same, on a rank that holds the policy."""
+        from titan_rl.trainer.learner import Learner
+
+        assert isinstance(self._learner, Learner)
+        return self._learner
 
     @endpoint
     def offload(self) -> None:
@@ -100,7 +134,7 @@ class Trainer(Actor):
         for snapshots in (self.snapshots, self.opening):
             if snapshots is not None:
                 snapshots.let_go()
-        self.learner = self.opening = self.saver = self.gradients = None
+        self._learner = self.opening = self.saver = self.gradients = None
         self.moved = []
         release()
 
@@ -112,10 +146,11 @@ class Trainer(Actor):
     @endpoint
     def open_snapshots(self) -> RegionHandle:
         """From now on snapshots are taken here; where another process can read them."""
-        self.snapshots = self.opening
-        self.snapshots.open()
+        assert self.opening is not None
+        self.snapshots = snapshots = self.opening
+        snapshots.open()
         self.learner.before_update = self._before_update
-        return self.snapshots.region.handle(over_rdma=self.config.hosts.is_on)
+        return snapshots.region.handle(over_rdma=self.config.hosts.is_on)
 
     def _before_update(self) -> None:
         """Parameters may change only when nobody copies them any more."""
@@ -127,9 +162,13 @@ class Trainer(Actor):
     def _end_step(self, snapshot: int | None) -> None:
         check_peers()
         if snapshot is not None:
-            self.snapshots.take(snapshot)
+            self._take(snapshot)
         if self.learner.device.type == "cpu":
             self.heap.end_step()
+
+    def _take(self, step: int) -> None:
+        assert self.snapshots is not None
+        self.snapshots.take(step)
 
     def _begin_step(self) -> None:
         """All ranks have ended the one before, since all are called together."""
@@ -140,7 +179,7 @@ class Trainer(Actor):
     @endpoint
     def take_snapshot(self, step: int) -> None:
         """Begin to copy the state, which is that after ``step``."""
-        self.snapshots.take(step)
+        self._take(step)
 
     @endpoint
     def snapshot_steps(self) -> list[int]:
@@ -152,9 +191,13 @@ class Trainer(Actor):
         """The state after a step: from what another process kept, or from this one's snapshots before ``join``."""
         from titan_rl.trainer.process_group import peers_are_told
 
-        slot = fetch_step(kept, step) if kept is not None else self.snapshots.slot_of(step)
+        slot = self._own_slot(step) if kept is None else fetch_step(kept, step)
         with peers_are_told():
             load_snapshot(self.learner, slot)
+
+    def _own_slot(self, step: int) -> torch.Tensor:
+        assert self.snapshots is not None
+        return self.snapshots.slot_of(step)
 
     @endpoint
     def place(self) -> Place:
@@ -163,7 +206,7 @@ class Trainer(Actor):
     @endpoint
     def holdings(self) -> Units:
         """What this rank can give to generators."""
-        return holdings(self.learner.shards(), Interner())
+        return holdings(self.policy_side.shards(), Interner())
 
     @endpoint
     def open_region(
@@ -172,9 +215,10 @@ class Trainer(Actor):
         """This rank's side of the weight channel. ``over_rdma``, ``over_tcp``: whether somebody reads so. ``on_host``,
         ``epoch``: as to ``WeightWriter``."""
         self._withdraw()
-        self.writer = WeightWriter(self.rank, self.learner.shards(), layout, self.learner.device, on_host, epoch)
-        self.learner.before_update = self._before_update
-        return self.writer.region.handle(over_rdma, over_tcp)
+        learner = self.policy_side
+        self.writer = writer = WeightWriter(self.rank, learner.shards(), layout, learner.device, on_host, epoch)
+        learner.before_update = self._before_update
+        return writer.region.handle(over_rdma, over_tcp)
 
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
@@ -191,7 +235,7 @@ class Trainer(Actor):
         found: list[list[RowsHandle]],
         has_signal: list[bool],
         snapshot: int | None,
-    ):
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]:
         """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
         this rank worked (mesh/stragglers.py); and what else is to be recorded of it (mesh/step_record.py).
 
@@ -217,34 +261,32 @@ class Trainer(Actor):
         return RankTold(self.learner.spans.take(), group, list(self.learner.step_found))
 
     @endpoint
-    def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]):
+    def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]) -> StepMetrics | BadNumbers:
         """The gradients of a step's one update, of a loop of one's own: their metrics, or why there are none."""
-        from titan_rl.data.culprits import BadNumbers
         from titan_rl.trainer.process_group import peers_are_told
 
         with peers_are_told():
             self._begin_step()
             [rows] = self._pull(batches)
-            self.gradients = self.learner.gradients(rows, self._pull_found(found))
-            return self.gradients if isinstance(self.gradients, BadNumbers) else self.gradients.metrics
+            self.gradients = made = self.policy_side.gradients(rows, self._pull_found(found))
+            return made if isinstance(made, BadNumbers) else made.metrics
 
     @endpoint
-    def optim_step(self, has_signal: bool, snapshot: int | None):
+    def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
         """Apply them; as one update of ``train``."""
-        from titan_rl.data.culprits import BadNumbers
         from titan_rl.trainer.process_group import peers_are_told
         from titan_rl.trainer.update import apply_gradients
 
         with peers_are_told():
             fail_if_told()
-            answer = self.gradients
-            if not isinstance(answer, BadNumbers):
-                answer = apply_gradients(self.learner, answer, has_signal)
+            made = self.gradients
+            assert made is not None
+            answer = made if isinstance(made, BadNumbers) else apply_gradients(self.learner, made, has_signal)
             self._end_step(snapshot)
             return answer
 
     @endpoint
-    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str):
+    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str) -> StepMetrics:
         """StepMetrics of all ranks together, of the loss on rows that nothing is learned from, given
         as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
         from titan_rl.algorithms.registry import make_algorithm
@@ -253,22 +295,22 @@ class Trainer(Actor):
         from titan_rl.trainer.process_group import peers_are_told
 
         with peers_are_told():
-            own = self.learner.algorithm
+            learner, own = self.policy_side, self.policy_side.algorithm
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
             [rows] = self._pull(batches)
-            return evaluate(self.learner, rows, algorithm, self._pull_found(found))
+            return evaluate(learner, rows, algorithm, self._pull_found(found))
 
     @endpoint
     def examine(self, code: bytes) -> tuple[bytes, str]:
         """What a pickled function says of this rank's learner, pickled, or how it failed, which is no reason to die."""
         return examined(code, self.learner)
 
-    def _pull(self, batches: list[RowsHandle]) -> list[list]:
+    def _pull(self, batches: list[RowsHandle]) -> list[list[Row]]:
         """The rows of each update that this rank takes part in."""
         groups = [pull_rows(handle, self.config.mesh.step_timeout) for handle in self.learner.share(batches)]
         return [[row for rows in updates for row in rows] for updates in zip(*groups, strict=True)]
 
-    def _pull_found(self, found: list[list[RowsHandle]]) -> list:
+    def _pull_found(self, found: list[list[RowsHandle]]) -> "list[Found]":
         """What was found of them."""
         shares = [handle for handles in found for handle in self.learner.share(handles)]
         return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]
@@ -277,16 +319,19 @@ class Trainer(Actor):
     def publish(self, version: int, epoch: int = 0) -> None:
         """Begin to stage the weights for the generators; the next update waits until they are copied. Errors:
         ValueError if the regions of that epoch were closed, or are not open yet."""
+        assert self.writer is not None
         self.writer.publish(version, epoch)
 
     @endpoint
     def begin_checkpoint(self, folder: str, shards: str = "") -> None:
         """Copy the state; a thread writes it into ``folder``, or a store's ``shards``, while training goes on."""
+        assert self.saver is not None
         self.saver.begin(Path(folder), shards)
 
     @endpoint
     def checkpoint_outcome(self) -> str | None:
         """None while a checkpoint is being written, then why that failed, or "" if it did not."""
+        assert self.saver is not None
         return self.saver.outcome()
 
     @endpoint

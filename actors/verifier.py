@@ -3,7 +3,7 @@
 import asyncio
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import Actor, ActorError, concurrent_endpoint
+from monarch.actor import Actor, ActorError
 
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
@@ -16,6 +16,7 @@ from titan_rl.environments.reward_model import RewardModelScorer
 from titan_rl.environments.task import Task, parts_of
 from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.replica import actor_of
+from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.examined import examined
 from titan_rl.mesh.supervision.fault_injection import fail_if_told

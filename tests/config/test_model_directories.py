@@ -39,6 +39,7 @@ from titan_rl.diagnostics.bench.wrong_models import (
     write_raw,
     write_tensors,
 )
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.models.families import FAMILIES
 from titan_rl.models.hf_weights import load_hf
 from titan_rl.models.shards import Shard, expected_shapes
@@ -553,7 +554,7 @@ def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp
             await meshes.weights.deliver(0)
             wanted = {name: sha256(values).hexdigest() for name, (_, _, values) in tensors.items()}
             assert await generator.digests.call_one() == wanted
-            assert await meshes.trainer.call("digests") == [wanted]
+            assert await meshes.trainer.call(TrainerEndpoints.digests()) == [wanted]
             [metrics] = await meshes.trainer.train([batch_of([(prompt, loaded)], titan, None)], 1)
             assert abs(np.log(metrics.agreement_max)) < 1e-4
         finally:

@@ -1,17 +1,28 @@
 """A call to several processes goes wrong: the one that is to blame is named, and only that one is ended."""
 
 import asyncio
+import inspect
 import subprocess
 import time
 from types import SimpleNamespace
 
 import pytest
+from monarch._src.actor.endpoint import EndpointProperty
 
+from titan_rl.actors.generator import Generator
+from titan_rl.actors.role import Role
+from titan_rl.actors.trainer import Trainer
+from titan_rl.actors.verifier import Verifier
+from titan_rl.mesh.channel.snapshot_copier import SnapshotCopier
+from titan_rl.mesh.endpoints import GeneratorEndpoints, RoleEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.calls import call_all, call_each
 from titan_rl.mesh.supervision.hosts import Host
+from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints, stub
+from titan_rl.mesh.supervision.sidecar import Sidecar
 
+ASK = RemoteCall("ask")
 ANSWERED, DIED = Outcome(Ending.ANSWERED, 7), Outcome(Ending.DIED)
 HUNG, STOPPED = Outcome(Ending.HUNG), Outcome(Ending.HUNG, is_stopped=True)
 
@@ -97,7 +108,7 @@ def test_answers_come_in_order():
             await asyncio.sleep(0.02)
             return 1
 
-        assert await call_all([FakeProcess("a", slow), FakeProcess("b", seven)], "ask", seconds=5, what="x") == [1, 7]
+        assert await call_all([FakeProcess("a", slow), FakeProcess("b", seven)], ASK, seconds=5, what="x") == [1, 7]
 
     asyncio.run(run())
 
@@ -106,7 +117,7 @@ def test_what_an_actor_raises_comes_through_and_nobody_is_ended():
     async def run():
         processes = [FakeProcess("a", seven), FakeProcess("b", raise_after(0, "broken"))]
         with pytest.raises(ValueError, match="broken"):
-            await call_all(processes, "ask", seconds=5, what="x")
+            await call_all(processes, ASK, seconds=5, what="x")
         assert not any(process.is_dead for process in processes)
 
     asyncio.run(run())
@@ -115,9 +126,9 @@ def test_what_an_actor_raises_comes_through_and_nobody_is_ended():
 def test_the_first_to_raise_is_ended_where_one_fails_all():
     async def run():
         processes = [FakeProcess("a", raise_after(0.1, "later")), FakeProcess("b", raise_after(0, "first"))]
-        calls = [(process, ()) for process in processes]
+        calls = [(process, ASK) for process in processes]
         with pytest.raises(ActorDied, match="^b raised first while training$") as info:
-            await call_each(calls, "ask", seconds=5, what="training", one_fails_all=True)
+            await call_each(calls, seconds=5, what="training", one_fails_all=True)
         assert isinstance(info.value.__cause__, ValueError) and not processes[0].is_dead
 
     asyncio.run(run())
@@ -128,7 +139,7 @@ def test_a_death_that_is_known_a_moment_later_explains_what_others_raise():
         processes = [FakeProcess("a", raise_after(0, "connection closed")), FakeProcess("b", never)]
         asyncio.get_running_loop().call_later(0.1, processes[1].end)
         with pytest.raises(ActorDied, match="^b died while training$") as info:
-            await call_each([(p, ()) for p in processes], "ask", seconds=5, what="training", one_fails_all=True)
+            await call_each([(p, ASK) for p in processes], seconds=5, what="training", one_fails_all=True)
         assert info.value.processes == processes[1:] and info.value.__cause__ is None
 
     asyncio.run(run())
@@ -138,7 +149,7 @@ def test_all_that_hang_are_ended_at_the_deadline():
     async def run():
         processes = [FakeProcess("a", never), FakeProcess("b", seven), FakeProcess("c", never)]
         with pytest.raises(ActorDied, match="^a hung, c hung while saving$"):
-            await call_all(processes, "ask", seconds=0.05, what="saving")
+            await call_all(processes, ASK, seconds=0.05, what="saving")
 
     asyncio.run(run())
 
@@ -157,7 +168,7 @@ def test_of_those_that_hang_only_the_stopped_one_is_ended():
 
             processes = [stopped, FakeProcess("b", wait_for_peer)]
             with pytest.raises(ActorDied, match="^a hung while training$"):
-                await call_all(processes, "ask", seconds=0.2, what="training")
+                await call_all(processes, ASK, seconds=0.2, what="training")
 
         asyncio.run(run())
     finally:
@@ -177,13 +188,46 @@ def test_an_answer_of_one_that_counts_as_dead_is_nobody_s():
             return "stale"
 
         process = FakeProcess("verifier 0", late)
-        calling = asyncio.ensure_future(call_all([process], "ask", seconds=5, what="scoring"))
+        calling = asyncio.ensure_future(call_all([process], ASK, seconds=5, what="scoring"))
         await asyncio.sleep(0.01)
         process.end()
         with pytest.raises(ActorDied, match="^verifier 0 died while scoring$"):
             await calling
         with pytest.raises(ActorDied):
-            await call_all([process], "ask", seconds=5, what="scoring")
+            await call_all([process], ASK, seconds=5, what="scoring")
         assert not answered.is_set(), "nor is it waited for"
 
     asyncio.run(run())
+
+
+STUBS = [
+    (TrainerEndpoints, Trainer),
+    (GeneratorEndpoints, Generator),
+    (VerifierEndpoints, Verifier),
+    (RoleEndpoints, Role),
+    (SidecarEndpoints, Sidecar),
+]
+
+
+def signatures(stubs: type) -> dict[str, inspect.Signature]:
+    return {name: inspect.signature(one.method) for name, one in inspect.getmembers(stubs) if isinstance(one, stub)}
+
+
+def endpoints(actor: type) -> dict[str, inspect.Signature]:
+    """Of their methods, which Monarch wraps where they are concurrent."""
+    members = inspect.getmembers_static(actor, lambda member: isinstance(member, EndpointProperty))
+    return {name: inspect.signature(inspect.unwrap(one._method)) for name, one in members}
+
+
+@pytest.mark.parametrize(("stubs", "actor"), STUBS)
+def test_stubs_and_endpoints_agree(stubs, actor):
+    """By names, parameters with their types and defaults, and answers; both ways."""
+    assert signatures(stubs) == endpoints(actor)
+    assert inspect.Signature.empty not in [one.return_annotation for one in signatures(stubs).values()]
+
+
+def test_a_copier_is_asked_as_a_sidecar_is():
+    asked = endpoints(SnapshotCopier)
+    assert {name: list(one.parameters) for name, one in asked.items()} == {
+        name: list(signatures(SidecarEndpoints)[name].parameters) for name in ("keep", "kept")
+    }

@@ -16,14 +16,14 @@ from titan_rl.trainer.process_group import join_group, leave_group, peers_are_to
 
 @cache
 def host_named(name: str):
-    return SimpleNamespace(name=name, is_remote=False)
+    return SimpleNamespace(name=name, is_remote=False, facts=None)
 
 
 def process(name: str, host: str = "", is_dead: bool = False):
     asked = []
 
-    async def ask_sidecar(endpoint, *arguments):
-        asked.append(endpoint)
+    async def ask_sidecar(request):
+        asked.append(request.endpoint)
         if name == "mute":
             raise ActorDied([], "its sidecar was asked")
 

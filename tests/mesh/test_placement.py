@@ -152,8 +152,8 @@ def joined(monkeypatch) -> list[tuple]:
     """What each process is told as it joins, or starts."""
     told = []
 
-    async def call_each(calls, endpoint, **_):
-        told.extend((process, *arguments) for process, arguments in calls)
+    async def call_each(calls, **_):
+        told.extend((process, *request.arguments) for process, request in calls)
 
     class FakeStandby:
         async def take(self, name, on=None):

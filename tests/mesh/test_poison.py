@@ -17,6 +17,7 @@ from titan_rl.mesh.dispatch import Dispatcher
 from titan_rl.mesh.replica import Replica, actor_of
 from titan_rl.mesh.router import NoneLeft, Router
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.suspects import Suspects
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.ledger_audit import flaws
@@ -102,8 +103,9 @@ class Mesh:
         replica.ranks[0].why = reason
         replica.kill()
 
-    async def call(self, verifier: Process, endpoint: str, prompt: Prompt, sampling, replica: bytes, *, seconds, what):
+    async def call(self, verifier: Process, request: RemoteCall[Group], *, seconds, what):
         """In the place of a verifier's ``run_group``."""
+        prompt, sampling, replica = request.arguments
         leader = self.started[actor_of(replica)]
         self.answered.append(prompt.id)
         await asyncio.sleep(0.001)

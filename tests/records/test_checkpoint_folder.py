@@ -169,12 +169,12 @@ class FakeTrainer:
         self.write, self.delay, self.begun = write, delay, []
         self.trainer = self
 
-    async def call(self, endpoint, *arguments):
-        if endpoint == "begin_checkpoint":
-            self.begun.append(arguments[0])
+    async def call(self, request):
+        if request.endpoint == "begin_checkpoint":
+            self.begun.append(request.arguments[0])
             self.left = self.delay
             return [None, None]
-        assert endpoint == "checkpoint_outcome"
+        assert request.endpoint == "checkpoint_outcome"
         self.left -= 1
         if self.left > 0:
             return ["", None]

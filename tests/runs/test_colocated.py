@@ -15,6 +15,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight import check
 from titan_rl.mesh.door import Door
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.turns import Turns
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.records.metrics import read_metrics
@@ -45,10 +46,10 @@ class FakeRanks:
     def __init__(self, log: list):
         self.log, self.is_dead = log, False
 
-    async def call(self, endpoint: str, *, what: str) -> None:
+    async def call(self, request: RemoteCall, *, what: str) -> None:
         if self.is_dead:
             raise ActorDied([SimpleNamespace(name="trainer rank 0", why="died")], what)
-        self.log.append(endpoint)
+        self.log.append(request.endpoint)
 
 
 def make(monkeypatch) -> tuple[Turns, list]:
@@ -57,8 +58,8 @@ def make(monkeypatch) -> tuple[Turns, list]:
     failed = lambda number, why: log.append(f"{number} {why}")  # noqa: E731
     generators = SimpleNamespace(door=door, replicas=replicas, fail=failed)
 
-    async def call(process, endpoint: str, *, seconds: float, what: str) -> None:
-        log.append(endpoint)
+    async def call(process, request: RemoteCall, *, seconds: float, what: str) -> None:
+        log.append(request.endpoint)
         if len(log) == 3:
             raise OSError("no memory")
 

@@ -97,8 +97,9 @@ def test_a_gpu_is_asked_of_the_trainer(monkeypatch):
     """As the actor's ``examine`` answers, which unpickles what it is asked."""
 
     class Trainer:
-        async def call(self, endpoint, code):
-            assert endpoint == "examine"
+        async def call(self, request):
+            assert request.endpoint == "examine"
+            [code] = request.arguments
             debug = SimpleNamespace(deterministic=True)
             learner = SimpleNamespace(device=torch.device("cuda", 1), titan=SimpleNamespace(debug=debug))
             return [(pickle.dumps(pickle.loads(code)(learner)), "")]

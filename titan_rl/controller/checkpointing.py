@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from titan_rl.data.callbacks import Log, RecordMetrics
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
@@ -30,7 +31,7 @@ async def written(trainer: TrainerMesh, folder: Path, timeout: float) -> None:
 
     async def wait() -> None:
         while True:
-            outcomes = await trainer.call("checkpoint_outcome")
+            outcomes = await trainer.call(TrainerEndpoints.checkpoint_outcome())
             if failures := sorted({outcome for outcome in outcomes if outcome}):
                 raise SaveError(failures[0])
             if None not in outcomes:
@@ -73,7 +74,7 @@ class Checkpointing:
         except OSError as error:
             self._warn(state.step, error)
             return
-        await self.trainer.call("begin_checkpoint", str(folder), self.folder.shards(folder))
+        await self.trainer.call(TrainerEndpoints.begin_checkpoint(str(folder), self.folder.shards(folder)))
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:

@@ -7,6 +7,7 @@ from titan_rl.controller.bad_batches import BadBatches, BadNumbersError
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.stopping import Stopped
 from titan_rl.data.callbacks import Log
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.supervision.deadlines import within
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.rundir import RunDir
@@ -66,4 +67,4 @@ class Ending:
 
     async def _save_model(self) -> None:
         run_dir = self.run_dir
-        await self.trainer.call("save_hf", str(run_dir.model), str(run_dir.adapter), str(run_dir.root))
+        await self.trainer.call(TrainerEndpoints.save_hf(str(run_dir.model), str(run_dir.adapter), str(run_dir.root)))

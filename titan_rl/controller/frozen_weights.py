@@ -2,6 +2,7 @@
 
 from titan_rl.algorithms.base import Needs
 from titan_rl.data.callbacks import RecordEvent
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.trainer.role_names import BASE, needed_roles
 
@@ -34,5 +35,5 @@ class FrozenWeights:
         self.record_event("frozen_weights_unchanged", digests=now)
 
     async def _ask(self) -> Digests:
-        shared, own = await self.meshes.trainer.call("digests"), await self.meshes.roles.digests()
+        shared, own = await self.meshes.trainer.call(TrainerEndpoints.digests()), await self.meshes.roles.digests()
         return {role: [rank[role] for rank in shared if role in rank] for role in shared[0]} | own

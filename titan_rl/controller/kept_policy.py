@@ -8,6 +8,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.files import replacing
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.rundir import RunDir
 from titan_rl.trainer.role_names import own_learned
@@ -44,7 +45,7 @@ async def keep_policy(config: Config, algorithm: Algorithm, run_dir: RunDir, mes
         return
     if not run_dir.kept_policy.exists():
         with replacing(run_dir.kept_policy) as folder:
-            await meshes.trainer.call("save_hf", str(folder))
+            await meshes.trainer.call(TrainerEndpoints.save_hf(str(folder)))
     for role in _begin_as_policy(config, algorithm):
-        await meshes.trainer.call("load_role", role, path)
+        await meshes.trainer.call(TrainerEndpoints.load_role(role, path))
         await meshes.roles.load_role(role, path)

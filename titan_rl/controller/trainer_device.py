@@ -8,6 +8,7 @@ import torch
 from titan_rl.config.schema import Config
 from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.callbacks import RecordEvent
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.trainer.determinism import TrainedOn, tolerance, trained_on
 from titan_rl.trainer.titan_config import build_titan
@@ -20,7 +21,7 @@ async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
     """Its first rank's; a CPU has one kind, about which nobody need be asked."""
     if is_on_cpu(config):
         return TrainedOn("cpu", torch=torch.__version__)
-    answers = await trainer.call("examine", pickle.dumps(trained_on))
+    answers = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
     answer, failure = answers[0]
     if failure:
         raise RuntimeError(f"the trainer's first rank cannot say what it computes on: {failure}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from titan_rl.data.callbacks import Log
 from titan_rl.data.types import Row
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
@@ -46,7 +47,7 @@ class WayBack(ABC):
         if (found := await self._newest_complete()) is None:
             return None
         path, state = found
-        await trainer.call("load_checkpoint", str(path))
+        await trainer.call(TrainerEndpoints.load_checkpoint(str(path)))
         await trainer.begin_at(state.step)
         self.folder.drop_after(state.step)
         self._go_to(state)
@@ -73,7 +74,7 @@ class WayBack(ABC):
         """From a disk or from the beginning; the step that the ranks are at then."""
         if (found := await self._newest_complete()) is not None:
             path, state = found
-            await trainers.call("load_checkpoint", str(path), what=f"loading {path}")
+            await trainers.call(TrainerEndpoints.load_checkpoint(str(path)), what=f"loading {path}")
             return state.step
         if self._sft_rows:
             await trainers.sft(self._sft_rows)

@@ -26,6 +26,7 @@ from titan_rl.controller.wiring import Actors
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics.compared import ComparedState, ComparedStep, compared, equal_in_words, recorded_places
 from titan_rl.diagnostics.replayed_steps import Recorded, as_metrics, recorded_steps, steps_of_replay
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.places import check_no_modules
 from titan_rl.records.rollouts import RolloutsError, read_rollouts
@@ -66,7 +67,7 @@ async def replay_steps(
         trainer = actors.meshes.trainer
         hear_of(await trainer_device(trainer, actors.checked.config))
         if plan.checkpoint is not None:
-            await trainer.call("load_checkpoint", str(plan.checkpoint))
+            await trainer.call(TrainerEndpoints.load_checkpoint(str(plan.checkpoint)))
         elif plan.sft and config.sft.steps:
             await trainer.sft(await asyncio.to_thread(again.sft_rows))
         for step in range(plan.first, plan.last + 1):
@@ -74,7 +75,7 @@ async def replay_steps(
             all_metrics.append(metrics)
             tell(step, metrics)
         if plan.keep_in is not None:
-            await trainer.call("begin_checkpoint", str(plan.keep_in))
+            await trainer.call(TrainerEndpoints.begin_checkpoint(str(plan.keep_in)))
             await written(trainer, plan.keep_in, config.mesh.step_timeout)
         return all_metrics
 

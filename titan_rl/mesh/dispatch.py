@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
+from titan_rl.mesh.endpoints import GeneratorEndpoints, VerifierEndpoints
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.router import NoneLeft, Router
@@ -83,12 +84,12 @@ class Dispatcher:
         self.verifiers.router.worked()
         return group
 
-    async def _run_group_on(self, number: int, replica: Replica, prompt, sampling) -> Group | None:
+    async def _run_group_on(self, number: int, replica: Replica, prompt: Prompt, sampling: Sampling) -> Group | None:
         """None if somebody died or failed meanwhile."""
         seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
         verifier: ActorProcess = self.verifiers.procs[number]
         work = asyncio.ensure_future(
-            call(verifier, "run_group", prompt, sampling, replica.reference, seconds=seconds, what=what)
+            call(verifier, VerifierEndpoints.run_group(prompt, sampling, replica.reference), seconds=seconds, what=what)
         )
         work.add_done_callback(retrieve_exception)
         await done_or_dead(work, replica.ranks)
@@ -120,8 +121,8 @@ class Dispatcher:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue
                 with replica, suppress(ActorDied):
-                    seconds = self.config.mesh.step_timeout
-                    return await call(replica.ranks[0], "generate", request, seconds=seconds, what="answering")
+                    seconds, asked = self.config.mesh.step_timeout, GeneratorEndpoints.generate(request)
+                    return await call(replica.ranks[0], asked, seconds=seconds, what="answering")
         raise NoneLeft("the generators that were asked died, one after the other")
 
     # who is to blame
@@ -169,9 +170,9 @@ class Dispatcher:
 
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples, as rollouts."""
-        seconds = self.config.mesh.step_timeout
+        seconds, asked = self.config.mesh.step_timeout, VerifierEndpoints.demonstrate(prompts)
         while True:
             async with self.verifiers.router.choose(self.config.mesh.start_timeout) as number:
                 with suppress(ActorDied):
                     verifier = self.verifiers.procs[number]
-                    return await call(verifier, "demonstrate", prompts, seconds=seconds, what="preparing the SFT")
+                    return await call(verifier, asked, seconds=seconds, what="preparing the SFT")

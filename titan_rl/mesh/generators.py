@@ -10,6 +10,7 @@ from pathlib import Path
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.door import Door
+from titan_rl.mesh.endpoints import GeneratorEndpoints
 from titan_rl.mesh.launch.devices import Devices, EngineSeats
 from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.replica import Replica
@@ -95,8 +96,11 @@ class Generators:
         try:
             await self._man(replica, names)
             rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file
-            starts = [(process, (rank, str(rendezvous_file), *told)) for rank, process in enumerate(replica.ranks)]
-            await call_each(starts, "start", seconds=self.config.mesh.start_timeout, what=what)
+            starts = [
+                (process, GeneratorEndpoints.start(rank, str(rendezvous_file), *told))
+                for rank, process in enumerate(replica.ranks)
+            ]
+            await call_each(starts, seconds=self.config.mesh.start_timeout, what=what)
         except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
             self._end(replica)
             raise

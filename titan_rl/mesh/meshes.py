@@ -24,6 +24,7 @@ from monarch.config import configure
 from titan_rl.config.schema import Config
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.endpoints import GeneratorEndpoints
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.launch.base import HostLauncher, Launcher
 from titan_rl.mesh.launch.devices import Devices, seats_of
@@ -293,8 +294,9 @@ class Meshes:
 
     async def take_statistics(self) -> list[EngineStatistics]:
         """Each engine's statistics since its last update; they start anew. Of those that answer."""
+        request, seconds = GeneratorEndpoints.take_statistics(), self.config.mesh.step_timeout
         calls = (
-            call(replica.ranks[0], "take_statistics", seconds=self.config.mesh.step_timeout, what="taking statistics")
+            call(replica.ranks[0], request, seconds=seconds, what="taking statistics")
             for replica in list(self.generators.replicas.values())
         )
         answers = await asyncio.gather(*calls, return_exceptions=True)

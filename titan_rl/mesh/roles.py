@@ -11,11 +11,13 @@ from typing import TypeVar
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle
+from titan_rl.mesh.endpoints import RoleEndpoints
 from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.run_files import spread
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.rendezvous import rendezvous
 
 T = TypeVar("T")
@@ -60,25 +62,25 @@ class RoleProcesses:
     async def _join(self) -> None:
         self._num_rendezvous += 1
         meeting = await rendezvous(self.ranks, self.scratch / f"{self.role}{self._num_rendezvous}")
-        common = self.world_size, meeting
+        devices = [[seat.device for seat in self._seats[rank : rank + 1]] for rank in range(self.world_size)]
         joins = [
-            (process, (self.config, rank, *common, *(seat.device for seat in self._seats[rank : rank + 1])))
+            (process, RoleEndpoints.join(self.config, rank, self.world_size, meeting, *devices[rank]))
             for rank, process in enumerate(self.ranks)
         ]
         what = f"joining the ranks of the {self.role}"
-        await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
+        await call_each(joins, seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
 
     async def begin_anew(self) -> None:
         """All ranks take up the settings that hold now."""
         await self._repaired(self._join)
 
-    async def call(self, endpoint: str, *arguments) -> list:
+    async def call(self, request: RemoteCall[T]) -> list[T]:
         """Each rank's answer; the dead are replaced first, and those that die meanwhile, too."""
-        seconds, what = self.config.mesh.step_timeout, f"{self.role} {endpoint}"
+        seconds, what = self.config.mesh.step_timeout, f"{self.role} {request.endpoint}"
 
-        async def ask() -> list:
-            calls = [(process, arguments) for process in self.ranks]
-            return await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
+        async def ask() -> list[T]:
+            calls = [(process, request) for process in self.ranks]
+            return await call_each(calls, seconds=seconds, what=what, one_fails_all=True)
 
         return await self._repaired(ask)
 
@@ -120,15 +122,15 @@ class Roles:
     async def find(self, batches: list[RowsHandle]) -> list[list[RowsHandle]]:
         """Of rows that are staged (``batches[group]``): for each rank that tells something, what it found of each
         group's rows."""
-        answers = await asyncio.gather(*(role.call("find", batches) for role in self.roles.values()))
+        answers = await asyncio.gather(*(role.call(RoleEndpoints.find(batches)) for role in self.roles.values()))
         return [handles for ranks in answers for handles in ranks if handles is not None]
 
     async def load_role(self, role: str, path: str) -> None:
         """Other weights, if the role has processes of its own."""
         if role in self.roles:
             await spread(self.roles[role].ranks, path)
-            await self.roles[role].call("load_role", path)
+            await self.roles[role].call(RoleEndpoints.load_role(path))
 
     async def digests(self) -> dict[str, list[str]]:
         """Of each role's weights, by rank."""
-        return {name: await role.call("digest") for name, role in self.roles.items()}
+        return {name: await role.call(RoleEndpoints.digest()) for name, role in self.roles.items()}

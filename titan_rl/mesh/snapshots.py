@@ -9,20 +9,23 @@ import asyncio
 import itertools
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import ActorError
 
 from titan_rl.mesh.channel.region import RegionHandle
 from titan_rl.mesh.channel.snapshot_copier import SnapshotCopier
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.calls import call_all, call_each
 from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.hosts import Host
+from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints
 from titan_rl.mesh.trainers import Trainers
 
+R = TypeVar("R")
 _ASK_SECONDS = 20.0
 
 
@@ -67,7 +70,7 @@ class TrainerSnapshots:
         """Ranks whose process has no snapshots of its own yet."""
         self._hosts: list[Host] = []
         """Where each rank's snapshots were taken, though it may be dead by now."""
-        self._copiers: dict[ActorProcess, Any] = {}
+        self._copiers: dict[ActorProcess, SnapshotCopier] = {}
         """Of keepers on other hosts than a rank's: actors beside theirs."""
         self._numbers = itertools.count()
         self._placing = asyncio.Lock()
@@ -81,20 +84,20 @@ class TrainerSnapshots:
                 self._keepers[rank] = keeper = self._choose_keeper(rank)
                 if keeper is not None:
                     with suppress(ActorDied):  # its owner notices; without a keeper a checkpoint has to do
-                        await self._ask(keeper, rank, "keep", handle)
+                        await self._ask(keeper, rank, SidecarEndpoints.keep(handle))
 
-    async def _ask(self, keeper: ActorProcess, rank: int, endpoint: str, argument):
+    async def _ask(self, keeper: ActorProcess, rank: int, request: RemoteCall[R]) -> R:
         """The process's sidecar, which maps, or on another host its copier. Errors: ActorDied."""
         if can_map(keeper.host, self._hosts[rank]):
-            return await keeper.ask_sidecar(endpoint, argument)
+            return await keeper.ask_sidecar(request)
         if keeper not in self._copiers:
             self._copiers = {process: each for process, each in self._copiers.items() if not process.is_dead}
             self._copiers[keeper] = keeper.procs.spawn(f"copier{next(self._numbers)}", SnapshotCopier)
         try:
-            asking = getattr(self._copiers[keeper], endpoint).call_one(argument)
-            return await within(_ASK_SECONDS, f"{endpoint} at {keeper.name}", asking)
+            asking = request.at(self._copiers[keeper])
+            return await within(_ASK_SECONDS, f"{request.endpoint} at {keeper.name}", asking)
         except (SupervisionError, ActorError, DeadlineError) as error:
-            raise ActorDied([keeper], f"its copier was asked for {endpoint}") from error
+            raise ActorDied([keeper], f"its copier was asked for {request.endpoint}") from error
 
     def _choose_keeper(self, rank: int) -> ActorProcess | None:
         ranks, count = self.trainers.ranks, self.trainers.world_size
@@ -109,7 +112,9 @@ class TrainerSnapshots:
         self._fresh |= set(self.trainers.dead)
         kept = {rank: await self._kept(rank) for rank in self._fresh}
         own = [process for rank, process in enumerate(self.trainers.ranks) if rank not in self._fresh]
-        steps = await call_all(own, "snapshot_steps", seconds=self.seconds, what="asking for snapshots")
+        steps = await call_all(
+            own, TrainerEndpoints.snapshot_steps(), seconds=self.seconds, what="asking for snapshots"
+        )
         return Found(steps, kept)
 
     async def _kept(self, rank: int) -> tuple[list[int], RegionHandle | None]:
@@ -117,21 +122,24 @@ class TrainerSnapshots:
         if keeper is None or keeper.is_dead:
             return [], None
         try:
-            return await self._ask(keeper, rank, "kept", rank)
+            return await self._ask(keeper, rank, SidecarEndpoints.kept(rank))
         except ActorDied:
             return [], None
 
     async def restore(self, found: Found, step: int) -> None:
         """Every rank's state after a step, once all have joined anew: its own, or what was kept of it."""
         handles = {rank: handle for rank, (_, handle) in found.kept.items()}
-        restores = [(process, (step, handles.get(rank))) for rank, process in enumerate(self.trainers.ranks)]
-        await call_each(restores, "restore", seconds=self.seconds, what="restoring a snapshot")
+        restores = [
+            (process, TrainerEndpoints.restore(step, handles.get(rank)))
+            for rank, process in enumerate(self.trainers.ranks)
+        ]
+        await call_each(restores, seconds=self.seconds, what="restoring a snapshot")
 
     # after the trainer was repaired (trainer_mesh.Follower)
 
     async def reopen(self) -> None:
         """Have every rank take snapshots in a new region, with a keeper."""
-        handles = await self.trainers.call("open_snapshots", what="opening snapshots")
+        handles = await self.trainers.call(TrainerEndpoints.open_snapshots(), what="opening snapshots")
         async with self._placing:
             self._handles, self._keepers, self._fresh = handles, [None] * self.trainers.world_size, set()
             self._hosts = [process.host for process in self.trainers.ranks]
@@ -139,4 +147,4 @@ class TrainerSnapshots:
 
     async def resume(self, step: int) -> None:
         """Every rank begins to put its state aside, which is that after ``step``."""
-        await self.trainers.call("take_snapshot", step, what=f"taking the snapshot of step {step}")
+        await self.trainers.call(TrainerEndpoints.take_snapshot(step), what=f"taking the snapshot of step {step}")

@@ -15,9 +15,11 @@ from typing import Protocol, TypeVar
 
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.run_files import collect
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.turns import Apart
@@ -31,7 +33,7 @@ _NEWS_SECONDS = 0.5
 """How long a death is waited for that would explain an error."""
 _MAX_RAISED = 2
 """How often a trainer rank may raise the same, without a step in between, and be replaced."""
-_COMPUTE = ("load_checkpoint",)
+_COMPUTE = {TrainerEndpoints.load_checkpoint.name}
 """Endpoints that want all of the state where it is computed with."""
 _MAX_REPAIRS = 5
 """How often the trainer may be repaired without a step in between."""
@@ -126,10 +128,10 @@ class TrainerMesh:
         """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
         return await self.ask(lambda: self.trainers.evaluate(batch, name))
 
-    async def call(self, endpoint: str, *arguments) -> list:
+    async def call(self, request: RemoteCall[T]) -> list[T]:
         """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
-        what, computes = f"trainer {endpoint}", endpoint in _COMPUTE
-        return await self.ask(lambda: self.trainers.call(endpoint, *arguments, what=what), computes=computes)
+        what, computes = f"trainer {request.endpoint}", request.endpoint in _COMPUTE
+        return await self.ask(lambda: self.trainers.call(request, what=what), computes=computes)
 
     async def collect(self, folder: str) -> None:
         """Have what all ranks have written into a folder here, wherever they are."""

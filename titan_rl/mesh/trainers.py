@@ -7,11 +7,13 @@ place, and all join a new process group.
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from titan_rl.config.schema import Config
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.roles import Roles
 from titan_rl.mesh.run_files import collect, spread
@@ -20,10 +22,13 @@ from titan_rl.mesh.stragglers import Stragglers
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call, call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.rendezvous import rendezvous
 from titan_rl.mesh.supervision.standby import Standby
 
-_READ, _WRITTEN = ("load_checkpoint", "load_role"), ("save_hf",)
+R = TypeVar("R")
+_READ = {TrainerEndpoints.load_checkpoint.name, TrainerEndpoints.load_role.name}
+_WRITTEN = {TrainerEndpoints.save_hf.name}
 """Endpoints whose last argument is a folder that every rank reads, and those whose arguments are folders to write."""
 
 
@@ -82,12 +87,12 @@ class Trainers:
         """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
         self._num_rendezvous += 1
         meeting = await rendezvous(self.ranks, self.scratch / f"trainer{self._num_rendezvous}")
-        common = self.world_size, meeting
+        devices = [[seat.device for seat in self._seats[rank : rank + 1]] for rank in range(self.world_size)]
         joins = [
-            (process, (self.config, rank, *common, *(seat.device for seat in self._seats[rank : rank + 1])))
+            (process, TrainerEndpoints.join(self.config, rank, self.world_size, meeting, *devices[rank]))
             for rank, process in enumerate(self.ranks)
         ]
-        await call_each(joins, "join", seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
+        await call_each(joins, seconds=self.config.mesh.start_timeout, what="joining the trainer's ranks")
 
     @property
     def is_complete(self) -> bool:
@@ -108,20 +113,21 @@ class Trainers:
     async def _replacement(self, rank: int) -> ActorProcess:
         """With its imports done: its peers wait for it in ``join``, and if it died there, they would fail too."""
         name, process = self._name(rank), await self._take(rank)
-        await call(process, "prepare", seconds=self.config.mesh.start_timeout, what=f"preparing {name}")
+        seconds, what = self.config.mesh.start_timeout, f"preparing {name}"
+        await call(process, TrainerEndpoints.prepare(), seconds=seconds, what=what)
         return self._peers.watch(process)
 
     # calls
 
-    async def call(self, endpoint: str, *arguments, what: str) -> list:
+    async def call(self, request: RemoteCall[R], *, what: str) -> list[R]:
         """Every rank's answer. A rank that raises is ended: the error is ActorDied then, caused by what was raised."""
-        calls = [(process, arguments) for process in self.ranks]
+        calls = [(process, request) for process in self.ranks]
         seconds = self.config.mesh.step_timeout
-        if endpoint in _READ:
-            await spread(self.ranks, arguments[-1])
-        answers = await call_each(calls, endpoint, seconds=seconds, what=what, one_fails_all=True)
-        if endpoint in _WRITTEN:
-            await collect(self.ranks, *arguments)
+        if request.endpoint in _READ:
+            await spread(self.ranks, request.arguments[-1])
+        answers = await call_each(calls, seconds=seconds, what=what, one_fails_all=True)
+        if request.endpoint in _WRITTEN:
+            await collect(self.ranks, *request.arguments)
         return answers
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
@@ -131,8 +137,9 @@ class Trainers:
         """
         with self._staged_by_group([batch.rows for batch in batches]) as handles:
             found = await self.roles.find(handles)
-            arguments = handles, found, [batch.has_signal for batch in batches], self._snapshot_of(step)
-            answers = await self.call("train", *arguments, what=f"training step {step}")
+            has_signal, snapshot = [batch.has_signal for batch in batches], self._snapshot_of(step)
+            training = TrainerEndpoints.train(handles, found, has_signal, snapshot)
+            answers = await self.call(training, what=f"training step {step}")
         for side in dict(self._sides):
             of_side = zip(self._sides, self.ranks, answers, strict=True)
             times = {rank.name: seconds for (its, _), rank, (_, seconds, _) in of_side if its == side}
@@ -150,22 +157,22 @@ class Trainers:
         """The gradients of a step's one update, which ``optim_step`` applies."""
         with self._staged_by_group([batch.rows]) as handles:
             found = await self.roles.find(handles)
-            return (await self.call("forward_backward", handles, found, what="making gradients"))[0]
+            return (await self.call(TrainerEndpoints.forward_backward(handles, found), what="making gradients"))[0]
 
     async def optim_step(self, has_signal: bool, step: int) -> StepMetrics | BadNumbers:
-        arguments = has_signal, self._snapshot_of(step)
-        return (await self.call("optim_step", *arguments, what=f"the update of step {step}"))[0]
+        update = TrainerEndpoints.optim_step(has_signal, self._snapshot_of(step))
+        return (await self.call(update, what=f"the update of step {step}"))[0]
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
         """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
         with self._staged_by_group(batches) as handles:
-            return (await self.call("sft", handles, what="training on demonstrations"))[0]
+            return (await self.call(TrainerEndpoints.sft(handles), what="training on demonstrations"))[0]
 
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
         """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
         with self._staged_by_group([batch.rows]) as handles:
             found = await self.roles.find(handles)
-            return (await self.call("evaluate", handles, found, name, what="evaluating"))[0]
+            return (await self.call(TrainerEndpoints.evaluate(handles, found, name), what="evaluating"))[0]
 
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""

@@ -16,6 +16,7 @@ generators, which lasts until that is done. Who dies in whichever turn is replac
 
 import asyncio
 
+from titan_rl.mesh.endpoints import GeneratorEndpoints, TrainerEndpoints
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.step_record import StepRecord
@@ -77,13 +78,13 @@ class Turns(Apart):
                 self._is_trainers = True
         if not dead:
             with self._record.span("take the device back", *self._ranks()):
-                await self.trainers.call("onload", what="taking the device back")
+                await self.trainers.call(TrainerEndpoints.onload(), what="taking the device back")
 
     async def _sleep(self, replica: Replica) -> None:
         try:
             with self._record.span("fall asleep", f"generator {replica.number}"):
                 what = f"generator {replica.number} fell asleep"
-                await call(replica.ranks[0], "sleep", seconds=self.seconds, what=what)
+                await call(replica.ranks[0], GeneratorEndpoints.sleep(), seconds=self.seconds, what=what)
         except ActorDied:
             pass  # its owner replaces it
         except Exception as error:  # it may hold what the trainer needs
@@ -96,6 +97,6 @@ class Turns(Apart):
         async with self._lock:
             if self._is_trainers:
                 with self._record.span("leave the device", *self._ranks()):
-                    await self.trainers.call("offload", what="leaving the device")
+                    await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
                 self._is_trainers = False
                 self.generators.door.open()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from titan_rl.config.schema import Config
+from titan_rl.mesh.endpoints import VerifierEndpoints
 from titan_rl.mesh.replacements import Replacements
 from titan_rl.mesh.router import Router
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
@@ -50,7 +51,8 @@ class Verifiers:
     async def _set_up(self, number: int, process: ActorProcess) -> None:
         """With the settings that hold now."""
         seconds, what = self.config.mesh.start_timeout, f"starting verifier {number}"
-        self.scorers[number] = await call(process, "start", self.config, seconds=seconds, what=what)
+        starting = VerifierEndpoints.start(self.config)
+        self.scorers[number] = await call(process, starting, seconds=seconds, what=what)
 
     async def begin_anew(self) -> None:
         """All take up the settings that hold now; no group is under way. One that dies meanwhile is replaced."""

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.channel.plan import Interner, Plan
@@ -23,12 +24,16 @@ from titan_rl.mesh.channel.transports import (
     from_host,
     staged_on_host,
 )
+from titan_rl.mesh.endpoints import GeneratorEndpoints, TrainerEndpoints
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.step_record import StepRecord
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, last_line
 from titan_rl.mesh.supervision.calls import call, call_all, call_each
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.trainers import Trainers
 from titan_rl.mesh.weight_routes import WeightRoutes, is_relay
+
+R = TypeVar("R")
 
 
 class WeightLink:
@@ -72,11 +77,15 @@ class WeightLink:
         """Ask both sides what they hold and need, plan, open the regions, connect the replicas. Errors: PlanError."""
         ranks, first = self.trainers.of_policy, replicas[0].ranks
         self._sources, held, needs = await asyncio.gather(
-            self._call_all(ranks, "place"), self._call_all(ranks, "holdings"), self._call_all(first, "needs")
+            self._call_all(ranks, TrainerEndpoints.place()),
+            self._call_all(ranks, TrainerEndpoints.holdings()),
+            self._call_all(first, GeneratorEndpoints.needs()),
         )
         interner = Interner()
         self.plan = Plan([interner.again(units) for units in held], [interner.again(units) for units in needs])
-        places = await asyncio.gather(*(self._call_all(replica.ranks, "place") for replica in replicas))
+        places = await asyncio.gather(
+            *(self._call_all(replica.ranks, GeneratorEndpoints.place()) for replica in replicas)
+        )
         pairs = [self._transports(r, there) for r, there in zip(replicas, places, strict=True)]
         self._on_host = staged_on_host(_used(pairs))
         pairs = [[self._reachable(chosen) for chosen in replica] for replica in pairs]
@@ -91,8 +100,8 @@ class WeightLink:
         if (count := self.routes.num_hosts) > 1:
             self.transports += f", handed on between {count} hosts"
 
-    async def _call_all(self, processes: list[ActorProcess], endpoint: str, *arguments) -> list:
-        return await call_all(processes, endpoint, *arguments, seconds=self.seconds, what="connecting generators")
+    async def _call_all(self, processes: list[ActorProcess], request: RemoteCall[R]) -> list[R]:
+        return await call_all(processes, request, seconds=self.seconds, what="connecting generators")
 
     def _transports(self, replica: Replica, places: list[Place]) -> list[dict[int, Transport]]:
         """For each rank of a replica: how it reads from each of the trainer ranks that it reads from."""
@@ -112,16 +121,12 @@ class WeightLink:
 
     async def _open(self) -> None:
         self.epoch += 1
-        opens = [
-            (process, (self.plan.slot(rank), *(rank in kind for kind in self._kinds), self.epoch))
-            for rank, process in enumerate(self.trainers.of_policy)
-        ]
-        self.regions = await call_each(opens, "open_region", seconds=self.seconds, what="opening the trainer's regions")
+        opens = [(process, self._opening(self.plan, rank)) for rank, process in enumerate(self.trainers.of_policy)]
+        self.regions = await call_each(opens, seconds=self.seconds, what="opening the trainer's regions")
 
-    @property
-    def _kinds(self) -> tuple[set[int], set[int], set[int]]:
-        """Ranks that ``open_region`` is told more about."""
-        return self._over_rdma, self._on_host, self._over_tcp
+    def _opening(self, plan: Plan, rank: int) -> RemoteCall[RegionHandle]:
+        over_rdma, on_host, over_tcp = (rank in ranks for ranks in (self._over_rdma, self._on_host, self._over_tcp))
+        return TrainerEndpoints.open_region(plan.slot(rank), over_rdma, on_host, over_tcp, self.epoch)
 
     async def _connect(
         self,
@@ -131,14 +136,14 @@ class WeightLink:
     ) -> None:
         """Each rank is told what it has to know, and no more."""
         if places is None:
-            places = await self._call_all(replica.ranks, "place")
+            places = await self._call_all(replica.ranks, GeneratorEndpoints.place())
             transports = self._transports(replica, places)
         calls = [
-            (process, (self._setup(process, reader, replica.number, chosen),))
+            (process, GeneratorEndpoints.connect(self._setup(process, reader, replica.number, chosen)))
             for reader, (process, chosen) in enumerate(zip(replica.ranks, transports, strict=True))
         ]
         what = f"connecting generator {replica.number}"
-        relays = await call_each(calls, "connect", seconds=self.seconds, what=what)
+        relays = await call_each(calls, seconds=self.seconds, what=what)
         self.routes.connected(replica, places, relays)
 
     def _setup(self, process: ActorProcess, reader: int, replica: int, chosen: dict[int, Transport]) -> ReaderSetup:
@@ -192,7 +197,7 @@ class WeightLink:
         what = f"publishing weights version {version}"
         ranks = self.trainers.of_policy
         with self._record.span("publish", *(rank.name for rank in ranks)):
-            await call_all(ranks, "publish", version, self.epoch, seconds=self.seconds, what=what)
+            await call_all(ranks, TrainerEndpoints.publish(version, self.epoch), seconds=self.seconds, what=what)
         self.published = version
 
     async def deliver(
@@ -223,14 +228,15 @@ class WeightLink:
         what = f"updating generator {replica.number} to version {version}"
         # the reader's own deadline comes first, and says which rank it waited for
         fetches = [
-            (process, (version, 0.9 * self.seconds, route))
+            (process, GeneratorEndpoints.fetch(version, 0.9 * self.seconds, route))
             for process, route in zip(replica.ranks, routes, strict=True)
         ]
         with self._record.span("fetch", f"generator {replica.number}"):
-            fetched = await call_each(fetches, "fetch", seconds=self.seconds, what=what)
+            fetched = await call_each(fetches, seconds=self.seconds, what=what)
         for left in (reason for one in fetched for reason in one.left):
             self._tell("not_handed_on", to=f"generator {replica.number}", version=version, why=left)
-        statistics = await call(replica.ranks[0], "apply", version, seconds=self.seconds, what=what)
+        applying = GeneratorEndpoints.apply(version)
+        statistics = await call(replica.ranks[0], applying, seconds=self.seconds, what=what)
         self._record.note(f"generator {replica.number}", statistics.spans)
         return dataclasses.replace(
             statistics,

@@ -14,6 +14,7 @@ from waiting import eventually
 from titan_rl.data.types import Completion, Request
 from titan_rl.mesh.channel.region import header_pages
 from titan_rl.mesh.channel.transports import has_ibverbs
+from titan_rl.mesh.endpoints import GeneratorEndpoints
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.calls import call, call_all
@@ -201,9 +202,10 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             replica = meshes.generators.replicas[0]
             target = pid_of(meshes, "generator 0 rank 1")
             await meshes.weights.publish(1)
-            await call_all(replica.ranks, "fetch", 1, 30.0, seconds=30, what="fetching")
+            await call_all(replica.ranks, GeneratorEndpoints.fetch(1, 30.0), seconds=30, what="fetching")
             os.kill(target, signal.SIGSTOP)  # both have the bytes, and one will never apply them
-            applying = asyncio.ensure_future(call(replica.ranks[0], "apply", 1, seconds=60, what="applying"))
+            request = GeneratorEndpoints.apply(1)
+            applying = asyncio.ensure_future(call(replica.ranks[0], request, seconds=60, what="applying"))
             await asyncio.sleep(0.3)
             assert not applying.done()
             os.kill(target, signal.SIGKILL)

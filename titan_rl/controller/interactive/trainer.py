@@ -11,6 +11,7 @@ import pandas as pd
 from titan_rl.controller.interactive.own_step import OwnStep
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class TrainerHandle:
 
         Errors: RankError if it raises on one, whose ranks go on; whatever keeps it from being pickled."""
         code = cloudpickle.dumps(function)
-        answers = await self._in_turn(lambda: self._meshes().trainer.call("examine", code))
+        answers = await self._in_turn(lambda: self._meshes().trainer.call(TrainerEndpoints.examine(code)))
         ranks = [rank.name for rank in self._meshes().trainers.ranks]
         failed = [f"{name}: {failure}" for name, (_, failure) in zip(ranks, answers, strict=True) if failure]
         if failed:

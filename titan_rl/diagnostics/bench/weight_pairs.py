@@ -17,6 +17,7 @@ from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Batch, Completion, Provenance, Sample
 from titan_rl.diagnostics.bench.harness import row
+from titan_rl.mesh.endpoints import GeneratorEndpoints
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.train import drive
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
@@ -91,7 +92,7 @@ async def _one_pair(trainer, generator, trainers, generators, config, titan, ver
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))
         [metrics] = await trainers.trainer.train([batch_of(groups, titan, None)], 2)
         worst = max(worst, math.log(metrics.agreement_max))
-    accounts = [await rank.actor.account.call_one() for replica in replicas for rank in replica.ranks]
+    accounts = [await GeneratorEndpoints.account().at(rank.actor) for replica in replicas for rank in replica.ranks]
     return row(
         f"{trainer} to {generator}: largest difference of a logprob",
         worst,
@@ -120,7 +121,8 @@ async def _sample(replica, random: np.random.Generator) -> tuple[np.ndarray, lis
     from titan_rl.data.types import Request
 
     prompt, seeds = random.integers(5, 90, 6).astype(np.int32), random.integers(1, 1 << 30, _SAMPLES).tolist()
-    return prompt, await replica.leader.generate.call_one(Request(prompt, seeds, _NEW_TOKENS, 1.0))
+    asked = GeneratorEndpoints.generate(Request(prompt, seeds, _NEW_TOKENS, 1.0))
+    return prompt, await asked.at(replica.leader)
 
 
 def batch_of(groups, titan: TitanConfig, random: np.random.Generator | None) -> Batch:

@@ -8,8 +8,9 @@ import pickle
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -24,12 +25,16 @@ from titan_rl.data.types import Batch
 from titan_rl.diagnostics.bench import weight_pairs
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.weight_actors import BenchGenerator, BenchTrainer, PlainActor
+from titan_rl.mesh.endpoints import GeneratorEndpoints
 from titan_rl.mesh.meshes import ActorClasses, Meshes
 from titan_rl.mesh.supervision import calls as mesh_calls
+from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call_each
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.train import drive
 from titan_rl.trainer.titan_config import build_titan
 
+T = TypeVar("T")
 _ROUNDS = 9
 _SLOW_ROUNDS = 5
 _STEP_ROUNDS = 21
@@ -107,7 +112,7 @@ async def _time_all(meshes: Meshes) -> list[dict[str, Any]]:
             note(name, time.perf_counter() - start)
         note("arguments, from the trainer", await trainer.send_tensors.call_one(generator))
     middle = {name: statistics.median(seconds) for name, seconds in found.items()}
-    _, nbytes, _ = await generator.account.call_one()
+    _, nbytes, _ = await GeneratorEndpoints.account().at(generator)
 
     def ratio(over: str, *under: str) -> float:
         pairs = zip(found[over], *(found[name] for name in under), strict=True)
@@ -173,9 +178,9 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
     meshes = make_meshes(config, build_titan(config), str(path), parts=_PARTS, logs=folder)
     sent = []
 
-    async def counted(calls, endpoint, **limits) -> list:
-        sent.extend(len(pickle.dumps(arguments)) for _, arguments in calls)
-        return await call_each(calls, endpoint, **limits)
+    async def counted(calls: Sequence[tuple[ActorProcess, RemoteCall[T]]], **limits: Any) -> list[T]:
+        sent.extend(len(pickle.dumps(request.arguments)) for _, request in calls)
+        return await call_each(calls, **limits)
 
     try:
         await meshes.start()

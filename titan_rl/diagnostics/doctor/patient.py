@@ -26,8 +26,11 @@ from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
 from titan_rl.diagnostics.doctor.findings import Wrong
 from titan_rl.environments.prompts import PromptStream
+from titan_rl.mesh.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.meshes import ALL_PARTS
+from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.records.rundir import RunDir
 
 T = TypeVar("T")
@@ -109,19 +112,20 @@ class Patient:
 
     async def ask_trainer(self, function: Callable[[Any], T]) -> list[T]:
         """Of each rank's learner."""
-        return _answers(await self.trainer.call("examine", cloudpickle.dumps(function)))
+        return _answers(await self.trainer.call(TrainerEndpoints.examine(cloudpickle.dumps(function))))
 
     async def ask_generators(self, function: Callable[[Any], T]) -> list[T]:
         """Of each rank's engine."""
         ranks = [rank for replica in self.meshes.generators.replicas.values() for rank in replica.ranks]
-        return await self._ask_all(ranks, function)
+        return await self._ask_all(ranks, GeneratorEndpoints.examine(cloudpickle.dumps(function)))
 
     async def ask_verifiers(self, function: Callable[[Any], T]) -> list[T]:
-        return await self._ask_all(list(self.meshes.verifiers.procs.values()), function)
+        examining = VerifierEndpoints.examine(cloudpickle.dumps(function))
+        return await self._ask_all(list(self.meshes.verifiers.procs.values()), examining)
 
-    async def _ask_all(self, processes: Sequence, function: Callable[[Any], T]) -> list[T]:
-        code, seconds = cloudpickle.dumps(function), self.config.mesh.step_timeout
-        return _answers([await call(p, "examine", code, seconds=seconds, what="being examined") for p in processes])
+    async def _ask_all(self, processes: Sequence[ActorProcess], request: RemoteCall[tuple[bytes, str]]) -> list:
+        seconds = self.config.mesh.step_timeout
+        return _answers([await call(p, request, seconds=seconds, what="being examined") for p in processes])
 
     # answers
 

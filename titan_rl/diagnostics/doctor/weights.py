@@ -14,6 +14,7 @@ from titan_rl.diagnostics.doctor.bandit import Bandit
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.patient import Patient, sample_of
 from titan_rl.diagnostics.doctor.visit import Visit, usable
+from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.models.device import DEVICE_TYPE
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -184,5 +185,5 @@ async def reference(visit: Visit) -> str:
 
 
 async def _digests(patient: Patient) -> dict[str, list[str]]:
-    shared, own = await patient.trainer.call("digests"), await patient.meshes.roles.digests()
+    shared, own = await patient.trainer.call(TrainerEndpoints.digests()), await patient.meshes.roles.digests()
     return {role: [rank[role] for rank in shared if role in rank] for role in shared[0]} | own

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import xxhash
 
-from titan_rl.data.types import Row
 from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.tcp.client import BlockClient
 from titan_rl.mesh.channel.tcp.protocol import Status
@@ -57,12 +56,13 @@ class StagedRows:
             os.write(self._fd, data)
         self._memory = mmap.mmap(self._fd, sum(map(len, pickled)))
         self.memory = memoryview(self._memory)
-        self.handles, offset, host = [], 0, host_identity() if maps else ""
+        self.handles: list[RowsHandle] = []
+        offset, host = 0, host_identity() if maps else ""
         self._address = block_server().serve(self) if over_tcp else None
         for data in pickled:
             rdma = self._register(offset, len(data)) if over_rdma else None
             digest = xxhash.xxh3_64_intdigest(data)
-            tcp = (self._address, len(self.handles)) if over_tcp else None
+            tcp = None if self._address is None else (self._address, len(self.handles))
             self.handles.append(RowsHandle(os.getpid(), self._fd, offset, len(data), digest, host, rdma, tcp))
             offset += len(data)
 
@@ -79,7 +79,8 @@ class StagedRows:
         handle = self.handles[block]
         return Block(handle.offset, handle.nbytes, handle.checksum)
 
-    def _register(self, offset: int, nbytes: int):
+    def _register(self, offset: int, nbytes: int) -> Any:
+        """An RDMABuffer."""
         from monarch.rdma import RDMABuffer
 
         return RDMABuffer(torch.frombuffer(self._memory, dtype=torch.uint8)[offset : offset + nbytes])
@@ -96,16 +97,17 @@ class StagedRows:
                 handle.rdma.drop()
 
 
-def pull_rows(handle: RowsHandle, timeout: float) -> list[Row]:
-    """Call it inside an actor if the rows come over RDMA. Errors: ValueError if they lie in another host's memory, or
+def pull_rows(handle: RowsHandle, timeout: float) -> list[Any]:
+    """What was staged for one group. Call it inside an actor if the rows come over RDMA. Errors: ValueError if they lie in another host's memory, or
     the bytes are not what was staged; Refused, WrongBlock or OSError if they do not come over TCP."""
+    data: bytes | memoryview
     if handle.host == host_identity():
         with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:
             data = os.pread(file.fileno(), handle.nbytes, handle.offset)
     elif handle.rdma is not None:
-        data = torch.empty(handle.nbytes, dtype=torch.uint8)
-        handle.rdma.read_into(data, timeout=math.ceil(timeout)).get()
-        data = data.numpy()
+        into = torch.empty(handle.nbytes, dtype=torch.uint8)
+        handle.rdma.read_into(into, timeout=math.ceil(timeout)).get()
+        data = into.numpy().data
     elif handle.tcp is not None:
         data = _asked_for(handle, *handle.tcp, timeout)
     else:
@@ -115,8 +117,8 @@ def pull_rows(handle: RowsHandle, timeout: float) -> list[Row]:
     return pickle.loads(data)
 
 
-def _asked_for(handle: RowsHandle, address: Address, number: int, timeout: float):
+def _asked_for(handle: RowsHandle, address: Address, number: int, timeout: float) -> memoryview:
     data = torch.empty(handle.nbytes, dtype=torch.uint8)
     read, deadline = Read(0, number, 0, handle.nbytes, 0), time.monotonic() + timeout
     BlockClient(address).take(0, 0, [read], data, deadline, lambda read, checksum: None)
-    return data.numpy()
+    return data.numpy().data

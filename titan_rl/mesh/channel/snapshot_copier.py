@@ -10,12 +10,13 @@ import asyncio
 from contextlib import suppress
 
 import torch
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor
 
 from titan_rl.mesh.channel.region import WRITING, Region, RegionHandle
 from titan_rl.mesh.channel.snapshot_keeper import whole_slot
 from titan_rl.mesh.channel.sources import Rdma, TornRead
 from titan_rl.mesh.side_thread import in_side_thread
+from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 
 _POLL_SECONDS = 0.1
 _READ_SECONDS = 60.0

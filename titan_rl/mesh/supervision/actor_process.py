@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
@@ -28,9 +28,11 @@ from titan_rl.mesh.supervision.deadlines import DeadlineError, within
 from titan_rl.mesh.supervision.forking import ForkServers
 from titan_rl.mesh.supervision.hosts import Host, Hosts
 from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark
+from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints
 from titan_rl.mesh.supervision.remote_hosts import RemoteHosts
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
+R = TypeVar("R")
 _STACK_SECONDS = 0.5
 _PATROL_SECONDS = 0.4
 _SPAWN_SECONDS = 120.0
@@ -105,13 +107,13 @@ class ActorProcess:
             for wake in list(self.wakes):
                 wake()
 
-    async def ask_sidecar(self, endpoint: str, *arguments):
-        """Errors: ActorDied if the process is gone, or does not answer."""
+    async def ask_sidecar(self, request: RemoteCall[R]) -> R:
+        """The answer of a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone, or does not answer."""
         try:
-            calling = getattr(self.sidecar, endpoint).call_one(*map(self.host.here, arguments))
-            return await within(_SIDECAR_SECONDS, f"{endpoint} at {self.name}", calling)
+            calling = request.at(self.sidecar, self.host.here)
+            return await within(_SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", calling)
         except (SupervisionError, DeadlineError) as error:
-            raise ActorDied([self], f"its sidecar was asked for {endpoint}") from error
+            raise ActorDied([self], f"its sidecar was asked for {request.endpoint}") from error
 
     @property
     def is_stopped(self) -> bool:
@@ -242,7 +244,8 @@ class ActorProcesses:
         return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
 
     async def _start(self, process: ActorProcess, tag: str) -> int:
-        calling = process.sidecar.start.call_one(process.host.facts.logs if process.host.is_remote else self.logs, tag)
+        facts = process.host.facts
+        calling = SidecarEndpoints.start(self.logs if facts is None else facts.logs, tag).at(process.sidecar)
         starting = asyncio.ensure_future(within(_SPAWN_SECONDS, f"spawning {process.name}", calling))
         starting.add_done_callback(retrieve_exception)  # it may fail after a cancelled spawn has stopped waiting
         try:

@@ -14,13 +14,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch.actor import Actor, concurrent_endpoint
+from monarch.actor import Actor
 
 from titan_rl.data.folders import Manifest, manifest_of, read_part, remove_files, write_part
 from titan_rl.mesh.launch.identity import host_identity
 from titan_rl.mesh.launch.interfaces import address_for, interface_of
 from titan_rl.mesh.launch.placement import available_cores
 from titan_rl.mesh.supervision import fork_client, processes
+from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 from titan_rl.mesh.supervision.forking import FORK_SERVERS, client_arguments, imports_done
 from titan_rl.mesh.supervision.worker_loop import AGENT_FILE
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Generic, TypeVar, cast
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
+from titan_rl.mesh.supervision.remote_call import RemoteCall
+
+R = TypeVar("R")
 
 _SETTLE_SECONDS = 10.0
 """How long the others of a group may take to end their call once one of them died."""
@@ -20,26 +24,26 @@ _GONE_SECONDS, _KILLED_SECONDS = 1.0, 5.0
 _FIRST = asyncio.FIRST_COMPLETED
 
 
-async def call(process: ActorProcess, endpoint: str, *arguments, seconds: float, what: str):
+async def call(process: ActorProcess, request: RemoteCall[R], *, seconds: float, what: str) -> R:
     """One actor's answer. Errors: ActorDied; whatever the actor raises."""
-    [answer] = await call_each([(process, arguments)], endpoint, seconds=seconds, what=what)
+    [answer] = await call_each([(process, request)], seconds=seconds, what=what)
     return answer
 
 
-async def call_all(processes: Iterable[ActorProcess], endpoint: str, *arguments, seconds: float, what: str) -> list:
+async def call_all(processes: Iterable[ActorProcess], request: RemoteCall[R], *, seconds: float, what: str) -> list[R]:
     """Every actor's answer, in order. Errors: ActorDied; whatever an actor raises."""
-    return await call_each([(process, arguments) for process in processes], endpoint, seconds=seconds, what=what)
+    return await call_each([(process, request) for process in processes], seconds=seconds, what=what)
 
 
 async def call_each(
-    calls: list[tuple[ActorProcess, tuple]], endpoint: str, *, seconds: float, what: str, one_fails_all: bool = False
-) -> list:
-    """Answers to one endpoint, each actor with arguments of its own, once every one has answered, failed or died.
+    calls: Sequence[tuple[ActorProcess, RemoteCall[R]]], *, seconds: float, what: str, one_fails_all: bool = False
+) -> list[R]:
+    """Answers, each actor being called with arguments of its own, once every one has answered, failed or died.
 
     ``what`` completes the sentence "... died while" of an error. ``one_fails_all``: the first that raises is ended
     (blame.py says why). Errors: ActorDied if anybody is dead by then; else what was raised, by the first in order.
     """
-    group = _GroupCall(calls, endpoint, one_fails_all)
+    group = _GroupCall(calls, one_fails_all)
     try:
         await group.wait(seconds)
     finally:
@@ -47,12 +51,12 @@ async def call_each(
     return group.answers(what)
 
 
-class _GroupCall:
-    """One endpoint called at several processes. It ends those that are to blame if the call goes wrong."""
+class _GroupCall(Generic[R]):
+    """One call to each of several processes. It ends those that are to blame if the call goes wrong."""
 
-    def __init__(self, calls: list[tuple[ActorProcess, tuple]], endpoint: str, one_fails_all: bool):
+    def __init__(self, calls: Sequence[tuple[ActorProcess, RemoteCall[R]]], one_fails_all: bool):
         self._processes = [process for process, _ in calls]
-        self._tasks = [asyncio.ensure_future(_answer(process, endpoint, arguments)) for process, arguments in calls]
+        self._tasks = [asyncio.ensure_future(_answer(process, request)) for process, request in calls]
         self._one_fails_all = one_fails_all
         self._raised: list[int] = []
         """Places of the calls that raised, in the order in which they did."""
@@ -116,11 +120,11 @@ class _GroupCall:
         for task in self._tasks:
             task.cancel()
 
-    def answers(self, what: str) -> list:
+    def answers(self, what: str) -> list[R]:
         """Errors: ActorDied; what was raised, by the first in order."""
         if dead := [process for process in self._processes if process.is_dead]:
             raise ActorDied(dead, what) from self._error
-        return [task.result() for task in self._tasks]
+        return [cast(R, task.result()) for task in self._tasks]  # None, too, only where the endpoint answers that
 
 
 async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess]) -> None:
@@ -143,11 +147,11 @@ async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess]) 
             process.wakes.discard(wake)
 
 
-async def _answer(process: ActorProcess, endpoint: str, arguments: tuple):
+async def _answer(process: ActorProcess, request: RemoteCall[R]) -> R | None:
     """None if the process dies meanwhile."""
 
-    async def wait():
-        return await getattr(process.actor, endpoint).call_one(*map(process.host.here, arguments))
+    async def wait() -> R:
+        return await request.at(process.actor, process.host.here)
 
     if process.is_dead:
         return None

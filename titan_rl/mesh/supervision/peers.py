@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.background import BackgroundTasks
+from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
 class PeersAreTold:
@@ -36,7 +37,7 @@ class PeersAreTold:
 
     async def _tell(self, peer: ActorProcess, lost: str) -> None:
         with suppress(ActorDied):  # its owner knows, or will: it is killed as hung then
-            await peer.ask_sidecar("end_collectives", lost)
+            await peer.ask_sidecar(SidecarEndpoints.end_collectives(lost))
 
     def stop(self) -> None:
         self._background.cancel()
@@ -45,4 +46,4 @@ class PeersAreTold:
 def _lost_with(dead: ActorProcess) -> str:
     """The address of a host that is lost with it; empty if only the process is dead, and its kernel has said so."""
     host = dead.host
-    return host.facts.address if host.is_remote and host.died.done() else ""
+    return host.facts.address if host.facts is not None and host.died.done() else ""

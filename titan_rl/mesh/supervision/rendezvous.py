@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from titan_rl.mesh.supervision.actor_process import ActorProcess
+from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
 async def rendezvous(ranks: Sequence[ActorProcess], file: Path) -> str:
@@ -12,4 +13,5 @@ async def rendezvous(ranks: Sequence[ActorProcess], file: Path) -> str:
     first = ranks[0]
     if not any(rank.host.is_remote for rank in ranks):
         return str(file)
-    return f"{await first.ask_sidecar('open_store', first.host.facts.address)}/{file.name}"
+    assert first.host.facts is not None  # of ranks all are on hosts of other machines, or none is
+    return f"{await first.ask_sidecar(SidecarEndpoints.open_store(first.host.facts.address))}/{file.name}"

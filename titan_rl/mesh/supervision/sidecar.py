@@ -13,6 +13,7 @@ from titan_rl.mesh.supervision.fault_injection import obey_orders
 from titan_rl.mesh.supervision.logs import send_output_to
 
 if TYPE_CHECKING:  # it needs torch
+    from titan_rl.mesh.channel.region import RegionHandle
     from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
 
 
@@ -44,8 +45,8 @@ class Sidecar(Actor):
         return end_collectives(lost)
 
     @endpoint
-    def keep(self, handle) -> None:
-        """Hold the memory of a trainer rank's snapshots (RegionHandle) from now on, and no other of that rank's."""
+    def keep(self, handle: "RegionHandle") -> None:
+        """Hold the memory of a trainer rank's snapshots from now on, and no other of that rank's."""
         from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
 
         if handle.rank in self._keepers:
@@ -53,8 +54,8 @@ class Sidecar(Actor):
         self._keepers[handle.rank] = SnapshotKeeper(handle)
 
     @endpoint
-    def kept(self, rank: int):
-        """Steps of a rank, which takes no more, that are complete; and where they are (RegionHandle)."""
+    def kept(self, rank: int) -> "tuple[list[int], RegionHandle | None]":
+        """Steps of a rank, which takes no more, that are complete; and where they are."""
         if rank not in self._keepers:
             return [], None
         return self._keepers[rank].steps(), self._keepers[rank].handle

@@ -8,6 +8,7 @@ from titan_rl.config.schema import Config
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.remote_call import PreparedEndpoints
 
 
 class State(Enum):
@@ -65,7 +66,7 @@ class Standby:
     async def _spawn_and_import(self) -> ActorProcess:
         process = await self.processes.spawn(f"standby {self.kind}", *self._spawn_arguments)
         seconds, what = self.config.mesh.start_timeout, f"preparing a standby {self.kind}"
-        await call(process, "prepare", seconds=seconds, what=what)
+        await call(process, PreparedEndpoints.prepare(), seconds=seconds, what=what)
         return process
 
     def _on_death(self, candidate: _Candidate, process: ActorProcess) -> None:

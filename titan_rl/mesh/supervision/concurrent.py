@@ -1,0 +1,15 @@
+"""Monarch's ``concurrent_endpoint`` with types, so that calls of its endpoints are checked as those of ``endpoint`` are."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from monarch._src.actor.endpoint import EndpointProperty
+from monarch.actor import concurrent_endpoint as untyped
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def concurrent_endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]]) -> EndpointProperty[P, R]:
+    """Decorate an async endpoint that runs beside the actor's other work."""
+    return untyped(method)

@@ -1,0 +1,75 @@
+"""Calls to actors, as values with types: a stub has an endpoint's signature, and gives the call that is to be made.
+
+    class TrainerEndpoints:
+        @stub
+        def publish(self, version: int, epoch: int = 0) -> None: ...
+
+    await call(process, TrainerEndpoints.publish(7), seconds=60, what="publishing")
+
+The mesh may not import the actors' classes. That stubs and endpoints agree is a test (tests/test_calls.py).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+if TYPE_CHECKING:  # it needs torch
+    from titan_rl.mesh.channel.region import RegionHandle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class RemoteCall(Generic[R_co]):
+    """An endpoint's name, and what it is called with."""
+
+    endpoint: str
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, actor: Any, here: Callable[[Any], Any] = lambda argument: argument) -> Awaitable[R_co]:
+        """Make the call at an actor. ``here``: what each argument is there (``Host.here``)."""
+        keywords = {name: here(value) for name, value in self.keywords.items()}
+        return getattr(actor, self.endpoint).call_one(*map(here, self.arguments), **keywords)
+
+
+class stub(Generic[P, R]):
+    """Decorator of a method that stands for an endpoint: called, it gives a ``RemoteCall``."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R]):
+        self.method = method
+
+    @property
+    def name(self) -> str:
+        return self.method.__name__
+
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> RemoteCall[R]:
+        return RemoteCall(self.name, arguments, keywords)
+
+
+class PreparedEndpoints:
+    """Of an actor that can be a standby."""
+
+    @stub
+    def prepare(self) -> None: ...
+
+
+class SidecarEndpoints:
+    """Of ``Sidecar``."""
+
+    @stub
+    def start(self, logs: str | None, name: str) -> int: ...
+
+    @stub
+    def open_store(self, address: str) -> str: ...
+
+    @stub
+    def end_collectives(self, lost: str = "") -> bool: ...
+
+    @stub
+    def keep(self, handle: "RegionHandle") -> None: ...
+
+    @stub
+    def kept(self, rank: int) -> "tuple[list[int], RegionHandle | None]": ...
