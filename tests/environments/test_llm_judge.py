@@ -6,6 +6,7 @@ import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from tree import SUPPORT
@@ -126,7 +127,7 @@ def test_one_that_says_nothing_has_a_deadline():
 
 def scored(task: TaskConfig, *answers: str, grader: str | None = None):
     async def run():
-        folders = [str(SUPPORT)]
+        folders = [str(Path(__file__).parent), str(SUPPORT)]
         prompt = make_task(task, folders).prompt("train", 0, 0)
         made = Scorer(task, folders, 20.0, 8) if grader is None else GradedScorer(task, grader, folders, 20.0, 8)
         await made.start()

@@ -98,8 +98,11 @@ class StagedRows:
 
 
 def pull_rows(handle: RowsHandle, timeout: float) -> list[Any]:
-    """What was staged for one group. Call it inside an actor if the rows come over RDMA. Errors: ValueError if they lie in another host's memory, or
-    the bytes are not what was staged; Refused, WrongBlock or OSError if they do not come over TCP."""
+    """What was staged for one group. Call it inside an actor if the rows come over RDMA.
+
+    Errors: ValueError if they lie in another host's memory, or the bytes are not what was staged; Refused, WrongBlock or
+    OSError if they do not come over TCP.
+    """
     data: bytes | memoryview
     if handle.host == host_identity():
         with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:

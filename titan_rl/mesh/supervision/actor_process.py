@@ -108,7 +108,7 @@ class ActorProcess:
                 wake()
 
     async def ask_sidecar(self, request: RemoteCall[R]) -> R:
-        """The answer of a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone, or does not answer."""
+        """Answer to a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone or does not answer."""
         try:
             calling = request.at(self.sidecar, self.host.here)
             return await within(_SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", calling)
