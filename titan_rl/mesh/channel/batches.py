@@ -100,8 +100,8 @@ class StagedRows:
 def pull_rows(handle: RowsHandle, timeout: float) -> list[Any]:
     """What was staged for one group. Call it inside an actor if the rows come over RDMA.
 
-    Errors: ValueError if they lie in another host's memory or are not what was staged; Refused, WrongBlock or OSError if
-    they do not come over TCP.
+    Errors: ValueError if they lie in another host's memory or are not what was staged; Refused, WrongBlock or OSError
+    if they do not come over TCP.
     """
     data: bytes | memoryview
     if handle.host == host_identity():
