@@ -33,7 +33,8 @@ _WARM = "bisect collections copy datetime decimal fractions functools heapq iter
 _NOBODY = 65534
 _POLL_SECONDS = 0.02
 _FIRST_LOOK_SECONDS = 0.05
-_NICE = 5
+_NICE = max(5, os.getpriority(os.PRIO_PROCESS, 0))
+"""Of what runs longer; never below that of the run itself, which may have been started with ``nice``."""
 
 
 class Box:
