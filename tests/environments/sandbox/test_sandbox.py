@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -174,22 +173,6 @@ def test_it_needs_no_root():
         command = ["nice", "-n", "9", str(python), "-B", "-c", AS_NOBODY]
         done = subprocess.run(command, cwd=folder, **nobody, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["ok 65534 []", "error ", "ok slept"], done.stderr
-
-
-NICE = """
-import os
-os.nice(19)
-from titan_rl.environments.sandbox.program import Program
-from titan_rl.environments.sandbox.slot import Slot
-slot = Slot()
-print(slot.run(Program("import time; time.sleep(0.3)")).ending)
-slot.close()
-"""
-
-
-def test_a_long_program_runs_in_a_run_that_gives_way_to_others():
-    done = subprocess.run([sys.executable, "-c", NICE], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "ok\n", done.stderr
 
 
 def test_without_walls_nothing_is_run(monkeypatch):
