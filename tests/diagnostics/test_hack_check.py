@@ -33,6 +33,7 @@ def train(root: Path, reward: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.confirms
 def test_a_loophole_raises_the_alarm_in_log_metrics_and_events(tmp_path, capsys):
     root = tmp_path / "run"
     said = train(root, "loophole:reward")

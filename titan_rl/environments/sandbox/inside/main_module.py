@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import types
+from typing import Any
 
 
 def bound(values: dict[str, int]) -> None:
@@ -37,6 +38,7 @@ def run(source: str, stdin: str, calls: list, task: socket.socket) -> None:
     except BaseException as error:
         place = error.__traceback__
         traceback.print_exception(type(error), error, place and place.tb_next)  # without this file's own line
+    # as Python itself ends: both are private, and there is no public way to do it before os._exit
     as_python_ends = threading._shutdown, atexit._run_exitfuncs  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
     for end in (*as_python_ends, sys.stdout.flush, sys.stderr.flush):
         try:
@@ -68,7 +70,7 @@ def _called(module: types.ModuleType, name: str, arguments: list) -> list:
         return ["error", f"{type(error).__name__}: {error}"[:500]]
 
 
-def _encoded(value, depth: int = 0):
+def _encoded(value: Any, depth: int = 0) -> Any:
     """JSON that tells types apart (values.py reads it). Errors: TypeError for what is no plain value."""
     kind = type(value)
     if depth > 50:
@@ -84,7 +86,7 @@ def _encoded(value, depth: int = 0):
     raise TypeError(f"{kind.__name__} is no plain value")
 
 
-def _decoded(value):
+def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     [(kind, inner)] = value.items()
