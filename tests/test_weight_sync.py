@@ -18,7 +18,7 @@ from titan_rl.diagnostics.bench.weight_pairs import batch_of, guess
 from titan_rl.mesh.channel.region import header_pages
 from titan_rl.mesh.channel.transports import has_ibverbs
 from titan_rl.mesh.endpoints import GeneratorEndpoints
-from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.meshes import Listeners, Meshes
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.calls import call, call_all
 from titan_rl.mesh.trainer_mesh import ActorFault
@@ -50,7 +50,7 @@ async def meshes_of(model: str, logs, parts=BOTH, say=print, **tables):
     }
     tables["generator"] = {"kv_cache_gib": 0.1, **tables.get("generator", {})}
     config = load_config(None, tables)
-    meshes = make_meshes(config, build_titan(config), model, parts=parts, logs=logs, say=say)
+    meshes = make_meshes(config, build_titan(config), model, parts=parts, logs=logs, listeners=Listeners(say=say))
     try:
         await meshes.start()
         yield meshes
