@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch.actor import Actor
 
@@ -16,6 +17,9 @@ from titan_rl.mesh.launch.imports import import_all
 from titan_rl.mesh.side_thread import in_side_thread
 from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 from titan_rl.mesh.supervision.examined import examined
+
+if TYPE_CHECKING:  # it needs vLLM
+    from titan_rl.generator.engine import GenerationEngine
 
 
 class Generator(Actor):
@@ -40,7 +44,7 @@ class Generator(Actor):
         """Load vLLM and the model, together with the replica's other ranks, which meet at ``rendezvous_file``.
         ``devices``: the GPUs of all of them, on this host."""
 
-        def load():
+        def load() -> "GenerationEngine":
             from titan_rl.generator.engine import GenerationEngine
 
             model = self.config, self.model_path, self.max_model_len

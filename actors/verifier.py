@@ -1,6 +1,7 @@
 """The verifier actor: it drives episodes and has them scored, so a slow tool or scorer never stalls the controller."""
 
 import asyncio
+from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, ActorError
@@ -80,13 +81,14 @@ class Verifier(Actor):
         await scorer.start()
         self.judge = scorer.score_tokens
 
-    def _load_tokenizer(self):
+    def _load_tokenizer(self) -> Any:
         return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)
 
     @concurrent_endpoint
     async def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group:
         """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
         fail_if_told()
+        task, scorer = self._started()
         patience = 0.8 * self.config.verifier.episode_timeout  # the dispatcher's own deadline must come later
         generator = actor_of(reference)
 
@@ -99,10 +101,10 @@ class Verifier(Actor):
         try:
             return await run_group(
                 prompt,
-                task=self.task,
+                task=task,
                 tokenizer=self.tokenizer,
                 ask=ask,
-                score=self.scorer.score,
+                score=scorer.score,
                 sampling=sampling,
                 seed=self.config.run.seed,
                 step_timeout=self.config.verifier.step_timeout,
@@ -118,10 +120,16 @@ class Verifier(Actor):
                 is_request_refused=failure.is_request_refused,
             )
 
+    def _started(self) -> tuple[Task, GradedScorer]:
+        """What ``start`` has made."""
+        assert self.task is not None and self.scorer is not None
+        return self.task, self.scorer
+
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples to train on, as rollouts."""
-        return await demonstrate_all(prompts, self.task, self.tokenizer, self.config.verifier.step_timeout)
+        task, _ = self._started()
+        return await demonstrate_all(prompts, task, self.tokenizer, self.config.verifier.step_timeout)
 
     @concurrent_endpoint
     async def examine(self, code: bytes) -> tuple[bytes, str]:
@@ -129,7 +137,7 @@ class Verifier(Actor):
         return await asyncio.to_thread(examined, code, self)
 
 
-def _tokenizer_class():
+def _tokenizer_class() -> Any:
     """Its import takes seconds."""
     from transformers import AutoTokenizer
 

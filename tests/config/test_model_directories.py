@@ -544,7 +544,7 @@ def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp
     titan, parts = build_titan(config), frozenset({"trainer", "generators"})
 
     async def run():
-        meshes = make_meshes(config, titan, str(model), actors=BENCH_ACTORS, parts=parts, logs=tmp_path, say=print)
+        meshes = make_meshes(config, titan, str(model), actors=BENCH_ACTORS, parts=parts, logs=tmp_path)
         try:
             await meshes.start()
             generator = meshes.generators.replicas[0].leader

@@ -52,7 +52,7 @@ from titan_rl.data.files import unless_full
 from titan_rl.environments.curriculum import Curriculum
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.launch.torchrun import OtherRanks
-from titan_rl.mesh.meshes import ALL_PARTS, Meshes
+from titan_rl.mesh.meshes import ALL_PARTS, Listeners, Meshes, Whereabouts
 from titan_rl.mesh.supervision.processes import watch
 from titan_rl.records.checkpoints import CheckpointFolder
 from titan_rl.records.events import EventLog
@@ -292,18 +292,19 @@ class Session:
     def _make_meshes(self, model_path: str, recovery: Recovery | DataRecovery) -> Meshes:
         return make_meshes(
             *(self.config, self.titan, model_path),
-            **{"family": self.checked.family, "needs": self.checked.algorithm.needs},
+            family=self.checked.family,
+            needs=self.checked.algorithm.needs,
             kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
-            **self.checked.launchers,
-            **{"logs": self.run_dir.logs.absolute(), "on_hosts": on_hosts(self.config, self.run_dir)},
-            say=self.log,
-            tell=self.record_event,
-            reissued=self.ledger.count_retry,
+            logs=self.run_dir.logs.absolute(),
+            listeners=Listeners(self.log, self.record_event, self.ledger.count_retry, self.stop_request.force),
             catch_up=recovery.catch_up,
             parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
-            ranks=self._ranks,
-            lost=self.stop_request.force,
-            devices=None if self.plan is None else self.plan.devices,
+            whereabouts=Whereabouts(
+                **self.checked.launchers,
+                ranks=self._ranks,
+                devices=None if self.plan is None else self.plan.devices,
+                on_hosts=on_hosts(self.config, self.run_dir),
+            ),
         )
 
     def _rollout_controller(self, meshes: Meshes, recovery: Recovery) -> Controller:

@@ -1,7 +1,9 @@
 """The actors of a run, or some of them: here actors, models and trainer settings meet, which the mesh does not know."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Unpack
 
 from titan_rl.actors.classes import ACTORS
 from titan_rl.algorithms.base import NO_NEEDS, Needs
@@ -11,7 +13,7 @@ from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.host_checks import without_hosts
 from titan_rl.controller.preflight import Checked
 from titan_rl.controller.run_device import is_on_cpu
-from titan_rl.mesh.meshes import ActorClasses, Meshes
+from titan_rl.mesh.meshes import ActorClasses, Listeners, Meshes, MeshOptions, Ranks, Whereabouts
 from titan_rl.models.families import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
@@ -27,20 +29,22 @@ def make_meshes(
     actors: ActorClasses = ACTORS,
     family: Family | None = None,
     needs: Needs = NO_NEEDS,
-    **options: Any,
+    **options: Unpack[MeshOptions],
 ) -> Meshes:
-    """Nothing is started yet. ``needs``: the algorithm's. ``options``: further keywords of Meshes."""
+    """Nothing is started yet. ``needs``: the algorithm's."""
     own = [role for role in needed_roles(needs) if getattr(config, role).placement == "own"]
     learned = own_learned(config, needs)
     return Meshes(
         config,
         model_path=model_path,
-        world_size=titan.world_size,
-        learned_roles={learned: role_titan(config, learned).world_size} if learned else {},
+        ranks=Ranks(
+            titan.world_size,
+            own_roles={role: role_titan(config, role).world_size for role in own},
+            learned_roles={learned: role_titan(config, learned).world_size} if learned else {},
+        ),
         max_tokens=longest_rollout(titan.training.seq_len, model_path, family),
         on_cpu=is_on_cpu(config),
         actors=actors,
-        own_roles={role: role_titan(config, role).world_size for role in own},
         **options,
     )
 
@@ -49,9 +53,18 @@ class Actors:
     """Some actors without a run: to evaluate a model, train recorded steps again, or look them over. An async context
     manager."""
 
-    def __init__(self, checked: Checked, model_path: str, parts: frozenset[str], kept_policy: str = "", **options: Any):
-        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``options``: further
-        keywords of Meshes."""
+    def __init__(
+        self,
+        checked: Checked,
+        model_path: str,
+        parts: frozenset[str],
+        kept_policy: str = "",
+        *,
+        say: Callable[[str], None] = print,
+        logs: Path | None = None,
+    ):
+        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``say`` hears of
+        deaths and repairs. ``logs``: a folder for what the processes print."""
         self.checked = checked = replace(checked, config=without_hosts(checked.config))
         machine = this_machine()
         self.meshes = make_meshes(
@@ -59,10 +72,13 @@ class Actors:
             family=checked.family,
             needs=checked.algorithm.needs,
             parts=parts,
-            launcher=checked.launcher,
             kept_policy=kept_policy,
-            devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
-            **options,
+            logs=logs,
+            listeners=Listeners(say=say),
+            whereabouts=Whereabouts(
+                launcher=checked.launcher,
+                devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
+            ),
         )
 
     async def __aenter__(self) -> "Actors":

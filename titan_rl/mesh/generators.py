@@ -58,7 +58,7 @@ class Generators:
         self._num_spares_coming = 0
         self._replacements = Replacements(self.router, say)
         self._background = BackgroundTasks()
-        self._on_change: list[Callable[[], None]] = []
+        self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0
         self.door = Door()
         """Open while engines may be started (turns.py)."""
@@ -72,7 +72,7 @@ class Generators:
     def leaders(self) -> list[ActorProcess]:
         return [replica.ranks[0] for replica in self.replicas.values()]
 
-    def on_change(self, callback: Callable[[], None]) -> None:
+    def on_change(self, callback: Callable[[], object]) -> None:
         """Have it called whenever a replica has come or gone."""
         self._on_change.append(callback)
 

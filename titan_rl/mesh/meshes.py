@@ -13,10 +13,9 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 import monarch.actor
 from monarch.config import configure
@@ -65,6 +64,14 @@ _STOP_SECONDS = 3.0
 """Seconds that processes have to stop by themselves; then they are killed."""
 
 
+class Owner(Protocol):
+    """Of some of the actors."""
+
+    async def start(self) -> None:
+        """Have its actors ready to be called."""
+        ...
+
+
 @dataclass(frozen=True)
 class ActorClasses:
     """The class of each kind of actor; a bench measures inside classes of its own."""
@@ -75,6 +82,63 @@ class ActorClasses:
     role: type
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """How many processes each side of the training has."""
+
+    policy: int
+    own_roles: Mapping[str, int] = field(default_factory=dict)
+    """Of roles that never learn and have processes of their own."""
+    learned_roles: Mapping[str, int] = field(default_factory=dict)
+    """Of roles that learn in processes of their own, which are further ranks of the trainer."""
+
+    @property
+    def of_trainer(self) -> dict[str, int]:
+        """The policy's, and behind them those of roles that learn."""
+        return {"trainer": self.policy, **self.learned_roles}
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who hears of what happens to the actors."""
+
+    say: Callable[[str], None] = print
+    """Of deaths and repairs, for people."""
+    tell: Callable[..., None] = lambda kind, **fields: None
+    """``tell(kind, **fields)``: of starts, deaths and repairs, for the record."""
+    reissued: Callable[[str], None] = lambda prompt_id: None
+    """Of each prompt that is sampled again since somebody died or failed."""
+    lost: Callable[[str], None] = lambda why: None
+    """Why the run must end: a process of torchrun's died, or another controller has gone on with the run."""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where the actors' processes are."""
+
+    launcher: Launcher | None = None
+    """How worker loops are started (``mesh.worker_loops``); None: on this machine."""
+    ranks: OtherRanks | None = None
+    """torchrun's other processes, as hosts instead."""
+    devices: Devices | None = None
+    """Which process is on which GPU; None on a CPU."""
+    host_launcher: HostLauncher | None = None
+    """Brings up hosts of other machines, on which all processes are then."""
+    on_hosts: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of those (fields of ``HostNeeds``)."""
+
+
+class MeshOptions(TypedDict, total=False):
+    """Keywords of ``Meshes`` that have defaults."""
+
+    kept_policy: str
+    parts: frozenset[str]
+    logs: Path | None
+    catch_up: CatchUp | None
+    listeners: Listeners
+    whereabouts: Whereabouts
+
+
 class Meshes:
     """Owns the owners. ``parts`` are started, the others stay empty."""
 
@@ -83,39 +147,25 @@ class Meshes:
         config: Config,
         *,
         model_path: str,
-        world_size: int,
+        ranks: Ranks,
         max_tokens: int,
         on_cpu: bool,
         actors: ActorClasses,
         kept_policy: str = "",
-        own_roles: Mapping[str, int] = MappingProxyType({}),
-        learned_roles: Mapping[str, int] = MappingProxyType({}),
         parts: frozenset[str] = ALL_PARTS,
         logs: Path | None = None,
-        say: Callable[[str], None] = print,
-        tell: Callable[..., None] = lambda kind, **fields: None,
-        reissued: Callable[[str], None] = lambda prompt_id: None,
         catch_up: CatchUp | None = None,
-        launcher: Launcher | None = None,
-        ranks: OtherRanks | None = None,
-        lost: Callable[[str], None] = lambda why: None,
-        devices: Devices | None = None,
-        host_launcher: HostLauncher | None = None,
-        on_hosts: Mapping[str, Any] = MappingProxyType({}),
+        listeners: Listeners | None = None,
+        whereabouts: Whereabouts | None = None,
     ):
         """Nothing is started yet.
 
-        ``world_size``: trainer ranks. ``kept_policy``: where the run keeps the policy (``trainer.roles.role_path``).
-        ``own_roles``: those that have processes of their own, to their number of ranks; ``learned_roles``: those that
-        learn, too, which are further ranks of the trainer. ``max_tokens``: of a prompt with its answer. ``logs``: a
-        folder for what the processes print. ``say(text)`` hears of deaths and repairs, for people;
-        ``tell(kind, **fields)`` of starts, deaths and repairs, for the record; ``reissued(prompt_id)`` of each prompt
-        that is sampled again since somebody died or failed. ``catch_up``: without it a dead trainer ends the run.
-        ``launcher``: how hosts are started (``mesh.worker_loops``), by default on this machine. ``ranks``: torchrun's
-        other processes, as hosts instead; ``lost(why)`` hears of the death of one, which cannot be repaired.
-        ``devices``: where the processes are on GPUs; None on a CPU. ``host_launcher``: brings up hosts of other
-        machines, on which all processes are then; ``on_hosts``: what is known of them (fields of ``HostNeeds``).
+        ``kept_policy``: where the run keeps the policy (``trainer.roles.role_path``). ``max_tokens``: of a prompt with
+        its answer. ``logs``: a folder for what the processes print. ``catch_up``: without it a dead trainer ends the
+        run.
         """
+        listeners, where = listeners or Listeners(), whereabouts or Whereabouts()
+        say, tell, devices = listeners.say, listeners.tell, where.devices
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
@@ -124,24 +174,24 @@ class Meshes:
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
             available_cores(),
-            world_size + sum(learned_roles.values()),
+            sum(ranks.of_trainer.values()),
             config.generator.replicas * config.generator.tensor_parallel,
             alternating=config.rollout.max_staleness == 0,
         )
         folder = None if logs is None else str(logs)
         self._remote = (
             None
-            if host_launcher is None
-            else self._make_hosts(*(host_launcher, world_size, on_hosts, folder), over=lost)
+            if where.host_launcher is None
+            else self._make_hosts(where.host_launcher, ranks.policy, where.on_hosts, folder, over=listeners.lost)
         )
         self.processes = ActorProcesses(
             folder,
             scratch,
             config.mesh.worker_loops,
-            launcher=launcher or LocalLauncher(),
+            launcher=where.launcher or LocalLauncher(),
             tell=tell,
-            ranks=ranks,
-            lost=lost,
+            ranks=where.ranks,
+            lost=listeners.lost,
             remote=self._remote,
         )
         common, paths = (self.processes, config, model_path), (model_path, kept_policy)
@@ -152,13 +202,13 @@ class Meshes:
                     *(role, actors.role, self.processes, config, paths, count, environment, scratch, say),
                     seats=seats_of(devices, role),
                 )
-                for role, count in own_roles.items()
+                for role, count in ranks.own_roles.items()
             ]
         )
         self.trainers = Trainers(
-            *(actors.trainer, self.processes, config, paths, {"trainer": world_size} | learned_roles, environment),
+            *(actors.trainer, self.processes, config, paths, ranks.of_trainer, environment),
             *(scratch, self.stragglers, self.roles),
-            seats=seats_of(devices, "trainer", *learned_roles),
+            seats=seats_of(devices, *ranks.of_trainer),
             record=self.record,
         )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, tell)
@@ -169,7 +219,7 @@ class Meshes:
         self._turns = Turns(self.trainers, self.generators, link, seconds, self.record) if is_colocated else Apart()
         self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)
         self.dispatcher = Dispatcher(
-            config, self.generators, self.verifiers, reissued=reissued, awake=lambda: self.weights.wake()
+            config, self.generators, self.verifiers, reissued=listeners.reissued, awake=lambda: self.weights.wake()
         )
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         self._owners = [owner for part, owner in owners.items() if part in parts]
@@ -236,7 +286,7 @@ class Meshes:
         if "generators" in self.parts and self.config.recovery.warm_spares:
             self.generators.prepare()
 
-    async def _start(self, owner) -> None:
+    async def _start(self, owner: Owner) -> None:
         await owner.start()
         if owner is self.trainers:
             await self._turns.give()

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import cloudpickle
 
@@ -26,7 +27,7 @@ class Replica:
     """Set when the last group ends."""
 
     @property
-    def leader(self):
+    def leader(self) -> Any:
         """The actor to ask."""
         return self.ranks[0].actor
 
@@ -43,7 +44,7 @@ class Replica:
         self.num_groups += 1
         self.idle.clear()
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.num_groups -= 1
         if not self.num_groups:
             self.idle.set()
@@ -54,6 +55,6 @@ class Replica:
 
 
 @lru_cache(maxsize=64)
-def actor_of(reference: bytes):
+def actor_of(reference: bytes) -> Any:
     """Of a replica, the actor to ask."""
     return pickle.loads(reference)

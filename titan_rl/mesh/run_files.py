@@ -5,9 +5,8 @@ controller's own host all of that is where it should be, and nothing is done.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
-from typing import Any
 
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.background import retrieve_exception
@@ -21,7 +20,7 @@ _CHECKPOINTS = "checkpoints/"
 async def spread(processes: Iterable[ActorProcess], *paths: str) -> None:
     """Have these folders on the hosts of these processes. Errors: ActorDied if one of those is lost."""
     await together(
-        _on(process, bring(process.host.agent, Path(path), process.host.here(path)))
+        _on(process, bring(process.host.remote_agent, Path(path), process.host.here(path)))
         for process in _one_a_host(processes)
         for path in paths
         if path
@@ -32,7 +31,7 @@ async def collect(processes: Iterable[ActorProcess], *paths: str) -> None:
     """Have what they have written below these folders here, and no longer there. Errors: ActorDied, as above."""
     for path in filter(None, paths):
         for process in _one_a_host(processes):  # one after the other: they may hold the same files
-            agent, there = process.host.agent, process.host.here(path)
+            agent, there = process.host.remote_agent, process.host.here(path)
             await _on(process, fetch(agent, there, Path(path), leaving=_CHECKPOINTS))
             await _on(process, agent.remove.call_one(there, _CHECKPOINTS))
 
@@ -41,7 +40,7 @@ def _one_a_host(processes: Iterable[ActorProcess]) -> list[ActorProcess]:
     return list({process.host: process for process in processes if process.host.is_remote}.values())
 
 
-async def _on(process: ActorProcess, work: Coroutine[Any, Any, None]) -> None:
+async def _on(process: ActorProcess, work: Awaitable[None]) -> None:
     """What an agent is asked for, unless its host is lost meanwhile."""
 
     async def wait() -> None:

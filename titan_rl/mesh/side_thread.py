@@ -10,17 +10,18 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
 @cache
 def _openmp() -> ctypes.CDLL:
     """By one that was linked against it, since torch brings its own."""
-    return ctypes.CDLL(torch._C.__file__)
+    return ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  (the library itself has no other name)
 
 
 def compute_alone() -> None:
@@ -29,11 +30,11 @@ def compute_alone() -> None:
     _openmp().omp_set_num_threads(1)
 
 
-async def in_side_thread(work: Callable[..., Result], *arguments) -> Result:
+async def in_side_thread(work: Callable[P, Result], *arguments: P.args, **keywords: P.kwargs) -> Result:
     """As ``asyncio.to_thread``, which keeps its threads."""
 
     def alone() -> Result:
         compute_alone()
-        return work(*arguments)
+        return work(*arguments, **keywords)
 
     return await asyncio.to_thread(alone)

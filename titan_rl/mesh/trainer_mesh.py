@@ -62,7 +62,7 @@ class TrainerMesh:
         standbys: Sequence[Standby],
         *,
         turns: Apart,
-        turn_taken: Callable[[], None] = lambda: None,
+        turn_taken: Callable[[], object] = lambda: None,
         catch_up: CatchUp | None,
         say: Callable[[str], None],
         tell: Callable[..., None],
@@ -111,14 +111,18 @@ class TrainerMesh:
         return answer
 
     async def _gradients(self) -> StepMetrics | BadNumbers:
-        found = await self.trainers.forward_backward(self._own)
+        found = await self.trainers.forward_backward(self._own_batch())
         self._gradients_since = self._num_repaired
         return found
+
+    def _own_batch(self) -> Batch:
+        assert self._own is not None  # ``forward_backward`` comes first
+        return self._own
 
     async def _update(self, step: int) -> StepMetrics | BadNumbers:
         if self._gradients_since != self._num_repaired:
             await self._gradients()
-        return await self.trainers.optim_step(self._own.has_signal, step)
+        return await self.trainers.optim_step(self._own_batch().has_signal, step)
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
         """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
@@ -140,8 +144,8 @@ class TrainerMesh:
     async def begin_at(self, step: int) -> None:
         """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
         self.step_done = step
-        if self.snapshots is not None:
-            await self.ask(lambda: self.snapshots.resume(step))
+        if (snapshots := self.snapshots) is not None:
+            await self.ask(lambda: snapshots.resume(step))
 
     async def begin_anew(self) -> None:
         """All ranks take up the settings that hold now, and go on from the newest checkpoint, which must be of the
@@ -224,6 +228,7 @@ class TrainerMesh:
         """All ranks have joined, and are at this step (None: at the file's weights). The number of steps redone."""
         for follower in self.followers:
             await follower.reopen()
+        assert self._catch_up is not None
         redone = await self._catch_up(self.trainers, step)
         for follower in self.followers:
             await follower.resume(self.step_done)
@@ -240,6 +245,7 @@ class TrainerMesh:
 
         None: somebody's state is nowhere, so all have the weights of the file, and must be given a checkpoint.
         """
+        assert self.snapshots is not None  # or it could not be repaired
         found = await self.snapshots.find()
         await self.trainers.replace(dead)
         await self.trainers.join()

@@ -18,6 +18,7 @@ from titan_rl.mesh.channel.relay.gathering import Route
 from titan_rl.mesh.channel.transports import (
     RDMA,
     Place,
+    Setting,
     Transport,
     choose_transport,
     describe,
@@ -45,14 +46,15 @@ class WeightLink:
     def __init__(
         self,
         trainers: Trainers,
-        setting: str,
+        setting: Setting,
         seconds: float,
         record: StepRecord | None = None,
         tell: Callable[..., None] = lambda kind, **fields: None,
     ):
-        """``setting``: ``mesh.transport``. ``seconds``: of any call. ``record``: who took how long. ``tell(kind,
+        """``seconds``: of any call. ``record``: who took how long. ``tell(kind,
         **fields)`` hears who was to hand a version on and did not."""
-        self.trainers, self.setting, self.seconds = trainers, setting, seconds
+        self.trainers, self.seconds = trainers, seconds
+        self.setting: Setting = setting
         self._record, self._tell = record or StepRecord(), tell
         self.routes = WeightRoutes(setting)
         self.epoch = 0
@@ -69,6 +71,11 @@ class WeightLink:
         """The one that the trainer's regions hold last."""
         self._on_host: set[int] = set()
         """Ranks that stage their weights in their host's memory, since some reader reaches nothing else."""
+        self._over_rdma: set[int] = set()
+        self._over_tcp: set[int] = set()
+        """Ranks that some reader reaches so."""
+        self._sources: list[Place] = []
+        """Of each rank of the policy."""
         self._connected: list[Replica] = []
         self._lock = asyncio.Lock()
         """Held while replicas are connected or take a version."""
@@ -95,7 +102,7 @@ class WeightLink:
         self._over_tcp = {holder for holder, transport in used if transport == "tcp"}
         await self._open()
         known = zip(replicas, places, pairs, strict=True)
-        await asyncio.gather(*(self._connect(replica, *found) for replica, *found in known))
+        await asyncio.gather(*(self._connect_known(*replica) for replica in known))
         self._connected = list(replicas)
         if (count := self.routes.num_hosts) > 1:
             self.transports += f", handed on between {count} hosts"
@@ -105,11 +112,12 @@ class WeightLink:
 
     def _transports(self, replica: Replica, places: list[Place]) -> list[dict[int, Transport]]:
         """For each rank of a replica: how it reads from each of the trainer ranks that it reads from."""
+        plan = self._planned()
         return [
             self._reachable(
                 {
                     holder: choose_transport(self.setting, self._sources[holder], place)
-                    for holder in self.plan.reads(reader, replica.number).holders
+                    for holder in plan.reads(reader, replica.number).holders
                 }
             )
             for reader, place in enumerate(places)
@@ -119,25 +127,27 @@ class WeightLink:
         """With what each trainer rank's place makes of it."""
         return {rank: from_host(way) if rank in self._on_host else way for rank, way in chosen.items()}
 
+    def _planned(self) -> Plan:
+        assert self.plan is not None
+        return self.plan
+
     async def _open(self) -> None:
         self.epoch += 1
-        opens = [(process, self._opening(self.plan, rank)) for rank, process in enumerate(self.trainers.of_policy)]
+        opens = [(process, self._opening(rank)) for rank, process in enumerate(self.trainers.of_policy)]
         self.regions = await call_each(opens, seconds=self.seconds, what="opening the trainer's regions")
 
-    def _opening(self, plan: Plan, rank: int) -> RemoteCall[RegionHandle]:
+    def _opening(self, rank: int) -> RemoteCall[RegionHandle]:
         over_rdma, on_host, over_tcp = (rank in ranks for ranks in (self._over_rdma, self._on_host, self._over_tcp))
-        return TrainerEndpoints.open_region(plan.slot(rank), over_rdma, on_host, over_tcp, self.epoch)
+        return TrainerEndpoints.open_region(self._planned().slot(rank), over_rdma, on_host, over_tcp, self.epoch)
 
-    async def _connect(
-        self,
-        replica: Replica,
-        places: list[Place] | None = None,
-        transports: list[dict[int, Transport]] | None = None,
+    async def _connect(self, replica: Replica) -> None:
+        places = await self._call_all(replica.ranks, GeneratorEndpoints.place())
+        await self._connect_known(replica, places, self._transports(replica, places))
+
+    async def _connect_known(
+        self, replica: Replica, places: list[Place], transports: list[dict[int, Transport]]
     ) -> None:
         """Each rank is told what it has to know, and no more."""
-        if places is None:
-            places = await self._call_all(replica.ranks, GeneratorEndpoints.place())
-            transports = self._transports(replica, places)
         calls = [
             (process, GeneratorEndpoints.connect(self._setup(process, reader, replica.number, chosen)))
             for reader, (process, chosen) in enumerate(zip(replica.ranks, transports, strict=True))
@@ -147,8 +157,8 @@ class WeightLink:
         self.routes.connected(replica, places, relays)
 
     def _setup(self, process: ActorProcess, reader: int, replica: int, chosen: dict[int, Transport]) -> ReaderSetup:
-        plan = self.plan.reads(reader, replica)
-        transports = [chosen[holder] for holder in plan.holders]
+        plan = self._planned().reads(reader, replica)
+        transports: list[Transport] = [chosen[holder] for holder in plan.holders]
         relay = process.name if is_relay(transports) else ""
         return ReaderSetup(plan, [self.regions[holder] for holder in plan.holders], transports, self.epoch, relay)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from titan_rl.mesh.channel.relay.gathering import Parent, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.relay.trees import Parents, parents_of, parents_of_a_late_one
-from titan_rl.mesh.channel.transports import Place, Transport, choose_transport
+from titan_rl.mesh.channel.transports import Place, Setting, Transport, choose_transport
 from titan_rl.mesh.replica import Replica
 
 _RELAYED = frozenset({"tcp", "shared_memory"})
@@ -33,9 +33,8 @@ class _Seat:
 class WeightRoutes:
     """Owns what is known of the ranks of replicas that are connected."""
 
-    def __init__(self, setting: str):
-        """``setting``: ``mesh.transport``."""
-        self.setting = setting
+    def __init__(self, setting: Setting):
+        self.setting: Setting = setting
         self._seats: dict[Replica, list[_Seat]] = {}
         self._holders: list[Replica] = []
         """Which took the version that is live."""
@@ -78,6 +77,7 @@ class WeightRoutes:
         return Route(epoch, tuple(None if place is None else self._parent(seat, others[place]) for place in parents))
 
     def _parent(self, seat: _Seat, other: _Seat) -> Parent:
+        assert other.relay is not None  # nobody else is a parent
         return Parent(other.relay, choose_transport(self.setting, other.place.in_memory, seat.place.in_memory))
 
     @property

@@ -79,7 +79,11 @@ class WeightSync:
             work.cancel()  # it may wait for a rank that will never finish this version
             await asyncio.wait({work})
             await self.trainer.wait_until_complete()
-            version = self.link.published
+            version = self._published()
+
+    def _published(self) -> int:
+        assert self.link.published is not None  # or nothing would be delivered
+        return self.link.published
 
     async def _hand_over(self, version: int) -> list[EngineStatistics]:
         await self.turns.give()

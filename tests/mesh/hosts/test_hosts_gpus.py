@@ -14,6 +14,7 @@ from titan_rl.controller.preflight import check
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.mesh.launch.devices import Seat
 from titan_rl.mesh.launch.placement import Crew
+from titan_rl.mesh.meshes import Whereabouts
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.remote_hosts import HostNeeds, NoHosts, RemoteHosts
 from titan_rl.models.tiny import make_tiny
@@ -35,7 +36,7 @@ def test_a_controller_without_a_gpu_settles_a_run_on_those_of_its_hosts(tmp_path
     assert found.table.of_role("trainer") == [Seat(1, device) for device in range(4)]
     assert found.table.engines() == [(Seat(0, 0), Seat(0, 1)), (Seat(0, 2), Seat(0, 3))]
     make_tiny(path := str(tmp_path / "model"), seed=1)
-    meshes = make_meshes(fitting.config, fitting.titan, path, devices=found.devices)
+    meshes = make_meshes(fitting.config, fitting.titan, path, whereabouts=Whereabouts(devices=found.devices))
     assert not meshes._on_cpu and not meshes._can_fork
 
 

@@ -88,7 +88,7 @@ class StagedRows:
     def __enter__(self) -> list[RowsHandle]:
         return self.handles
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._address is not None:
             block_server().forget(self._address)
         os.close(self._fd)
@@ -98,11 +98,10 @@ class StagedRows:
 
 
 def pull_rows(handle: RowsHandle, timeout: float) -> list[Any]:
-    """What was staged for one group. Call it inside an actor if the rows come over RDMA.
+    """What was staged for one group, such as its rows. Call it inside an actor if they come over RDMA.
 
-    Errors: ValueError if they lie in another host's memory or are not what was staged; Refused, WrongBlock or OSError
-    if they do not come over TCP.
-    """
+    Errors: ValueError if they lie in another host's memory, or the bytes are not what was staged; Refused, WrongBlock
+    or OSError if they do not come over TCP."""
     data: bytes | memoryview
     if handle.host == host_identity():
         with open(f"/proc/{handle.pid}/fd/{handle.fd}", "rb") as file:

@@ -21,8 +21,8 @@ def sums_for(device: torch.device) -> Sums:
 def checksums(kind: Sums, data: torch.Tensor, blocks: list[tuple[int, int]]) -> np.ndarray:
     """Of uint8 bytes [start, stop) each, as unsigned 64-bit numbers [N]; ``data`` may be on any device."""
     if kind == "xxh3":
-        data = data.cpu().numpy()
-        return np.array([xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in blocks], np.uint64)
+        memory = data.cpu().numpy().data
+        return np.array([xxhash.xxh3_64_intdigest(memory[start:stop]) for start, stop in blocks], np.uint64)
     from titan_rl.kernels.block_sums import block_sums  # with Triton behind it, which a CPU's run does without
 
     implementation = "triton" if data.is_cuda else "reference"

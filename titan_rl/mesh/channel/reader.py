@@ -26,6 +26,7 @@ from titan_rl.mesh.channel.region import (
 )
 from titan_rl.mesh.channel.relay.gathering import (
     Fetched,
+    Parent,
     Parents,
     Route,
     Unreachable,
@@ -120,9 +121,9 @@ class WeightReader:
         if any(isinstance(source, Tcp) for source in self._sources.values()):
             self._overwrite()
         shares = self._parents.shares(route, range(len(self.plan.reads)))
-        own = shares.pop(None)
-        handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in shares.items())
-        await ended(self._from_trainers(own, wanted), *handed)
+        by_parent = {parent: places for parent, places in shares.items() if parent is not None}
+        handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in by_parent.items())
+        await ended(self._from_trainers(shares[None], wanted), *handed)
 
     def _overwrite(self) -> None:
         """``buffer`` holds no complete version from here on."""
@@ -153,7 +154,7 @@ class WeightReader:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_POLL)
 
-    async def _from_parent(self, parent, wanted: Version, places: list[int], fetched: Fetched) -> None:
+    async def _from_parent(self, parent: Parent, wanted: Version, places: list[int], fetched: Fetched) -> None:
         reads = [dataclasses.replace(r, block=p, offset=r.into) for p, r in self._planned(places)]
 
         async def others() -> None:
@@ -194,7 +195,7 @@ class WeightReader:
         for place, read in self._planned(places):
             by_source.setdefault(self._sources[read.holder], []).append((place, read))
         remote = {source: found for source, found in by_source.items() if isinstance(source, Tcp)}
-        near = [(source, *one) for source, found in by_source.items() if source not in remote for one in found]
+        near = [(source, *one) for source, found in by_source.items() if not isinstance(source, Tcp) for one in found]
         count = streams_each(len(remote))
         asks = (self._from_trainer(source, found, wanted, count) for source, found in remote.items())
         await ended(self._poll(near, wanted), *asks)

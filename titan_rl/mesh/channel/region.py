@@ -49,10 +49,13 @@ def will_not_come(found: int, wanted: int) -> bool:
     return found == FAILED or found > wanted or (found >= 0 and epoch_of(found) < epoch_of(wanted))
 
 
+Memory = mmap.mmap | memoryview
+
+
 class Header:
     """Stamp and checksums of each slot, as views of shared bytes."""
 
-    def __init__(self, memory, num_blocks: int):
+    def __init__(self, memory: Memory, num_blocks: int):
         self.bytes = memoryview(memory)[: self.nbytes(num_blocks)]
         numbers = np.frombuffer(self.bytes, np.uint64)
         self.stamps = numbers[:NUM_SLOTS].view(np.int64)
@@ -100,7 +103,8 @@ class Region:
         """``device``: where the slots are. ``filled_from``: where what is copied into them is, if it is elsewhere."""
         self.rank, self.slot_bytes, self.blocks = rank, max(slot_bytes, 1), blocks
         header_bytes = header_pages(len(blocks))
-        self.sums, on_gpu = sums_for(device), device.type != "cpu"
+        self.sums: Sums = sums_for(device)
+        on_gpu = device.type != "cpu"
         size = header_bytes + (0 if on_gpu else NUM_SLOTS * self.slot_bytes)
         self.fd = os.memfd_create(f"titan_rl_rank{rank}")
         os.ftruncate(self.fd, size)

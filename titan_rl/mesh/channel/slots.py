@@ -97,7 +97,9 @@ class SlotWriter:
 
 def _copy(copies: Copies, non_blocking: bool) -> None:
     if stored := [(place, values) for place, values in copies if isinstance(values, torch.Tensor)]:
-        torch._foreach_copy_(*map(list, zip(*stored, strict=True)), non_blocking=non_blocking)
+        places, sources = map(list, zip(*stored, strict=True))
+        # torch exports it to nobody, and has no other copy of many tensors at once
+        torch._foreach_copy_(places, sources, non_blocking=non_blocking)  # noqa: SLF001  # pyright: ignore[reportPrivateImportUsage]
     for place, values in copies:
         if not isinstance(values, torch.Tensor):
             place.copy_(values(), non_blocking=non_blocking)

@@ -7,7 +7,8 @@ blocks in the buffer; what comes by RDMA is fetched before that. Over TCP stamps
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from titan_rl.mesh.channel.region import NUM_SLOTS, Header, RegionHandle, header
 from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.mesh.channel.tcp.client import BlockClient
 from titan_rl.mesh.channel.transports import RDMA, Transport
+
+if TYPE_CHECKING:  # its import takes a while
+    from monarch.rdma import RDMAAction
 
 _CHUNK_BYTES = 256 << 10
 """Copied and then hashed while it is still in the core's cache."""
@@ -55,7 +59,7 @@ class SharedMemory:
         """Whether all of it is what the header's checksums say."""
         data, checksums = self._slots[slot], self.header.checksums[slot]
         return all(
-            xxhash.xxh3_64_intdigest(data[start:stop]) == int(wanted)
+            xxhash.xxh3_64_intdigest(data[start:stop].data) == int(wanted)
             for (start, stop), wanted in zip(self.handle.blocks, checksums, strict=True)
         )
 
@@ -71,7 +75,7 @@ class SharedMemory:
         for start in range(0, read.nbytes, _CHUNK_BYTES):
             chunk = into[start : start + _CHUNK_BYTES]
             np.copyto(chunk, source[start : start + _CHUNK_BYTES])
-            digest.update(chunk)
+            digest.update(chunk.data)
         _compare([digest.intdigest()], self, slot, [read])
 
 
@@ -99,7 +103,7 @@ class Rdma:
     def __init__(self, handle: RegionHandle, device: torch.device):
         self.handle, self._stream = handle, stream_for(device)
         self._header_bytes = torch.zeros(Header.nbytes(len(handle.blocks)), dtype=torch.uint8)
-        self.header = Header(self._header_bytes.numpy(), len(handle.blocks))
+        self.header = Header(self._header_bytes.numpy().data, len(handle.blocks))
 
     def is_gone(self) -> bool:
         """Not known here: a read fails with a time-out."""
@@ -112,7 +116,7 @@ class Rdma:
         """All blocks in one request."""
         await self._reading(slot, reads, buffer).submit(timeout=math.ceil(timeout))
 
-    def _reading(self, slot: int, reads: list[Read], buffer: torch.Tensor):
+    def _reading(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> "RDMAAction":
         from monarch.rdma import RDMAAction
 
         action = RDMAAction()
@@ -140,6 +144,7 @@ class Tcp:
     """The holder's block server (relay/gathering.py takes from it)."""
 
     def __init__(self, handle: RegionHandle):
+        assert handle.tcp is not None  # as the transport says, the region is served
         self.handle, self.client = handle, BlockClient(handle.tcp)
 
     @property
@@ -169,7 +174,7 @@ def _check(source: Polled, slot: int, reads: list[Read], buffer: torch.Tensor) -
     _compare(found, source, slot, reads)
 
 
-def _compare(digests: Sequence[int], source: Polled, slot: int, reads: list[Read]) -> None:
+def _compare(digests: Iterable[int], source: Polled, slot: int, reads: list[Read]) -> None:
     for digest, read in zip(digests, reads, strict=True):
         if int(digest) != int(source.header.checksums[slot, read.block]):
             raise TornRead(f"block {read.block} of trainer rank {source.handle.rank} fails its checksum")

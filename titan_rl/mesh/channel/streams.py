@@ -37,7 +37,7 @@ class CudaStream(NoStream):
 
     def __init__(self, device: torch.device):
         self._device, self._stream = device, torch.cuda.Stream(device)
-        self._mark: torch.cuda.Event | None = None
+        self._mark: torch.cuda.Event | torch.Event | None = None
 
     def follow(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -8,7 +8,9 @@ from typing import Literal, get_args
 from titan_rl.mesh.launch.identity import host_identity
 
 Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp", "tcp"]
-TRANSPORTS: tuple[str, ...] = get_args(Transport)
+Setting = Literal["auto"] | Transport
+"""``mesh.transport``."""
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 RDMA = frozenset({"rdma_ibverbs", "rdma_tcp"})
 ON_GPU = frozenset({"cuda_ipc", "rdma_ibverbs"})
 """Those that reach a GPU's memory; what the others read has to lie in the host's."""
@@ -38,7 +40,7 @@ def here() -> Place:
     return Place(host_identity(), "cuda" if torch.cuda.is_available() else "cpu", is_ibverbs_available())
 
 
-def choose_transport(setting: str, source: Place, destination: Place) -> Transport:
+def choose_transport(setting: Setting, source: Place, destination: Place) -> Transport:
     """``auto`` takes the fastest that both ends have; anything else is what was asked for."""
     if setting != "auto":
         return setting

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.load import ConfigError
@@ -22,6 +22,11 @@ from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 
 if TYPE_CHECKING:  # it takes a moment, and most runs have one host
     from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.types import (
+        CertificateIssuerPrivateKeyTypes,
+        CertificatePublicKeyTypes,
+    )
 
 VARIABLES = {
     "HYPERACTOR_TLS_CERT": "{name}.pem",
@@ -91,6 +96,7 @@ def make_certificates(folder: Path, names: Iterable[str]) -> list[Path]:
     """``ca.pem``, and ``NAME.pem`` and ``NAME.key`` of each host; keys for their user alone. A folder that has an
     authority keeps it. What was written. Errors: ConfigError."""
     from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     called = {name: _alternative(name) for name in names}
     try:
@@ -99,7 +105,7 @@ def make_certificates(folder: Path, names: Iterable[str]) -> list[Path]:
         written = [folder / "ca.pem"]
         for name, alternative in called.items():
             own = _new_key()
-            purposes = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+            purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
             certificate = (
                 _begun(name, authority.subject, own.public_key())
                 .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
@@ -122,13 +128,15 @@ def _alternative(name: str) -> "x509.GeneralName":
     return x509.DNSName(name)
 
 
-def _authority(folder: Path):
+def _authority(folder: Path) -> "tuple[CertificateIssuerPrivateKeyTypes, x509.Certificate]":
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     if (folder / "ca.key").exists():
         key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-        return key, x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        return cast("CertificateIssuerPrivateKeyTypes", key), x509.load_pem_x509_certificate(
+            (folder / "ca.pem").read_bytes()
+        )
     key = _new_key()
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "titan_rl: one run's hosts")])
     begun, only = _begun(None, name, key.public_key()), x509.BasicConstraints(ca=True, path_length=0)
@@ -137,7 +145,7 @@ def _authority(folder: Path):
     return key, certificate
 
 
-def _begun(name: str | None, issuer: "x509.Name", public_key) -> "x509.CertificateBuilder":
+def _begun(name: str | None, issuer: "x509.Name", public_key: "CertificatePublicKeyTypes") -> "x509.CertificateBuilder":
     from cryptography import x509
 
     now, hour = datetime.datetime.now(datetime.UTC), datetime.timedelta(hours=1)
@@ -147,19 +155,21 @@ def _begun(name: str | None, issuer: "x509.Name", public_key) -> "x509.Certifica
     return builder.not_valid_after(now + datetime.timedelta(days=_DAYS))
 
 
-def _signed(builder: "x509.CertificateBuilder", key) -> "x509.Certificate":
+def _signed(builder: "x509.CertificateBuilder", key: "CertificateIssuerPrivateKeyTypes") -> "x509.Certificate":
     from cryptography.hazmat.primitives import hashes
 
     return builder.sign(key, hashes.SHA256())
 
 
-def _new_key():
+def _new_key() -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _write(folder: Path, name: str, key, certificate: "x509.Certificate") -> list[Path]:
+def _write(
+    folder: Path, name: str, key: "CertificateIssuerPrivateKeyTypes", certificate: "x509.Certificate"
+) -> list[Path]:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     pem, private = folder / f"{name}.pem", folder / f"{name}.key"

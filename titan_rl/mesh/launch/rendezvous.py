@@ -9,29 +9,34 @@ but whoever reaches that port can keep ranks from meeting.
 
 import socket
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 _BACKLOG = 1024
 
 
-def store_at(rendezvous: str, world_size: int, seconds: float = 300.0) -> Any:
+def store_at(rendezvous: str, world_size: int, seconds: float = 300.0) -> "Store":
     """The store of a process group. ``seconds``: how long to wait for it. A file must not exist yet."""
-    import torch.distributed as dist
+    # torch documents them there, and does not list them
+    from torch.distributed import FileStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     place = urlsplit(rendezvous)
     if place.scheme != "tcp":
-        return dist.FileStore(rendezvous, world_size)
-    patience = timedelta(seconds=seconds)
-    store = dist.TCPStore(place.hostname, place.port, is_master=False, timeout=patience)
-    return dist.PrefixStore(place.path, store)
+        return FileStore(rendezvous, world_size)
+    assert place.hostname is not None and place.port is not None
+    store = TCPStore(place.hostname, place.port, is_master=False, timeout=timedelta(seconds=seconds))
+    return PrefixStore(place.path, store)
 
 
-def open_store(address: str) -> tuple[Any, str]:
+def open_store(address: str) -> "tuple[Store, str]":
     """A TCPStore that listens at this address of the host alone, for as long as it is held; and where that is."""
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # as above
 
     listener = socket.create_server((address, 0), backlog=_BACKLOG)
     port = listener.getsockname()[1]
-    options = dict(is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return dist.TCPStore(address, port, **options), f"tcp://{address}:{port}"
+    descriptor = listener.detach()
+    store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+    return store, f"tcp://{address}:{port}"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
 
@@ -144,8 +145,11 @@ def is_abstract(address: bytes) -> bool:
     return int.from_bytes(address[:2], sys.byteorder) == socket.AF_UNIX and address[2:3] in (b"", b"\0")
 
 
-def _address(function) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value
+def _address(function: Any) -> int:
+    """Of a function of a library, or of one that libraries can call."""
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def _entries(library: str, function: int) -> Iterator[int]:

@@ -75,7 +75,7 @@ class ActorProcess:
     procs: Any
     """Monarch's mesh of this one process."""
     actor: Any
-    sidecar: Any
+    sidecar: Sidecar
     host: Host
     pid: int = 0
     """0 until the process has answered for the first time."""
@@ -108,7 +108,7 @@ class ActorProcess:
                 wake()
 
     async def ask_sidecar(self, request: RemoteCall[R]) -> R:
-        """Answer to a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone or does not answer."""
+        """Make a call of ``SidecarEndpoints``. Errors: ActorDied if the process is gone, or does not answer."""
         try:
             calling = request.at(self.sidecar, self.host.here)
             return await within(_SIDECAR_SECONDS, f"{request.endpoint} at {self.name}", calling)
@@ -213,7 +213,7 @@ class ActorProcesses:
         return self.remote is None or number in self.remote.alive
 
     async def spawn(
-        self, name: str, environment: dict[str, str], actor: type, *arguments, on: int | None = None
+        self, name: str, environment: dict[str, str], actor: type, *arguments: Any, on: int | None = None
     ) -> ActorProcess:
         """A process with an actor of that class; it is watched as soon as its id is known. ``on``: the number of the
         host, in [hosts], that it must be on. Errors: ActorDied; NoHosts."""
@@ -232,14 +232,16 @@ class ActorProcesses:
         self.tell("started", name=process.name, pid=process.pid, **host.told)
         return process
 
-    async def _command_on(self, host: Host, kind: str, imports: str | None, environment: dict[str, str], tag: str):
+    async def _command_on(
+        self, host: Host, kind: str, imports: str | None, environment: dict[str, str], tag: str
+    ) -> BootstrapCommand:
         """To start a process of that kind there."""
-        if host.is_remote:
-            here, can_fork = environment | self.remote.environment(host, kind), self.remote.can_fork
-            if can_fork and imports is not None:
-                await _unless_lost(host, host.agent.imports_done.call_one(imports))
-            start = host.facts.command if can_fork else host.facts.afresh
-            return _command(here, partial(start, imports), host.facts.logs, tag)
+        if self.remote is not None:
+            here, facts = environment | self.remote.environment(host, kind), host.remote_facts
+            if self.remote.can_fork and imports is not None:
+                await _unless_lost(host, host.remote_agent.imports_done.call_one(imports))
+            start = facts.command if self.remote.can_fork else facts.afresh
+            return _command(here, partial(start, imports), facts.logs, tag)
         await self.forks.ready(imports)  # Monarch gives a process 30 seconds, imports included
         return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
 

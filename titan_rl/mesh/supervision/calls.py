@@ -99,7 +99,7 @@ class _GroupCall(Generic[R]):
     async def _end_the_hung(self) -> None:
         outcomes = self._outcomes(is_late=True)
         blamed = to_blame(outcomes, one_fails_all=self._one_fails_all)
-        hung = [self._processes[place] for place in blamed if outcomes[place].ending is Ending.HUNG]
+        hung = [self._processes[place] for place in blamed if _ended(outcomes[place], Ending.HUNG)]
         await asyncio.gather(*(process.kill_hung() for process in hung))
 
     async def _end_the_first_that_raised(self) -> None:
@@ -110,9 +110,10 @@ class _GroupCall(Generic[R]):
         await asyncio.wait(deaths, timeout=_BLAME_SECONDS, return_when=_FIRST)
         outcomes = self._outcomes()
         for place in to_blame(outcomes, one_fails_all=True):
-            if outcomes[place].ending is Ending.RAISED:
-                self._error = outcomes[place].value
-                self._processes[place].fail(self._error)
+            outcome = outcomes[place]
+            if outcome is not None and outcome.ending is Ending.RAISED:
+                self._error = error = outcome.value
+                self._processes[place].fail(error)
                 await asyncio.wait(deaths, timeout=_SETTLE_SECONDS, return_when=_FIRST)
 
     def cancel(self) -> None:
@@ -125,6 +126,10 @@ class _GroupCall(Generic[R]):
         if dead := [process for process in self._processes if process.is_dead]:
             raise ActorDied(dead, what) from self._error
         return [cast(R, task.result()) for task in self._tasks]  # None, too, only where the endpoint answers that
+
+
+def _ended(outcome: Outcome | None, ending: Ending) -> bool:
+    return outcome is not None and outcome.ending is ending
 
 
 async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess]) -> None:

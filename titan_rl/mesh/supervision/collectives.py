@@ -24,7 +24,7 @@ def end_collectives(lost: str = "") -> bool:
     if distributed is None or not distributed.is_initialized() or "nccl" not in distributed.get_backend():
         return False
     _ended.set()  # before anybody can go on
-    distributed.distributed_c10d._abort_process_group()
+    distributed.distributed_c10d._abort_process_group()  # noqa: SLF001  (torch has no public one)
     return True
 
 

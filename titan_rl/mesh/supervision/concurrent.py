@@ -1,4 +1,4 @@
-"""Monarch's ``concurrent_endpoint`` with types: its calls are checked as those of ``endpoint`` are."""
+"""Monarch's ``concurrent_endpoint`` with types, so that calls are checked as those of its ``endpoint`` are."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar

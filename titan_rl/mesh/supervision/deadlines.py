@@ -27,7 +27,7 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
     """The awaitable's result. Errors: DeadlineError naming ``what`` after ``seconds``."""
 
-    async def wait():
+    async def wait() -> T:
         return await awaitable
 
     work = asyncio.ensure_future(wait())

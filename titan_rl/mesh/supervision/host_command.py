@@ -42,22 +42,24 @@ def be_host(
 ) -> int:
     """The exit code: 128 and the signal that ended it. ``once``: for a single run, 0 when that is over, and 1 if none
     came within ``wait`` seconds or its worker loop died. Errors: ConfigError before anything starts."""
-    address, environment = checked_address(address, insecure=insecure), dict(os.environ)
-    if address.scheme == "tls":
-        own = complete(certificates, address.host, aside=True)
-        use_certificates(own, address.host, environment, f"titan-rl host {address}")
-    files = tuple(environment[name] for name in VARIABLES) if address.scheme == "tls" else None
+    own, environment = checked_address(address, insecure=insecure), dict(os.environ)
+    files = None
+    if own.scheme == "tls":
+        folder = complete(certificates, own.host, aside=True)
+        use_certificates(folder, own.host, environment, f"titan-rl host {own}")
+        certificate, key, authority = (environment[name] for name in VARIABLES)
+        files = certificate, key, authority
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: asked.append(number))
     try:
-        reception = Reception(address, files)
+        reception = Reception(own, files)
     except OSError as error:
-        raise ConfigError(f"titan-rl host cannot listen at {address}: {error.strerror or error}") from None
+        raise ConfigError(f"titan-rl host cannot listen at {own}: {error.strerror or error}") from None
     with closing(reception), _forks(environment) as forks:
         waiting = f", for a run to come within {wait:g} s" if once else ""
-        print(f"titan-rl host: listening at {address} (process {os.getpid()}){waiting}", flush=True)
-        served = Served(address, environment | MONARCH | forks)
+        print(f"titan-rl host: listening at {own} (process {os.getpid()}){waiting}", flush=True)
+        served = Served(own, environment | MONARCH | forks)
         code, why = _serve(served, reception, asked, wait if once else None)
         print(f"titan-rl host: {why}", flush=True)
         return code
@@ -90,6 +92,7 @@ def _forks(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(servers.pid, signal.SIGKILL)
+        assert servers.stdin is not None  # ``start`` pipes it
         servers.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             servers.wait(5)

@@ -6,16 +6,19 @@ arrives is what was sent.
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from titan_rl.data.folders import PART_BYTES, Manifest, manifest_of, read_part, write_part
+
+if TYPE_CHECKING:
+    from titan_rl.mesh.supervision.agent import HostAgent
 
 
 class WrongFiles(RuntimeError):
     """What arrived on a host is not what was sent there."""
 
 
-async def bring(agent: Any, folder: Path, there: str) -> None:
+async def bring(agent: "HostAgent", folder: Path, there: str) -> None:
     """A folder of this host to ``there``, unless it is there."""
     wanted = await asyncio.to_thread(manifest_of, folder)
     found = await agent.manifest.call_one(there)
@@ -27,7 +30,7 @@ async def bring(agent: Any, folder: Path, there: str) -> None:
         raise WrongFiles(f"{there}/{left[0]} on the host is not what {folder / left[0]} is here")
 
 
-async def fetch(agent: Any, there: str, folder: Path, leaving: str) -> None:
+async def fetch(agent: "HostAgent", there: str, folder: Path, leaving: str) -> None:
     """What is in ``there`` to a folder of this host, beside what it holds; but for what begins with ``leaving``."""
     manifest: Manifest = await agent.manifest.call_one(there)
     wanted = {name: described for name, described in manifest.items() if not name.startswith(leaving)}

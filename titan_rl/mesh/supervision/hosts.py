@@ -23,7 +23,7 @@ from titan_rl.mesh.supervision.process_table import LOCAL, ProcessTable
 from titan_rl.mesh.supervision.processes import watch
 
 if TYPE_CHECKING:
-    from titan_rl.mesh.supervision.agent import HostFacts
+    from titan_rl.mesh.supervision.agent import HostAgent, HostFacts
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Host:
     number: int = -1
     """Of a host of another machine, as are these:"""
     facts: "HostFacts | None" = None
-    agent: Any = None
+    agent: "HostAgent | None" = None
     why: str = ""
     """How it was lost."""
     paths: dict[str, str] = field(default_factory=dict)
@@ -54,13 +54,25 @@ class Host:
         return self.facts is not None
 
     @property
+    def remote_facts(self) -> "HostFacts":
+        """Of a host of another machine."""
+        assert self.facts is not None
+        return self.facts
+
+    @property
+    def remote_agent(self) -> "HostAgent":
+        """Of a host of another machine."""
+        assert self.agent is not None
+        return self.agent
+
+    @property
     def told(self) -> dict[str, str]:
         """In an event about a process: where it is, if that is another machine."""
         return {"host": self.name} if self.is_remote else {}
 
     def folder(self, scratch: Path) -> Path:
         """For what a run leaves lying: ``scratch`` on the controller's host, and that of the host's own elsewhere."""
-        return Path(self.facts.scratch) if self.is_remote else scratch
+        return scratch if self.facts is None else Path(self.facts.scratch)
 
     def here(self, argument: Any) -> Any:
         """An argument of a call as it is meant there: a path below those of ``paths`` is another one."""
@@ -108,7 +120,8 @@ class Hosts:
 
     def _first(self) -> list[Host]:
         if self._ranks is not None:
-            return [Host("controller", this_host()), *(self._engage(1 + i) for i in range(self._ranks.count))]
+            engaged = (self._engage(self._ranks, 1 + i) for i in range(self._ranks.count))
+            return [Host("controller", this_host()), *engaged]
         return [self._start(f"host {i}") for i in range(self._count)] or [Host("controller", this_host())]
 
     def _alive(self) -> list[Host]:
@@ -128,9 +141,9 @@ class Hosts:
         self._watch(host, process.wait)
         return host
 
-    def _engage(self, rank: int) -> Host:
+    def _engage(self, ranks: OtherRanks, rank: int) -> Host:
         name, address = f"torchrun rank {rank}", self._address()
-        pid = self._ranks.engage(rank, address, self._environment, (self._logs, name.replace(" ", "_")))
+        pid = ranks.engage(rank, address, self._environment, (self._logs, name.replace(" ", "_")))
         host = self._attach(name, address, pid)
         host.is_torchruns = True
         self._watch(host)

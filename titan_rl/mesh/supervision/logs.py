@@ -1,12 +1,14 @@
 """What an actor process prints goes to a file of its own, so that the terminal stays the controller's."""
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 
 @contextmanager
-def log_file(folder: str | None, name: str):
+def log_file(folder: str | None, name: str) -> Iterator[TextIO]:
     """What a child's output may go to: ``folder/name.txt``, or nowhere."""
     with open(Path(folder) / f"{name}.txt" if folder else os.devnull, "a") as file:
         yield file

@@ -75,7 +75,7 @@ class Caller:
     def refuse(self, why: str, *, is_over: bool) -> None:
         self._answer(refused=why, is_over=is_over)
 
-    def _answer(self, **fields) -> None:
+    def _answer(self, **fields: str | bool) -> None:
         with suppress(OSError), self._stream:  # it did not wait, and will ask again
             self._stream.sendall(json.dumps(fields).encode() + b"\n")
 

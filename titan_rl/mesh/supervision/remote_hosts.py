@@ -26,7 +26,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.mesh.launch.base import HostLauncher, HostOrder, HostUnavailable
 from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address
 from titan_rl.mesh.launch.placement import Crew
-from titan_rl.mesh.supervision.agent import Beat, HostAgent, HostFacts
+from titan_rl.mesh.supervision.agent import Beat, HostAgent
 from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.deadlines import DeadlineError, together, within
 from titan_rl.mesh.supervision.host_files import bring
@@ -119,7 +119,7 @@ class RemoteHosts:
     def _name_this_host(self) -> None:
         """Until the run ends: trainer ranks ask this process for their batches."""
         if self.alive and not has_address():
-            os.environ[HOST_ADDRESS] = address_for([host.facts.address for host in self.alive.values()])
+            os.environ[HOST_ADDRESS] = address_for([host.remote_facts.address for host in self.alive.values()])
             self._names_this = True
 
     async def _bring_up(self, number: int, attempt: int) -> None:
@@ -146,7 +146,7 @@ class RemoteHosts:
         mesh = attach_to_workers(ca="trust_all_connections", workers=[loop], name=f"host{tag}")
         agent = mesh.spawn_procs(name=f"agent{tag}").spawn(f"agent{tag}", HostAgent)
         lease, towards = _LEASE_SHARE * self._settings.silence, parse_address(self._launcher.rendezvous()).host
-        facts: HostFacts = await agent.begin.call_one(lease, time.monotonic(), towards)
+        facts = await agent.begin.call_one(lease, time.monotonic(), towards)
         await self._check_gpus(number, facts.name, agent)
         if missing := await agent.missing.call_one(list(self._needs.elsewhere)):
             raise ConfigError(f"host {number} ({facts.name}) has no {missing[0]}: put it there, at the same path")
@@ -169,8 +169,8 @@ class RemoteHosts:
 
     async def _bring_model(self, host: Host) -> dict[str, str]:
         """Where paths of the controller are on the host."""
-        home, model, scratch = self._needs.home, self._needs.model, host.facts.scratch
-        await bring(host.agent, model, f"{scratch}/model")
+        home, model, scratch = self._needs.home, self._needs.model, host.remote_facts.scratch
+        await bring(host.remote_agent, model, f"{scratch}/model")
         homes = {} if home is None else {str(home): f"{scratch}/run", str(home.absolute()): f"{scratch}/run"}
         return {str(model): f"{scratch}/model"} | homes
 
@@ -214,7 +214,7 @@ class RemoteHosts:
 
     def environment(self, host: Host, kind: str) -> dict[str, str]:
         """Of a process of that kind there, over what such a process has anywhere."""
-        facts, threads = host.facts, self._threads(host, kind)
+        facts, threads = host.remote_facts, self._threads(host, kind)
         found = facts.mark | {"TMPDIR": facts.scratch, HOST_ADDRESS: facts.address}
         found |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         found |= {} if self._settings.gpus else _NO_GPUS
@@ -228,7 +228,7 @@ class RemoteHosts:
             for role, count in self._needs.crew.counts.items()
             if host.number in (wanted := hosts_of(self._settings, role, self._launcher.count))
         }
-        return self._needs.crew.threads(kind, host.facts.cores, here)
+        return self._needs.crew.threads(kind, host.remote_facts.cores, here)
 
     # how they fare
 
@@ -236,7 +236,7 @@ class RemoteHosts:
         silence, what = self._settings.silence, f"the network of {host.name}"
         while not host.died.done():
             try:
-                beat = await within(silence, what, host.agent.beat.call_one(time.monotonic()))
+                beat = await within(silence, what, host.remote_agent.beat.call_one(time.monotonic()))
             except DeadlineError:
                 return self._lose(number, host, f"was silent for {silence:g} s")
             except Exception:  # of Monarch's, by many names
@@ -246,10 +246,11 @@ class RemoteHosts:
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _take(self, host: Host, beat: Beat) -> None:
-        host.processes.stopped = beat.stopped
-        for name, text in beat.printed.items() if self._logs else ():
-            with open(Path(self._logs) / Path(name).name, "ab") as file:
-                file.write(text)
+        _processes_of(host).stopped = beat.stopped
+        if self._logs:
+            for name, text in beat.printed.items():
+                with open(Path(self._logs) / Path(name).name, "ab") as file:
+                    file.write(text)
 
     async def _ask_launcher(self, number: int, host: Host) -> None:
         self._lose(number, host, await self._launcher.watch(number))
@@ -260,7 +261,7 @@ class RemoteHosts:
             return
         self.num_lost += 1
         host.why = why
-        host.processes.is_lost = True
+        _processes_of(host).is_lost = True
         host.died.set_result(None)
         self._background.start(_end(host))  # it may be there all the same, and hear of it when it can be reached
         self._on_death(host)
@@ -269,6 +270,7 @@ class RemoteHosts:
     async def _again(self, number: int) -> None:
         """The run goes on without it meanwhile, or for good."""
         await self._launcher.kill(number)
+        why: Exception | None = None
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._bring_up(number, self.num_lost + attempt)
@@ -293,6 +295,11 @@ class RemoteHosts:
             await within(_FAREWELL_SECONDS, "giving hosts back", asyncio.gather(*kills, return_exceptions=True))
 
 
+def _processes_of(host: Host) -> RemoteProcesses:
+    assert isinstance(host.processes, RemoteProcesses)
+    return host.processes
+
+
 async def _end(host: Host) -> None:
     with suppress(Exception):  # it is gone, which is what was wanted
-        await host.agent.end.call_one()
+        await host.remote_agent.end.call_one()

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from titan_rl.mesh.supervision.background import BackgroundTasks
+
+if TYPE_CHECKING:
+    from titan_rl.mesh.supervision.agent import HostAgent
 
 
 class RemoteProcesses:
     """Of one host (``process_table.ProcessTable``)."""
 
-    def __init__(self, agent: Any):
+    def __init__(self, agent: "HostAgent"):
         self._agent, self._background = agent, BackgroundTasks()
         self._ended: dict[int, Callable[[], None]] = {}
         self.stopped: frozenset[int] = frozenset()

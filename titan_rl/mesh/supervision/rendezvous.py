@@ -13,5 +13,5 @@ async def rendezvous(ranks: Sequence[ActorProcess], file: Path) -> str:
     first = ranks[0]
     if not any(rank.host.is_remote for rank in ranks):
         return str(file)
-    assert first.host.facts is not None  # of ranks all are on hosts of other machines, or none is
-    return f"{await first.ask_sidecar(SidecarEndpoints.open_store(first.host.facts.address))}/{file.name}"
+    opening = SidecarEndpoints.open_store(first.host.remote_facts.address)
+    return f"{await first.ask_sidecar(opening)}/{file.name}"

@@ -1,8 +1,9 @@
 """A process that waits for another to die, with its imports done: most of a start lies behind it when it is needed."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from enum import Enum
+from typing import Any
 
 from titan_rl.config.schema import Config
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
@@ -21,18 +22,18 @@ class State(Enum):
     LOST = "it died, or could not be prepared"
 
 
-@dataclass(eq=False)
 class _Candidate:
     """One process on its way to become the standby. Who takes it may still wait for ``preparing``."""
 
-    state: State = State.QUEUED
-    preparing: asyncio.Task[ActorProcess] | None = None
+    def __init__(self, prepare: Callable[["_Candidate"], Coroutine[Any, Any, ActorProcess]]):
+        self.state = State.QUEUED
+        self.preparing = asyncio.ensure_future(prepare(self))
 
 
 class Standby:
     """Owns at most one waiting process of a kind. Its actor has a ``prepare`` endpoint."""
 
-    def __init__(self, processes: ActorProcesses, config: Config, kind: str, *spawn_arguments):
+    def __init__(self, processes: ActorProcesses, config: Config, kind: str, *spawn_arguments: Any):
         """``spawn_arguments``: what follows the name in ``ActorProcesses.spawn``."""
         self.processes, self.config, self.kind = processes, config, kind
         self._spawn_arguments = spawn_arguments
@@ -46,8 +47,7 @@ class Standby:
         """Begin to prepare one, if one is wanted and there is none."""
         if not self.config.recovery.has_standbys or self.state not in (State.NONE, State.LOST):
             return
-        self._candidate = candidate = _Candidate()
-        candidate.preparing = asyncio.ensure_future(self._prepare(candidate))
+        self._candidate = candidate = _Candidate(self._prepare)
         candidate.preparing.add_done_callback(retrieve_exception)  # the one who takes it meets it too
 
     async def _prepare(self, candidate: _Candidate) -> ActorProcess:
@@ -81,13 +81,16 @@ class Standby:
         on. Errors: ActorDied; DeadlineError; NoHosts if that host is lost, and does not come back."""
         candidate, self._candidate = self._candidate, None
         process = None if candidate is None else await self._result_of(candidate)
-        if process is not None and on is not None and process.host.is_remote and process.host.number != on:
+        if candidate is None or process is None:
+            return await self._spawn(name, on)
+        if on is not None and process.host.is_remote and process.host.number != on:
             self._put_back(candidate, process)
-            process = None
-        if process is None:
-            return await self.processes.spawn(name, *self._spawn_arguments, on=on)
+            return await self._spawn(name, on)
         process.name = name
         return process
+
+    async def _spawn(self, name: str, on: int | None) -> ActorProcess:
+        return await self.processes.spawn(name, *self._spawn_arguments, on=on)
 
     def _put_back(self, candidate: _Candidate, process: ActorProcess) -> None:
         """It is on another host than the one that is wanted: it goes on waiting, unless another was made meanwhile."""

@@ -30,7 +30,7 @@ _CHUNK_BYTES = 256 << 10
 class RelayHeader:
     """``target``: the stamp that is coming in, or came in last; ``failed``: the last that did not."""
 
-    def __init__(self, memory, num_blocks: int):
+    def __init__(self, memory: mmap.mmap, num_blocks: int):
         numbers = np.frombuffer(memory, np.uint64, count=_NUM_STAMPS + 2 * num_blocks)
         stamps = numbers[: _NUM_STAMPS + num_blocks].view(np.int64)
         self.state, self.stamps = stamps[:_NUM_STAMPS], stamps[_NUM_STAMPS:]
@@ -176,5 +176,5 @@ def _copy(source: np.ndarray, into: np.ndarray) -> int:
     for start in range(0, len(into), _CHUNK_BYTES):
         chunk = into[start : start + _CHUNK_BYTES]
         np.copyto(chunk, source[start : start + _CHUNK_BYTES])
-        digest.update(chunk)
+        digest.update(chunk.data)
     return digest.intdigest()

@@ -18,7 +18,7 @@ stripe."""
 def two_trees(count: int) -> list[list[int | None]]:
     """``trees[stripe][place]``: the parent of each of ``count`` places, None of the root."""
     up = [None if place == 0 else (place - 1) // 2 for place in range(count)]
-    mirrored = [None if up[-1 - place] is None else count - 1 - up[-1 - place] for place in range(count)]
+    mirrored = [None if parent is None else count - 1 - parent for parent in reversed(up)]
     return [up, mirrored]
 
 

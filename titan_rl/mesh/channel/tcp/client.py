@@ -68,7 +68,16 @@ class BlockClient:
                 for start in range(0, len(reads), MAX_BLOCKS):
                     self._take(stream, stamp, slot, reads[start : start + MAX_BLOCKS], buffer, deadline, done)
 
-    def _take(self, stream, stamp, slot, reads: Sequence[Read], buffer, deadline: float, done: Done) -> None:
+    def _take(
+        self,
+        stream: socket.socket,
+        stamp: int,
+        slot: int,
+        reads: Sequence[Read],
+        buffer: torch.Tensor,
+        deadline: float,
+        done: Done,
+    ) -> None:
         seconds = max(deadline - time.monotonic(), 0.0)
         numbers = [read.block for read in reads]
         stream.sendall(Request(self.address.region, stamp, slot, seconds, numbers).pack())
@@ -76,12 +85,12 @@ class BlockClient:
             frame = self._awaited(stream, deadline)
             if frame.nbytes != read.nbytes:
                 raise ProtocolError(f"block {read.block} has {frame.nbytes} bytes where {read.nbytes} are planned")
-            into = memoryview(buffer.numpy())[read.into : read.into + read.nbytes]
+            into = buffer.numpy().data[read.into : read.into + read.nbytes]
             if self._receive(stream, into, deadline) != frame.checksum:
                 raise WrongBlock(read)
             done(read, frame.checksum)
 
-    def _awaited(self, stream, deadline: float) -> Frame:
+    def _awaited(self, stream: socket.socket, deadline: float) -> Frame:
         """The frame in front of a block. Errors: Refused; OSError."""
         begun = time.monotonic()
         while True:
@@ -95,7 +104,7 @@ class BlockClient:
             elif time.monotonic() > begun + IDLE_SECONDS:
                 raise Refused(frame)
 
-    def _receive(self, stream, into: memoryview, deadline: float) -> int:
+    def _receive(self, stream: socket.socket, into: memoryview, deadline: float) -> int:
         """Fill ``into``; its checksum. Errors: OSError."""
         digest = xxhash.xxh3_64()
         stream.settimeout(self._patience(deadline))
@@ -105,7 +114,7 @@ class BlockClient:
             digest.update(chunk)
         return digest.intdigest()
 
-    def _fill(self, stream, into: memoryview) -> None:
+    def _fill(self, stream: socket.socket, into: memoryview) -> None:
         count = len(into)
         while into:
             got = stream.recv_into(into)

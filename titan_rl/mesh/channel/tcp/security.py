@@ -5,6 +5,7 @@ the run's CA; names are not compared, since a CA is made for one run. Without ce
 """
 
 import os
+import socket
 import ssl
 from functools import cache
 
@@ -15,11 +16,11 @@ _VARIABLES = tuple(VARIABLES)
 
 def certificate_files() -> tuple[str, str, str] | None:
     """Certificate, key and CA of this process; None where it has none. Errors: ValueError if only some are named."""
-    found = [os.environ.get(name, "") for name in _VARIABLES]
+    certificate, key, authority = found = [os.environ.get(name, "") for name in _VARIABLES]
     if any(found) and not all(found):
         missing = [name for name, value in zip(_VARIABLES, found, strict=True) if not value]
         raise ValueError(f"TLS needs {', '.join(_VARIABLES)}: {', '.join(missing)} is not set")
-    return tuple(found) if all(found) else None
+    return (certificate, key, authority) if all(found) else None
 
 
 @cache
@@ -34,13 +35,13 @@ def _context(files: tuple[str, str, str], server_side: bool) -> ssl.SSLContext:
     return context
 
 
-def accepted(connection, files: tuple[str, str, str] | None):
+def accepted(connection: socket.socket, files: tuple[str, str, str] | None) -> socket.socket:
     """A server's end of a new connection, inside TLS if there are ``files``; its handshake ends within the connection's
     timeout. Errors: OSError (ssl.SSLError among them)."""
     return connection if files is None else _context(files, True).wrap_socket(connection, server_side=True)
 
 
-def connected(connection, is_tls: bool):
+def connected(connection: socket.socket, is_tls: bool) -> socket.socket:
     """A client's end, likewise. Errors: OSError; ConnectionError if TLS is wanted and this process has no
     certificate."""
     context = client_context(is_tls)

@@ -117,7 +117,7 @@ class BlockServer:
             finally:
                 self._clients.release()
 
-    def _admitted(self, connection: socket.socket):
+    def _admitted(self, connection: socket.socket) -> socket.socket | None:
         """The stream to a client that knows the token; None for any other."""
         try:
             connection.settimeout(_HANDSHAKE_SECONDS)
@@ -132,7 +132,7 @@ class BlockServer:
             self.num_refused += 1
         return None
 
-    def _answer_all(self, stream) -> None:
+    def _answer_all(self, stream: socket.socket) -> None:
         while True:
             head = read_exactly(stream, REQUEST_BYTES, time.monotonic() + _IDLE_SECONDS)
             numbers = NUMBER_BYTES * Request.count_in(head)
@@ -147,6 +147,7 @@ class BlockServer:
         """Frames, and behind some of them a block."""
         deadline = time.monotonic() + request.seconds
         for number in request.blocks:
+            status, stamp = Status.WAITING, 0
             for status, stamp in self._looks(request, number, deadline):
                 if status is not Status.READY:
                     yield Frame(status, stamp), None
@@ -182,7 +183,7 @@ class BlockServer:
         except LookupError:
             return Status.UNKNOWN, 0
 
-    def _send(self, stream, region: int, block: Block) -> None:
+    def _send(self, stream: socket.socket, region: int, block: Block) -> None:
         served = self._served.get(region)
         if served is None:
             raise ConnectionError("the region is served no more")
@@ -195,7 +196,7 @@ class BlockServer:
                 stream.sendfile(file, block.offset, block.nbytes)
 
 
-def read_exactly(stream, count: int, deadline: float) -> bytes:
+def read_exactly(stream: socket.socket, count: int, deadline: float) -> bytes:
     """So many bytes. Errors: ConnectionError if the stream ends before; TimeoutError."""
     data = bytearray(count)
     view = memoryview(data)

@@ -96,7 +96,8 @@ class Queue:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._begun, self._jobs = float("-inf"), {}
+        self._begun = float("-inf")
+        self._jobs: dict[int, JobState] = {}
 
     async def look(self) -> dict[int, JobState]:
         """The jobs as they are after this was asked. Errors: SlurmError."""

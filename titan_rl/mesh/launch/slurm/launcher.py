@@ -9,6 +9,7 @@ from pathlib import Path
 from titan_rl.config.hosts import Address, HostsConfig
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable
 from titan_rl.mesh.launch.slurm.commands import (
+    JobState,
     Queue,
     SlurmError,
     cancel,
@@ -107,7 +108,7 @@ class SlurmLauncher:
                 if found is None or not found.is_running:
                     return self._why(job, "is not there any more" if found is None else f"is {found.state}")
 
-    async def _look(self):
+    async def _look(self) -> dict[int, JobState]:
         if self._queue is None:  # made in the event loop that uses it
             self._queue = Queue()
         return await self._queue.look()
