@@ -19,7 +19,7 @@ from titan_rl.records.events import read_events
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rundir import RunDir
 
-pytestmark = [pytest.mark.slow, pytest.mark.confirms]
+pytestmark = pytest.mark.slow
 SETTINGS = {
     "algorithm__name": "kto",
     "data__file": "task",
@@ -61,6 +61,7 @@ def test_only_trainers_start_and_a_run_directory_is_whole(undisturbed):
     assert "held-out loss after: " in run.log.read_text()
 
 
+@pytest.mark.confirms
 def test_a_killed_controller_goes_on_with_the_same_numbers(undisturbed, tmp_path):
     root = tmp_path / "killed"
     process = start(root, **SETTINGS)
@@ -72,6 +73,7 @@ def test_a_killed_controller_goes_on_with_the_same_numbers(undisturbed, tmp_path
     assert numbers(root) == numbers(undisturbed)
 
 
+@pytest.mark.confirms
 def test_a_killed_rank_goes_on_with_the_same_numbers(undisturbed, tmp_path):
     root = tmp_path / "rank"
     process = start(root, **SETTINGS)
@@ -100,6 +102,7 @@ def test_a_replay_from_the_base_model_arrives_at_the_same_bits(undisturbed, caps
     assert result["state"]["num_tensors"] > 50 and result["state"]["num_different"] == 0
 
 
+@pytest.mark.confirms
 def test_a_replay_from_a_checkpoint_finds_the_step_that_had_other_rows(undisturbed, tmp_path, capsys):
     """A copy of the run that says that a row of step 11 was left out of it: steps 9 and 10 are the same."""
     copy = tmp_path / "copy"
@@ -121,6 +124,7 @@ def drawn(root, step: int) -> list[str]:
     return [example.place for example in steps.examples(step)]
 
 
+@pytest.mark.confirms
 def test_a_run_leaves_a_bad_row_out_and_its_replay_does_too(tmp_path, capsys):
     """A margin that float32 cannot hold: its pair is named once, and the run goes on without it."""
     rows = [{"prompt": f"{n}=", "chosen": "aa", "rejected": "b" * (1 + n % 3)} for n in range(30)]

@@ -15,7 +15,7 @@ from running import listening
 
 from titan_rl.records.metrics import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.confirms, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 SIGNAL = {"sft__steps": 60}
 """Some answers are right from the first step on, so there is something to train."""
@@ -71,6 +71,7 @@ def losses(root: Path) -> list[tuple]:
     return [(record["step"], record["reward"], record["loss"], record["grad_norm"]) for record in records]
 
 
+@pytest.mark.confirms
 def test_the_losses_are_those_of_titan_rl_train(tmp_path):
     """Two processes and a TOML that says nothing of ranks: two trainer ranks, to the bit as without torchrun."""
     with torchrun(tmp_path / "ranks", training__steps=3) as job:
@@ -117,6 +118,7 @@ def test_a_job_survives_its_actors_and_starts_again_without_a_rank(tmp_path):
     assert records == list(range(1, summary["steps_done"] + 1))  # nothing twice, nothing left out
 
 
+@pytest.mark.confirms
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_ends_the_job_with_the_reason(rank, tmp_path):
     root = tmp_path / "run"
