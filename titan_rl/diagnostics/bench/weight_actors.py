@@ -65,12 +65,12 @@ class BenchTrainer(Trainer):
     @endpoint
     def digests(self) -> dict[str, str]:
         """SHA-256 of each tensor, of a trainer that holds them whole."""
-        return {shard.name: _digest(shard.tensor) for shard in self.learner.shards()}
+        return {shard.name: _digest(shard.tensor) for shard in self.policy_side.shards()}
 
     def _cast(self) -> dict[str, torch.Tensor]:
         generator = generator_on(self.config.generator, on_cpu=self.learner.device.type == "cpu")
         dtype = getattr(torch, generator.dtype)
-        return {shard.name: shard.tensor.to(dtype).contiguous() for shard in self.learner.shards()}
+        return {shard.name: shard.tensor.to(dtype).contiguous() for shard in self.policy_side.shards()}
 
 
 class BenchGenerator(Generator):
