@@ -158,9 +158,14 @@ def _lose_generator(run: host_runs.OverHosts) -> None:
     run.seconds["booted, joined"] = run.wait_for(lambda: len(run.events("started", name="host 2 (C)")) == 3)
 
 
+def hosts_of_the_generator(run: host_runs.OverHosts) -> list[str]:
+    """Of its first rank, one after the other; its other rank is on the same host."""
+    return [event["host"] for event in run.events("started", name="generator 0 rank 0")]
+
+
 def _lose_trainer_rank(run: host_runs.OverHosts) -> None:
     """The generator is there, too, by now: it goes to its own host again."""
-    run.lost = {"host 0 (A)": "A", "host 1 (B)": "B"}[run.events("started", name="generator 0")[-1]["host"]]
+    run.lost = {"host 0 (A)": "A", "host 1 (B)": "B"}[hosts_of_the_generator(run)[-1]]
     run.cluster.off(run.lost)
     _whole_after(run, "trainer rank and generator", 2)
 
@@ -188,7 +193,7 @@ def test_when_the_new_controller_goes_on_the_old_one_s_processes_are_gone(run):
 
 
 def test_a_host_that_has_booted_anew_gets_work_in_the_same_run(run):
-    hosts = [event["host"] for event in run.events("started", name="generator 0")]
+    hosts = hosts_of_the_generator(run)
     assert hosts[-1] == "host 2 (C)" != hosts[-2], hosts
 
 
