@@ -50,9 +50,7 @@ class OverHosts:
 
     def end(self, name: str) -> int:
         """A machine is told to be a host no longer; with which code it ends."""
-        asked = " ".join(self.hosts[name].args[self.hosts[name].args.index("--") + 1 :])
-        [pid] = [pid for pid in self.cluster.processes(name) if running.command_line(pid).strip() == asked]
-        os.kill(pid, signal.SIGTERM)
+        os.kill(self._pid_of(name, self.hosts[name]), signal.SIGTERM)
         return self.hosts[name].wait(30)
 
     def _start(self, name: str, *command: str) -> subprocess.Popen:
@@ -75,10 +73,14 @@ class OverHosts:
 
     def interrupt(self) -> int:
         """The run is ended by Ctrl-C, after the step at hand; the controller's exit code."""
-        pids = self.cluster.processes(self.controlled_by)
-        [pid] = [pid for pid in pids if "titan_rl.cli train" in running.command_line(pid)]
-        os.kill(pid, signal.SIGINT)
+        os.kill(self._pid_of(self.controlled_by, self.controller), signal.SIGINT)
         return self.controller.wait(60)
+
+    def _pid_of(self, name: str, started: subprocess.Popen) -> int:
+        """Of what was started on a machine, not of what brought it there."""
+        asked = " ".join(started.args[started.args.index("--") + 1 :])
+        [pid] = [pid for pid in self.cluster.processes(name) if running.command_line(pid).strip() == asked]
+        return pid
 
     def wait_until_hosts_listen(self, *names: str) -> None:
         self.wait_for(lambda: all(f"listening at tls://{name}" in self.said(name) for name in names or self.names))
