@@ -183,7 +183,9 @@ def test_it_learns_what_it_learns_on_one_host(run, tmp_path):
     settings = SETTINGS | ENGINE | dict(training__steps=steps)
     assert running.train(tmp_path / "one", on_one_core=True, **settings) == 0, running.output(tmp_path / "one")[-3000:]
     assert host_runs.losses(run.root) == host_runs.losses(tmp_path / "one"), "bit for bit, also what was done again"
-    assert ledger(run.root) == ledger(tmp_path / "one")
+    over_hosts, alone = ledger(run.root), ledger(tmp_path / "one")
+    assert over_hosts["trained"] == alone["trained"] == alone["issued"], "nothing is lost or trained twice"
+    assert over_hosts["issued"] == over_hosts["trained"] + over_hosts["pending"], "Ctrl-C left a batch that was begun"
     for name in (f"checkpoints/step-{steps:06}", "model"):
         assert files(run.root / name) == files(tmp_path / "one" / name), "carried from the hosts"
 
