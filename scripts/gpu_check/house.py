@@ -31,7 +31,7 @@ from titan_rl.trainer.titan_config import build_titan
 class House:
     """Of one worker."""
 
-    def __init__(self, device: torch.device, folder: Path, *, rehearse: bool):
+    def __init__(self, device: torch.device, folder: Path, *, rehearse: bool) -> None:
         self.device, self.folder, self.rehearse, self.bench = device, folder, rehearse, Bench(device)
         self._numbers = itertools.count()
         self._trainers: list[Trainer] = []

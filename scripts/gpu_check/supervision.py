@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 class Worker:
-    def __init__(self, *, rehearse: bool, folder: Path, module: str = "gpu_check.worker"):
+    def __init__(self, *, rehearse: bool, folder: Path, module: str = "gpu_check.worker") -> None:
         """``folder``: where it may leave models for the next one."""
         reading, writing = os.pipe()
         path = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")])
@@ -83,7 +83,7 @@ class Worker:
 class Supervisor:
     """The worker of the moment, by its need."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, **settings: Any) -> None:
         """``settings``: a worker's."""
         self._settings = settings
         self._worker: Worker | None = None

@@ -63,10 +63,10 @@ class _Ranks:
     """Replaces a vLLM process group in which this process is one rank. Nothing is ever sent."""
 
     class _Group:
-        def __init__(self, rank: int, size: int):
+        def __init__(self, rank: int, size: int) -> None:
             self.rank, self.size = (lambda: rank), (lambda: size)
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = self.local_rank = self.rank_in_group = rank
         self.world_size, self.ranks = size, list(range(size))
         self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1

@@ -4,12 +4,21 @@ import the controller's side of the mesh (as diagnostics/bench/weight_actors.py 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import xxhash
 from safetensors import safe_open
 
 from titan_rl.mesh.channel.plan import Box
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from titan_rl.actors.verifier import Verifier
+    from titan_rl.generator.engine import GenerationEngine
+    from titan_rl.models.shards import Shard
+    from titan_rl.trainer.learner import Learner
 
 _PROBES = ("12+3=", "What is 7 times 8?", "  two  spaces\n", "naïve — 東京", "<|im_end|>", "<eos>")
 """Texts that tokenizers read differently."""
@@ -26,13 +35,13 @@ class Piece:
 
 
 def _checksum(values: torch.Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return xxhash.xxh3_128_hexdigest(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 # of an engine
 
 
-def fetched_pieces(engine) -> list[Piece]:
+def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
     """All that this rank has fetched of the version that it uses."""
     return [
         Piece(name, box, str(values.dtype).removeprefix("torch."), _checksum(values))
@@ -44,10 +53,10 @@ def fetched_pieces(engine) -> list[Piece]:
 
 
 @torch.no_grad()
-def unlike_pieces(learner, pieces: Sequence[Piece]) -> tuple[int, list[str]]:
+def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, list[str]]:
     """How many of these boxes lie in this rank's weights, and the names of those whose values are others."""
     found, unlike = 0, []
-    shards: dict[str, list] = {}
+    shards: dict[str, list[Shard]] = {}
     for shard in learner.shards():
         shards.setdefault(shard.name, []).append(shard)
     for piece in pieces:
@@ -64,7 +73,7 @@ def unlike_pieces(learner, pieces: Sequence[Piece]) -> tuple[int, list[str]]:
 
 
 @torch.no_grad()
-def unlike_files(learner, files: Mapping[str, Path]) -> tuple[int, list[str]]:
+def unlike_files(learner: "Learner", files: Mapping[str, Path]) -> tuple[int, list[str]]:
     """How many boxes of tensors this rank's weights were compared with, ``files`` by the tensors' names, and the names
     of those that are others, or that no file has."""
     count, unlike, opened = 0, [], {}
@@ -81,20 +90,20 @@ def unlike_files(learner, files: Mapping[str, Path]) -> tuple[int, list[str]]:
     return count, unlike
 
 
-def policy_digest(learner) -> str:
+def policy_digest(learner: "Learner") -> str:
     return learner.policy.digest()
 
 
-def learned_digests(learner) -> str:
+def learned_digests(learner: "Learner") -> str:
     """Of all that an update may change: digests of the weights, with adapters."""
     hasher = xxhash.xxh3_128()
     for _, parameter in learner.weights():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        hasher.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        hasher.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
-def gradient_size(learner) -> float:
+def gradient_size(learner: "Learner") -> float:
     """The sum of the gradient's absolute values, of this rank's part: what an AdamW step of a small rate takes off the
     loss, for a rate of 1."""
     total = 0.0
@@ -106,7 +115,7 @@ def gradient_size(learner) -> float:
     return total
 
 
-def take_rate(learner, rate: float) -> None:
+def take_rate(learner: "Learner", rate: float) -> None:
     """The learning rate of the next update."""
     for optimizer in learner.optimizer.optimizers:
         for group in optimizer.param_groups:
@@ -116,11 +125,11 @@ def take_rate(learner, rate: float) -> None:
                 group["lr"] = rate
 
 
-def forget_gradients(learner) -> None:
+def forget_gradients(learner: "Learner") -> None:
     learner.optimizer.zero_grad()
 
 
-def trainable_roles(learner) -> list[str]:
+def trainable_roles(learner: "Learner") -> list[str]:
     """Roles that never learn, and of which a parameter takes a gradient or is in the optimizer."""
     optimized = {id(p) for one in learner.optimizer.optimizers for group in one.param_groups for p in group["params"]}
     found = []
@@ -133,7 +142,7 @@ def trainable_roles(learner) -> list[str]:
     return found
 
 
-def device_bytes(_) -> tuple[int, int]:
+def device_bytes(_: object) -> tuple[int, int]:
     """What this process holds of its GPU at the most, and what the GPU has; zeros without one."""
     if not torch.cuda.is_available():
         return 0, 0
@@ -143,7 +152,7 @@ def device_bytes(_) -> tuple[int, int]:
 # of a verifier, and of a tokenizer here
 
 
-def tokenizer_facts(tokenizer) -> dict[str, object]:
+def tokenizer_facts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, object]:
     """What must be the same wherever text becomes tokens."""
     facts: dict[str, object] = {f"special {name}": value for name, value in tokenizer.special_tokens_map.items()}
     facts |= {"end of sequence": tokenizer.eos_token_id, "size": len(tokenizer)}
@@ -155,5 +164,5 @@ def tokenizer_facts(tokenizer) -> dict[str, object]:
     return facts
 
 
-def verifier_facts(verifier) -> dict[str, object]:
+def verifier_facts(verifier: "Verifier") -> dict[str, object]:
     return tokenizer_facts(verifier.tokenizer)
