@@ -35,6 +35,8 @@ class Worker:
             pass_fds=[writing],
             start_new_session=True,
         )
+        assert self._process.stdin is not None, "it is a pipe"
+        self._questions = self._process.stdin
         os.close(writing)
         self._answers = os.fdopen(reading, "rb", buffering=0)
 
@@ -42,8 +44,8 @@ class Worker:
         """What became of the row: ``figures``, or ``failed`` and why, after which nothing more is to be asked here.
         ``begun`` is false if no row could have been done."""
         try:
-            self._process.stdin.write(row.encode() + b"\n")
-            self._process.stdin.flush()
+            self._questions.write(row.encode() + b"\n")
+            self._questions.flush()
             line = self._line(time.monotonic() + deadline)
         except TimeoutError:
             self.kill()
@@ -76,7 +78,7 @@ class Worker:
 
     def close(self) -> None:
         self.kill()
-        self._process.stdin.close()
+        self._questions.close()
         self._answers.close()
 
 

@@ -4,7 +4,7 @@ import the controller's side of the mesh (as diagnostics/bench/weight_actors.py 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import xxhash
@@ -12,12 +12,10 @@ from safetensors import safe_open
 
 from titan_rl.mesh.channel.plan import Box
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # each brings along what the others do without
     from transformers import PreTrainedTokenizerBase
 
-    from titan_rl.actors.verifier import Verifier
     from titan_rl.generator.engine import GenerationEngine
-    from titan_rl.models.shards import Shard
     from titan_rl.trainer.learner import Learner
 
 _PROBES = ("12+3=", "What is 7 times 8?", "  two  spaces\n", "naïve — 東京", "<|im_end|>", "<eos>")
@@ -43,9 +41,11 @@ def _checksum(values: torch.Tensor) -> str:
 
 def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
     """All that this rank has fetched of the version that it uses."""
+    reader = engine.reader
+    assert reader is not None, "nothing was fetched yet"
     return [
         Piece(name, box, str(values.dtype).removeprefix("torch."), _checksum(values))
-        for name, _, box, values in engine.reader.pieces()
+        for name, _, box, values in reader.pieces()
     ]
 
 
@@ -56,7 +56,7 @@ def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
 def unlike_pieces(learner: "Learner", pieces: Sequence[Piece]) -> tuple[int, list[str]]:
     """How many of these boxes lie in this rank's weights, and the names of those whose values are others."""
     found, unlike = 0, []
-    shards: dict[str, list[Shard]] = {}
+    shards: dict[str, list] = {}
     for shard in learner.shards():
         shards.setdefault(shard.name, []).append(shard)
     for piece in pieces:
@@ -90,6 +90,12 @@ def unlike_files(learner: "Learner", files: Mapping[str, Path]) -> tuple[int, li
     return count, unlike
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor  # generators do without
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def policy_digest(learner: "Learner") -> str:
     return learner.policy.digest()
 
@@ -98,8 +104,7 @@ def learned_digests(learner: "Learner") -> str:
     """Of all that an update may change: digests of the weights, with adapters."""
     hasher = xxhash.xxh3_128()
     for _, parameter in learner.weights():
-        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        hasher.update(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        hasher.update(_local(parameter).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
@@ -110,8 +115,7 @@ def gradient_size(learner: "Learner") -> float:
     for part in learner.model_parts:
         for parameter in part.parameters():
             if parameter.grad is not None:
-                local = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
-                total += float(local.abs().sum())
+                total += float(_local(parameter.grad).abs().sum())
     return total
 
 
@@ -164,5 +168,12 @@ def tokenizer_facts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, object]:
     return facts
 
 
-def verifier_facts(verifier: "Verifier") -> dict[str, object]:
+class _Tokenizing(Protocol):
+    """A verifier, as far as it is asked here."""
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase": ...
+
+
+def verifier_facts(verifier: _Tokenizing) -> dict[str, object]:
     return tokenizer_facts(verifier.tokenizer)
