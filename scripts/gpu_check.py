@@ -23,6 +23,7 @@ from gpu_check.supervision import Supervisor
 
 
 def _arguments() -> argparse.Namespace:
+    assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help="some of them; --list names all")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny sizes")

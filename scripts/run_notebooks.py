@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 

@@ -218,8 +218,8 @@ FAULTS = (
         "repair_restores_the_new_rank_alone",
         "After a repair the survivors keep a state of another step",
         "titan_rl/mesh/snapshots.py",
-        "handles.get(rank))) for rank, process in enumerate(self.trainers.ranks)]",
-        "handles.get(rank))) for rank, process in enumerate(self.trainers.ranks) if rank in handles]",
+        "for rank, process in enumerate(self.trainers.ranks)\n        ]",
+        "for rank, process in enumerate(self.trainers.ranks) if rank in handles\n        ]",
         ("mesh/test_trainers.py::test_every_rank_goes_back_to_the_common_step",),
     ),
     Fault(

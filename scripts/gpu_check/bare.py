@@ -6,6 +6,7 @@ imported either, though it is installed.
 
 import sys
 import types
+from typing import Any
 
 import torch
 import torch.distributed.fsdp as fsdp
@@ -25,12 +26,12 @@ def prepare(*, rehearse: bool) -> None:
     _stand_in("torchtitan.trainer", {"Trainer": trainer})
     if rehearse:
         for name in ABSENT:
-            sys.modules[name] = None
+            sys.modules[name] = None  # pyright: ignore[reportArgumentType] - so Python refuses to import it
     if not hasattr(fsdp, "DataParallelMeshDims"):
         _as_torch_2_13()
 
 
-def _stand_in(name: str, contents: dict) -> None:
+def _stand_in(name: str, contents: dict[str, Any]) -> None:
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(contents)
 
@@ -39,7 +40,7 @@ def _as_torch_2_13() -> None:
     """FSDP2 may be told which mesh dimensions are whose; here it is not, since one rank has no others."""
     plain = fsdp.fully_shard
 
-    def fully_shard(module, *, dp_mesh_dims=None, **settings):
+    def fully_shard(module: torch.nn.Module, *, dp_mesh_dims: object = None, **settings: Any) -> Any:
         if dp_mesh_dims is not None:
             raise NotImplementedError(f"torch {torch.__version__} knows no dp_mesh_dims")
         return plain(module, **settings)

@@ -9,7 +9,7 @@ import torch
 
 
 class Bench:
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
         self._rates: dict[torch.dtype, float] = {}
 

@@ -6,7 +6,7 @@ import itertools
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,25 +16,60 @@ from gpu_check.sizes import SIZES, TINY, Shape, Size
 from titan_rl.actors.trainer import Trainer
 from titan_rl.config.load import load_config
 from titan_rl.config.schema import Config
+from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Provenance, Row, Sample, StepMetrics
-from titan_rl.mesh.channel.batches import StagedRows
-from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, SlotLayout, split_name
+from titan_rl.mesh.channel.batches import RowsHandle, StagedRows
+from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, SlotLayout, Units, split_name
 from titan_rl.mesh.channel.region import RegionHandle
+from titan_rl.mesh.channel.weights import WeightWriter
+from titan_rl.mesh.step_record import RankTold
 from titan_rl.models.spec import read_hf_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.trainer.layout import check_compile
+from titan_rl.trainer.learner import Learner
 from titan_rl.trainer.process_group import leave_group
+from titan_rl.trainer.snapshot import Snapshots
 from titan_rl.trainer.titan_config import build_titan
+
+
+class DirectTrainer(Protocol):
+    """The trainer actor where its endpoints are plain methods (bare.py)."""
+
+    learner: Learner
+    writer: WeightWriter
+    """From ``open_region`` on."""
+    snapshots: Snapshots
+    """From ``open_snapshots`` on."""
+
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str) -> None: ...
+
+    def train(
+        self, batches: list[RowsHandle], found: list[list[RowsHandle]], has_signal: list[bool], snapshot: int | None
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]: ...
+
+    def holdings(self) -> Units: ...
+
+    def open_region(self, layout: SlotLayout, over_rdma: bool, on_host: bool) -> RegionHandle: ...
+
+    def publish(self, version: int) -> None: ...
+
+    def open_snapshots(self) -> RegionHandle: ...
+
+    def take_snapshot(self, step: int) -> None: ...
+
+    def snapshot_steps(self) -> list[int]: ...
+
+    def restore(self, step: int, kept: RegionHandle | None) -> None: ...
 
 
 class House:
     """Of one worker."""
 
-    def __init__(self, device: torch.device, folder: Path, *, rehearse: bool):
+    def __init__(self, device: torch.device, folder: Path, *, rehearse: bool) -> None:
         self.device, self.folder, self.rehearse, self.bench = device, folder, rehearse, Bench(device)
         self._numbers = itertools.count()
-        self._trainers: list[Trainer] = []
+        self._trainers: list[DirectTrainer] = []
 
     # models and rows
 
@@ -64,7 +99,9 @@ class House:
         weigh = partial(token_weights, aggregation="token", max_new_tokens=shape.answer)
         return pack(groups, num_ranks=1, row_tokens=shape.row_tokens, share_prefix=True, weigh=weigh).rows[0]
 
-    def _sample(self, rng, prompt: np.ndarray, shape: Shape, name: str, group: int, number: int) -> Sample:
+    def _sample(
+        self, rng: np.random.Generator, prompt: np.ndarray, shape: Shape, name: str, group: int, number: int
+    ) -> Sample:
         words, length = self.size(name).words, rng.integers(shape.answer // 2, shape.answer + 1)
         tokens = np.concatenate([prompt, rng.integers(3, words, length)])
         provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
@@ -79,19 +116,19 @@ class House:
         ours = {"optimizer": {"lr": 1e-5}, "model": {"kernel": kernel}, "training": training}
         return load_config(None, ours | {"recovery": {"snapshot_every": 0}} | tables)
 
-    def trainer(self, name: str, config: Config) -> Trainer:
+    def trainer(self, name: str, config: Config) -> DirectTrainer:
         """Errors: ConfigError for what a run would refuse to compile."""
         check_compile(read_hf_config(self.model(name)), build_titan(config))
-        trainer = Trainer(str(self.model(name)))
+        trainer = cast(DirectTrainer, Trainer(str(self.model(name))))  # by bare.py's stand-in for Monarch
         self._trainers.append(trainer)
         self.join(trainer, config)
         return trainer
 
-    def join(self, trainer: Trainer, config: Config) -> None:
+    def join(self, trainer: DirectTrainer, config: Config) -> None:
         """Also again, as after a peer's death."""
         trainer.join(config, 0, 1, str(self.folder / f"rendezvous{id(self)}_{next(self._numbers)}"))
 
-    def step(self, trainer: Trainer, rows: list[Row], snapshot: int | None = None) -> StepMetrics:
+    def step(self, trainer: DirectTrainer, rows: list[Row], snapshot: int | None = None) -> StepMetrics:
         """An update, as a run makes it. Errors: RuntimeError if it was left out."""
         with StagedRows([[rows]], over_rdma=False) as handles:
             [metrics], _, _ = trainer.train(handles, [], [True], snapshot)
@@ -99,7 +136,7 @@ class House:
             raise RuntimeError(f"an update was left out: {metrics}")
         return metrics
 
-    def plan(self, trainer: Trainer) -> Plan:
+    def plan(self, trainer: DirectTrainer) -> Plan:
         """For one reader that stores the whole model in bf16."""
         interner, shards = Interner(), trainer.learner.shards()
         needs = (
@@ -109,7 +146,7 @@ class House:
         )
         return Plan([trainer.holdings()], [interner.units(needs)])
 
-    def open_region(self, trainer: Trainer, layout: SlotLayout) -> RegionHandle:
+    def open_region(self, trainer: DirectTrainer, layout: SlotLayout) -> RegionHandle:
         """On the device, for a reader on the same one."""
         return trainer.open_region(layout, over_rdma=False, on_host=False)
 
@@ -117,7 +154,7 @@ class House:
         """After a row: nothing of it is left."""
         for trainer in self._trainers:
             with suppress(Exception):
-                trainer._withdraw()
+                trainer.writer.withdraw()
             vars(trainer).clear()
         self._trainers.clear()
         leave_group()

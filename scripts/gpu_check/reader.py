@@ -14,7 +14,7 @@ import torch
 
 
 def digest(data: torch.Tensor) -> str:
-    return hashlib.blake2b(data.cpu().numpy(), digest_size=16).hexdigest()
+    return hashlib.blake2b(data.cpu().numpy().data, digest_size=16).hexdigest()
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 class Worker:
-    def __init__(self, *, rehearse: bool, folder: Path, module: str = "gpu_check.worker"):
+    def __init__(self, *, rehearse: bool, folder: Path, module: str = "gpu_check.worker") -> None:
         """``folder``: where it may leave models for the next one."""
         reading, writing = os.pipe()
         path = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")])
@@ -35,6 +35,8 @@ class Worker:
             pass_fds=[writing],
             start_new_session=True,
         )
+        assert self._process.stdin is not None, "it is a pipe"
+        self._questions = self._process.stdin
         os.close(writing)
         self._answers = os.fdopen(reading, "rb", buffering=0)
 
@@ -42,8 +44,8 @@ class Worker:
         """What became of the row: ``figures``, or ``failed`` and why, after which nothing more is to be asked here.
         ``begun`` is false if no row could have been done."""
         try:
-            self._process.stdin.write(row.encode() + b"\n")
-            self._process.stdin.flush()
+            self._questions.write(row.encode() + b"\n")
+            self._questions.flush()
             line = self._line(time.monotonic() + deadline)
         except TimeoutError:
             self.kill()
@@ -76,14 +78,14 @@ class Worker:
 
     def close(self) -> None:
         self.kill()
-        self._process.stdin.close()
+        self._questions.close()
         self._answers.close()
 
 
 class Supervisor:
     """The worker of the moment, by its need."""
 
-    def __init__(self, **settings: Any):
+    def __init__(self, **settings: Any) -> None:
         """``settings``: a worker's."""
         self._settings = settings
         self._worker: Worker | None = None

@@ -8,7 +8,11 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from gpu_check.checks import Checks
+    from gpu_check.house import House
 
 _DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
@@ -31,7 +35,7 @@ def main() -> None:
             _answer(answers, line, _done(house, checks, line.strip()))
 
 
-def _begin(folder: Path, rehearse: bool):
+def _begin(folder: Path, rehearse: bool) -> "tuple[House, Checks]":
     import torch
 
     from gpu_check.bare import prepare
@@ -45,7 +49,7 @@ def _begin(folder: Path, rehearse: bool):
     return House(torch.device("cpu") if rehearse else torch.device("cuda", 0), folder, rehearse=rehearse), CHECKS
 
 
-def _done(house, checks: dict, name: str) -> dict:
+def _done(house: "House", checks: "Checks", name: str) -> dict[str, Any]:
     try:
         return {"figures": checks[name](house), "machine": _machine(house)}
     except BaseException:  # whatever is wrong in a row is told in its line
@@ -54,7 +58,7 @@ def _done(house, checks: dict, name: str) -> dict:
         house.clear()
 
 
-def _machine(house) -> dict:
+def _machine(house: "House") -> dict[str, str]:
     import torch
     import triton
 
@@ -62,7 +66,7 @@ def _machine(house) -> dict:
     return {"device": device, "torch": torch.__version__, "triton": triton.__version__}
 
 
-def _answer(answers: TextIO, asked: str, answer: dict) -> None:
+def _answer(answers: TextIO, asked: str, answer: dict[str, Any]) -> None:
     answers.write(json.dumps({"row": asked.strip(), **answer}, default=str) + "\n")
     answers.flush()
 

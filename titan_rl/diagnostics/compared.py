@@ -129,7 +129,7 @@ def _pairs(
     checkpoint: Path, other: Path, entries: dict[str, TensorStorageMetadata]
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     for name, entry in entries.items():
-        yield name, *(_read_tensor(path, name, entry) for path in (checkpoint, other))
+        yield name, _read_tensor(checkpoint, name, entry), _read_tensor(other, name, entry)
 
 
 def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
@@ -143,7 +143,7 @@ def _tensors(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
     }
 
 
-def _layout(entry: TensorStorageMetadata) -> tuple:
+def _layout(entry: TensorStorageMetadata) -> tuple[torch.Size, torch.dtype]:
     return entry.size, entry.properties.dtype
 
 

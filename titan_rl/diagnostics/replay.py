@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -165,7 +166,7 @@ def _kept(plan: Plan) -> tuple[Path | None, str]:
 class _Report:
     """What is said while a replay goes on, and what came of it."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]):
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.say, self.wanted, self.places = say, recorded(plan.run_dir), recorded_places(plan.run_dir.root)
         self.dtype = plan.checked.titan.training.mixed_precision_param
         self.steps: list[ComparedStep] = []
@@ -194,7 +195,7 @@ class _Report:
     def equal(self) -> bool:
         return all(step.equal for step in self.steps) and (self.state is None or self.state.is_equal(self.tolerance))
 
-    def told(self) -> dict:
+    def told(self) -> dict[str, Any]:
         """``bit_equal`` is claimed only where equal bits are more than luck."""
         return {
             "steps": [step.told() for step in self.steps],
@@ -220,11 +221,12 @@ def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequenc
     began = str(plan.checkpoint) if plan.checkpoint else "the base model"
     say(f"from {began}, steps {plan.first} to {plan.last}: recorded -> replayed")
     with tempfile.TemporaryDirectory(prefix="titan_rl_replay_") as scratch:
+        replayed = Path(scratch) / "checkpoint"
         if kept is not None:
-            plan = replace(plan, keep_in=Path(scratch) / "checkpoint")
+            plan = replace(plan, keep_in=replayed)
         drive(replay_steps(plan, report.tell, report.hear_of))
         if kept is not None:
-            report.compare(kept, plan.keep_in)
+            report.compare(kept, replayed)
         else:
             say(f"no whole checkpoint of step {last} to compare weights with: {why_not}")
     if as_json:

@@ -10,7 +10,7 @@ from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.controller.data_steps import DataSteps
 from titan_rl.controller.preflight import Checked
 from titan_rl.data.culprits import BadNumbers
-from titan_rl.data.types import Rollout, StepMetrics
+from titan_rl.data.types import Rollout, Row, StepMetrics
 from titan_rl.environments.demonstrations import demonstrate_all
 from titan_rl.environments.prompts import sft_stream
 from titan_rl.mesh.trainer_mesh import TrainerMesh
@@ -28,10 +28,10 @@ Recorded = dict[int, tuple[float, float]]
 class RolloutSteps:
     """Of a run with generators."""
 
-    def __init__(self, run_dir: RunDir, checked: Checked, model_path: str):
+    def __init__(self, run_dir: RunDir, checked: Checked, model_path: str) -> None:
         self.run_dir, self.checked, self.model_path = run_dir, checked, model_path
 
-    def sft_rows(self) -> list[list[list]]:
+    def sft_rows(self) -> list[list[list[Row]]]:
         """What the run's SFT steps were made of."""
         checked = self.checked
         return [batch.rows for batch in sft_batches(self._demonstrations(), checked.config, checked.titan.layout)]
@@ -52,12 +52,13 @@ class RolloutSteps:
 class DataReplay:
     """Of a run without a generator."""
 
-    def __init__(self, run_dir: RunDir, checked: Checked):
+    def __init__(self, run_dir: RunDir, checked: Checked) -> None:
+        assert checked.dataset is not None, "a run with a dataset alone is replayed so (steps_of_replay)"
         left_out = LeftOutRows(run_dir.left_out_rows)
         parts = checked.config, checked.algorithm, checked.titan.layout, checked.dataset
         self._steps = DataSteps(*parts, is_left_out=left_out.is_out)
 
-    def sft_rows(self) -> list[list[list]]:
+    def sft_rows(self) -> list[list[list[Row]]]:
         return self._steps.sft_rows()
 
     async def train(self, trainer: TrainerMesh, step: int) -> list[StepMetrics | BadNumbers]:

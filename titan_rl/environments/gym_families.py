@@ -53,7 +53,7 @@ UNREADABLE = (
     ValueError,
 )
 """What families raise over answers and options that they cannot read."""
-_OF_CLASS = {DATASETS[name][0]: name for name in RUNS_THE_ANSWER}
+_OF_CLASS: dict[type, str] = {DATASETS[name][0]: name for name in RUNS_THE_ANSWER}
 _SIZE = 2**31 - 1
 
 
@@ -139,7 +139,7 @@ def default_scoring(name: str) -> Literal["exact", "family"]:
     return "exact" if is_exact else "family"
 
 
-def family_score(dataset: ProceduralDataset, entry: dict, answer: str) -> float:
+def family_score(dataset: ProceduralDataset | WholeFamily, entry: dict, answer: str) -> float:
     """By the family's own scorer, or reasoning-gym's default one; by ours where the family's would run the answer."""
     if name := _OF_CLASS.get(type(dataset)):
         return checked_score(name, entry, answer)
@@ -149,7 +149,7 @@ def family_score(dataset: ProceduralDataset, entry: dict, answer: str) -> float:
         return 0.0
 
 
-def exact_score(name: str, dataset: ProceduralDataset, entry: dict, answer: str) -> float:
+def exact_score(name: str, dataset: ProceduralDataset | WholeFamily, entry: dict, answer: str) -> float:
     """1 for a right answer, else 0. Right is what has the family's full score, so that a question may have several
     right answers; where its scorer does not tell, the right answer's text."""
     if name in RUNS_THE_ANSWER:

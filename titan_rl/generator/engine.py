@@ -122,13 +122,13 @@ class GenerationEngine:
         """Connect this rank to the channel: before the first update, and again after the trainer has restarted."""
         if self.reader is not None:
             self.reader.close()
-        self._on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
-        self.reader = reader = self._on_worker(transfer_engine).reader
+        self.on_worker("init_weight_transfer_engine", init_info=dict(setups={get_tensor_model_parallel_rank(): setup}))
+        self.reader = reader = self.on_worker(transfer_engine).reader
         return reader
 
     @property
     def bytes_stored(self) -> int:
-        return self._on_worker(transfer_engine).bytes_stored
+        return self.on_worker(transfer_engine).bytes_stored
 
     def update(self, version: int) -> Future:
         """Apply a version that all ranks have fetched, between two steps.
@@ -163,7 +163,7 @@ class GenerationEngine:
             self._engine = self._start_engine()
             self._lockstep = Lockstep(self._config.tensor_parallel)
             checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
-            started.set_result(self._on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
+            started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
         except BaseException as error:  # raised in the constructor, which waits for this future
             started.set_exception(error)
             return
@@ -307,7 +307,7 @@ class GenerationEngine:
         if not pending.left and not pending.future.done():
             pending.future.set_result(pending.completions)
 
-    def _on_worker(self, method: str | Callable[..., Any], **kwargs: Any) -> Any:
+    def on_worker(self, method: str | Callable[..., Any], **kwargs: Any) -> Any:
         """Call a method of this rank's vLLM worker, or a function with the worker as its argument."""
         return self._engine.engine_core.collective_rpc(method, None, (), kwargs)[0]
 
@@ -332,12 +332,12 @@ class GenerationEngine:
 
     def _load(self, version: int) -> None:
         if self._is_asleep:
-            self._on_worker(wake_weights)
-        self._on_worker("start_weight_update")
-        self._on_worker("update_weights", update_info=dict(version=version))
-        self._on_worker("finish_weight_update")
+            self.on_worker(wake_weights)
+        self.on_worker("start_weight_update")
+        self.on_worker("update_weights", update_info=dict(version=version))
+        self.on_worker("finish_weight_update")
         if self._is_asleep:
-            self._on_worker(wake_cache)
+            self.on_worker(wake_cache)
             self._is_asleep = False
 
     def _sleep(self) -> None:
@@ -345,7 +345,7 @@ class GenerationEngine:
         if self._is_asleep:
             return
         self._engine.reset_prefix_cache(reset_running_requests=True)
-        self._lockstep.together(lambda: self._on_worker(fall_asleep))
+        self._lockstep.together(lambda: self.on_worker(fall_asleep))
         if self.reader is not None:
             self.reader.let_go()
         self._is_asleep = True

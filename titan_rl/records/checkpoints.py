@@ -46,7 +46,7 @@ class ControllerState:
 class CheckpointFolder:
     """The checkpoints of a run. Readers ask for the newest one that is complete. What is not ours is passed over."""
 
-    def __init__(self, root: Path, keep_latest_k: int, store: ShardStore | None = None):
+    def __init__(self, root: Path, keep_latest_k: int, store: ShardStore | None = None) -> None:
         """``store``: of the large files; None: they are beside the rest."""
         self.root, self.keep_latest_k, self._store = root, keep_latest_k, store
 
@@ -116,7 +116,7 @@ class CheckpointFolder:
             return []
         return [place.rename(self.root / f"writing-old-{place.name}")]
 
-    def _manifest(self, step: int) -> tuple[ControllerState, dict[str, dict]]:
+    def _manifest(self, step: int) -> tuple[ControllerState, dict[str, dict[str, Any]]]:
         """What the controller knew, and each file's size and checksum. Errors: ValueError that says what is wrong."""
         try:
             manifest = json.loads((self.path(step) / _STATE).read_text())
@@ -194,7 +194,7 @@ def _whole(values: dict[str, Any], name: str) -> int:
     return value if type(value := values.get(name)) is int else -1
 
 
-def _checked_files(found: Any) -> dict[str, dict]:
+def _checked_files(found: Any) -> dict[str, dict[str, Any]]:
     """Errors: ValueError unless it names files of the folder itself."""
     if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
         raise ValueError(f"its {_STATE} lists no files")
@@ -215,11 +215,15 @@ def _files(folder: Path) -> list[str]:
     """What the trainers wrote, wherever it is, and what says where that is. Errors: StoreError."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {_STATE}
     parts = [Path(name).parent for name in names if Path(name).name == SHARDS]
-    elsewhere = {(part / name).as_posix() for part in parts for name in shards_of(folder / part).sizes}
+    elsewhere: set[str] = set()
+    for part in parts:
+        shards = shards_of(folder / part)
+        assert shards is not None, "its file was listed just now"
+        elsewhere |= {(part / name).as_posix() for name in shards.sizes}
     return sorted(names | elsewhere)
 
 
-def _described(folder: Path, name: str) -> dict:
+def _described(folder: Path, name: str) -> dict[str, Any]:
     """Size and checksum of a file of a checkpoint."""
     checksum = xxhash.xxh3_128()
     path = folder / name
@@ -229,5 +233,5 @@ def _described(folder: Path, name: str) -> dict:
         return {"bytes": file.tell(), "xxh3_128": checksum.hexdigest()}
 
 
-def _digest(manifest: dict) -> str:
+def _digest(manifest: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())

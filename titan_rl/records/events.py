@@ -4,6 +4,7 @@ import json
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from titan_rl.data.files import LineFile, unless_full
 
@@ -13,10 +14,10 @@ _EVENTS = "events.jsonl"
 class EventLog:
     """The only writer of ``events.jsonl``."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path) -> None:
         self._file = LineFile(root / _EVENTS)
 
-    def write(self, kind: str, **fields) -> None:
+    def write(self, kind: str, **fields: Any) -> None:
         """After ``close`` nothing is written: the deaths of processes that were stopped are no events of the run.
 
         Nor on a full disk: who repairs the run tells of it here, and must not fail for that.
@@ -29,7 +30,7 @@ class EventLog:
         self._file.close()
 
 
-def read_events(root: Path) -> list[dict]:
+def read_events(root: Path) -> list[dict[str, Any]]:
     """In order. A line that is cut short, since the process died while writing it, is left out."""
     path, events = root / _EVENTS, []
     for line in path.read_text().splitlines() if path.exists() else []:

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from titan_rl.data.files import wanting
 from titan_rl.records.rundir import sync_path
@@ -87,7 +88,7 @@ class LedgerError(RuntimeError):
 class Ledger:
     """Written by the controller alone. The file outlives its process."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
         """Errors: LedgerError if an earlier release wrote the file."""
         self.path = path
         self._connection = sqlite3.connect(path, isolation_level=None)
@@ -115,7 +116,7 @@ class Ledger:
                     self._connection.execute("rollback")
                 raise
 
-    def _enter(self, **content) -> None:
+    def _enter(self, **content: Any) -> None:
         """What the transaction at hand does, as the next entry."""
         last = self._connection.execute("select number, hash from entries order by number desc limit 1").fetchone()
         number, previous = (last[0] + 1, last[1]) if last else (1, "")

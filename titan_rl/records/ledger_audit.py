@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from titan_rl.records.ledger import SCHEMA, UNCHAINED, entry_hash, is_unchained
 
@@ -187,7 +187,7 @@ def fold(entries: Iterable[Entry]) -> tuple[dict[str, Proved], list[str]]:
     return prompts, cannot
 
 
-def _carry_out(content: dict, prompts: dict[str, Proved]) -> list[str]:
+def _carry_out(content: dict[str, Any], prompts: dict[str, Proved]) -> list[str]:
     kind = next(iter(content))
     return _KINDS[kind](prompts, *content.values())
 
@@ -244,7 +244,7 @@ _KINDS = {"issue": _issue, "settle": _settle, "retry": _retry, "rewind": _rewind
 # the tables
 
 
-def _prompt_flaws(proved: dict[str, Proved], rows: Iterable[tuple]) -> list[str]:
+def _prompt_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
     found, seen = [], set()
     for name, samples, retries in rows:
         seen.add(name)
@@ -257,7 +257,7 @@ def _prompt_flaws(proved: dict[str, Proved], rows: Iterable[tuple]) -> list[str]
     return found + [f"prompt {name} is missing: its row was deleted" for name in proved.keys() - seen]
 
 
-def _sample_flaws(proved: dict[str, Proved], rows: Iterable[tuple]) -> list[str]:
+def _sample_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
     found = []
     for name, sample, *row in rows:
         prompt = proved.get(name)

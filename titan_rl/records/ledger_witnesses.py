@@ -63,7 +63,7 @@ def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
 
 
 def _last_told(root: Path) -> dict[str, int]:
-    metrics = [record["step"] for record in read_metrics(root) if "reward" in record]
+    metrics = [int(record["step"]) for record in read_metrics(root) if "reward" in record]
     checkpoints = CheckpointFolder(RunDir(root).checkpoints, 1).steps()
     return {"metrics.jsonl": max(metrics, default=0), "a checkpoint": max(checkpoints, default=0)}
 

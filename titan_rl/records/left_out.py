@@ -19,7 +19,7 @@ from titan_rl.data.files import LineFile, replace_text
 class LeftOutRows:
     """Owns the record: nobody else writes it."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._from_step: dict[str, int] = {}
         for record in _read(path):

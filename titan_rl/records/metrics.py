@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,11 +103,11 @@ def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:
     """Over a batch's optimizer steps: sums of counts and seconds, the maximum of a maximum, means of all others."""
     columns = _columns([vars(m) for m in metrics])
     loss_metrics = {name: _mean(values) for name, values in _columns(columns.pop("loss_metrics")).items()}
-    merged = {name: _merge(name, values) for name, values in columns.items()}
+    merged: dict[str, Any] = {name: _merge(name, values) for name, values in columns.items()}
     return StepMetrics(**merged, loss_metrics=loss_metrics)
 
 
-def _columns(records: list[dict]) -> dict[str, list]:
+def _columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [record[name] for record in records] for name in records[0]}
 
 
@@ -154,7 +155,7 @@ def bytes_between_hosts(statistics: list[EngineStatistics]) -> dict[str, float]:
 class MetricsLog:
     """``metrics.jsonl`` of a run directory, and trackers beside it."""
 
-    def __init__(self, root: Path, trackers: Trackers | None = None):
+    def __init__(self, root: Path, trackers: Trackers | None = None) -> None:
         self._file, self._trackers = LineFile(root / "metrics.jsonl"), trackers
 
     def write(self, record: dict[str, float]) -> None:
@@ -180,7 +181,7 @@ def read_metrics(root: Path) -> Iterator[dict[str, float]]:
 class MetricsReader:
     """As ``read_metrics``, for somebody who asks again: what was read before is not read anew."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path) -> None:
         self._path = root / "metrics.jsonl"
         self._records: dict[int, dict[str, float]] = {}
         self._num_bytes = 0
@@ -200,7 +201,8 @@ class MetricsReader:
         self._num_bytes += added.rfind(b"\n") + 1  # a line that is being written is read again
         for line in added.decode(errors="replace").splitlines():
             if record := _as_record(line):
-                self._records[record["step"]] = self._records.get(record["step"], {}) | record
+                step = int(record["step"])
+                self._records[step] = self._records.get(step, {}) | record
 
 
 def _as_record(line: str) -> dict[str, float] | None:

@@ -7,7 +7,7 @@ a pipe would have both wait for ever.
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
@@ -73,7 +73,7 @@ def check_own(root: Path, files: Iterable[str], folders: Iterable[str]) -> None:
             raise ConfigError(f"{path} is no plain {what}: move it away, or give another run directory")
 
 
-def _named(root: Path, files: Iterable[str], folders: Iterable[str]) -> Iterator[tuple[Path, object]]:
+def _named(root: Path, files: Iterable[str], folders: Iterable[str]) -> Iterator[tuple[Path, Callable[[int], bool]]]:
     """Each path, and what its mode must be."""
     yield from ((root / name, stat.S_ISREG) for name in files)
     for name in folders:

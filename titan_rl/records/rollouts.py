@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,7 @@ def _path(folder: Path, step: int) -> Path:
     return folder / f"{step_name(step)}.parquet"
 
 
-def _row(rollout: Rollout) -> dict:
+def _row(rollout: Rollout) -> dict[str, Any]:
     plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
     more = ("advantage", "task_reward", "turn_rewards", "branches", "seat")
     return {name: getattr(rollout, name) for name in (*plain, *more)} | dict(
@@ -122,13 +122,13 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
 
     Errors: FileNotFoundError; RolloutsError.
     """
-    path, groups = _path(folder, step), {}
+    path = _path(folder, step)
+    groups: dict[str, Group] = {}
     try:
         for row in pq.read_table(path, schema=SCHEMA).to_pylist():
-            about = {name: row.pop(name) or "" for name in ("question", "expected", "task")}
-            rollout = _rollout(row)
+            group, rollout = _empty_group(row), _rollout(row)
             _check(rollout, limits)
-            groups.setdefault(rollout.prompt_id, Group(rollout.prompt_id, [], **about)).rollouts.append(rollout)
+            groups.setdefault(rollout.prompt_id, group).rollouts.append(rollout)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
@@ -147,34 +147,38 @@ def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[
     try:
         if not (rows := pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()):
             return None
-        about = {name: rows[0].pop(name) or "" for name in ("question", "expected", "task")}
-        rollout = _rollout(rows[0])
+        group, rollout = _empty_group(rows[0]), _rollout(rows[0])
         _check(rollout, None)
-        return Group(prompt_id, [rollout], **about), rollout
+        group.rollouts.append(rollout)
+        return group, rollout
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
 
 
-def _rollout(row: dict) -> Rollout:
+def _empty_group(row: dict[str, Any]) -> Group:
+    """Group that a row's rollout belongs to. Takes the group's own columns out of the row."""
+    question, expected, task = (row.pop(name) or "" for name in ("question", "expected", "task"))
+    return Group(row["prompt_id"], [], question=question, expected=expected, task=task)
+
+
+def _rollout(row: dict[str, Any]) -> Rollout:
     turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)
     calls = row.pop("calls") or repeat(())  # runs of before there were any lack the column
-    return Rollout(
-        **row
-        | dict(
-            tokens=np.asarray(row["tokens"], np.int32),
-            provenance=np.asarray(row["provenance"], np.int8),
-            logprobs=np.asarray(row["logprobs"], np.float32),
-            versions=np.asarray(row["versions"], np.int32),
-            turns=[
-                Turn(*turn, tuple(ToolCall(**call) for call in called or ()))
-                for turn, called in zip(turns, calls, strict=False)
-            ],
-            turn_rewards=row["turn_rewards"] or [],
-            branches=row["branches"] or [],
-            seat=row["seat"] or "",
-            reward_parts=dict(row["reward_parts"]),
-        )
+    converted: dict[str, Any] = dict(
+        tokens=np.asarray(row["tokens"], np.int32),
+        provenance=np.asarray(row["provenance"], np.int8),
+        logprobs=np.asarray(row["logprobs"], np.float32),
+        versions=np.asarray(row["versions"], np.int32),
+        turns=[
+            Turn(*turn, tuple(ToolCall(**call) for call in called or ()))
+            for turn, called in zip(turns, calls, strict=False)
+        ],
+        turn_rewards=row["turn_rewards"] or [],
+        branches=row["branches"] or [],
+        seat=row["seat"] or "",
+        reward_parts=dict(row["reward_parts"]),
     )
+    return Rollout(**row | converted)
 
 
 def _check(rollout: Rollout, limits: Limits | None) -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
@@ -26,7 +27,7 @@ _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cp
 class RunDir:
     """Paths of one run, and the lock that allows one process at a time."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.config = root / "config.json"
         self.earlier = root / "earlier"
@@ -64,7 +65,7 @@ class RunDir:
         self.scale_request = root / "scale_request"
         """How many generators the run should have (elastic.py)."""
 
-    def open(self, resolved: dict, earlier_until: int = 0) -> None:
+    def open(self, resolved: dict[str, Any], earlier_until: int = 0) -> None:
         """Lock it for this process and write the resolved config. The one that it had is kept if steps up to
         ``earlier_until`` were trained under it. Errors: ConfigError if another process runs in it, or it cannot be
         written to; DiskFull."""
@@ -87,7 +88,7 @@ class RunDir:
                 f"{self.root} cannot be used: {error.strerror} ({error.filename}); give another --run.dir"
             ) from None
 
-    def write_config(self, resolved: dict, earlier_until: int) -> None:
+    def write_config(self, resolved: dict[str, Any], earlier_until: int) -> None:
         """As ``open`` does. Errors: OSError."""
         kept = self._kept_until(earlier_until)
         if earlier_until and not kept.exists():  # else no step was trained under the one that is there

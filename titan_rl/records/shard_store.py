@@ -17,7 +17,7 @@ _METADATA = ".metadata"
 class ShardStore:
     """Of one run. Errors of all calls: OSError, or what the file system raises; StoreError."""
 
-    def __init__(self, base: str, name: str):
+    def __init__(self, base: str, name: str) -> None:
         """``base``: the whole store; ``name``: of the run's own place in it."""
         self.base = base.rstrip("/")
         self.url = f"{self.base}/{name}"

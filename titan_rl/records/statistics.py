@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 _Z = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
@@ -32,7 +33,7 @@ class Proportion:
         parts = "".join(f"; {task} {part.value:.1%} of {part.count}" for task, part in self.by_task.items())
         return f"{self.value:.1%} ({self.correct} of {self.count}, 95 % interval {low:.1%} to {high:.1%}{parts})"
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "accuracy": self.value,
             "correct": self.correct,
@@ -42,6 +43,6 @@ class Proportion:
         }
 
     @classmethod
-    def from_dict(cls, values: dict) -> "Proportion":
+    def from_dict(cls, values: dict[str, Any]) -> "Proportion":
         parts = {task: cls.from_dict(part) for task, part in values.get("by_task", {}).items()}
         return cls(values["correct"], values["count"], parts)

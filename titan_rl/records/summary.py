@@ -4,6 +4,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from titan_rl.data.files import replace_text, unless_full
 from titan_rl.records.metrics import read_metrics
@@ -26,7 +27,7 @@ class Progress:
     seconds_training: float = 0.0
 
 
-def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
+def _median_by_prefix(records: list[dict[str, float]], prefix: str) -> dict[str, float]:
     names = sorted({name for record in records for name in record if name.startswith(prefix)})
     return {
         name.removeprefix(prefix): statistics.median(record[name] for record in records if name in record)
@@ -34,11 +35,11 @@ def _median_by_prefix(records: list[dict], prefix: str) -> dict[str, float]:
     }
 
 
-def _largest(records: list[dict], name: str) -> float | None:
+def _largest(records: list[dict[str, float]], name: str) -> float | None:
     return max((record[name] for record in records if name in record), default=None)
 
 
-def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: dict[str, int]) -> dict:
+def write_summary(run_dir: RunDir, progress: Progress, why_ended: str, account: dict[str, int]) -> dict[str, Any]:
     """Returns what it wrote, or would have if the disk is full."""
     all_records = list(read_metrics(run_dir.root))
     records = [record for record in all_records if "loss" in record]

@@ -4,6 +4,7 @@ What is given to the latter two leaves this machine, so both are off unless the 
 installed with titan_rl. No tracker can stop a run.
 """
 
+import importlib
 import importlib.util
 import os
 import socket
@@ -28,7 +29,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """An event for each step, written at once: the thread of SummaryWriter prints a traceback when the disk is full."""
 
-    def __init__(self, project: str, root: Path, config: dict[str, Any]):
+    def __init__(self, project: str, root: Path, config: dict[str, Any]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder = root / "tensorboard"
@@ -39,13 +40,13 @@ class TensorBoard:
         self._write(file_version="brain.Event:2", wall_time=now)
 
     def log(self, record: dict[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue] - protobuf makes it at import
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in record.items() if name != "step"]
         self._write(step=record["step"], wall_time=time.time(), summary=Summary(value=values))
 
     def _write(self, **fields: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] - protobuf makes it at import
 
         self._records.write(Event(**fields).SerializeToString())
         self._records.flush()
@@ -55,8 +56,8 @@ class TensorBoard:
 
 
 class WandB:
-    def __init__(self, project: str, root: Path, config: dict[str, Any]):
-        import wandb
+    def __init__(self, project: str, root: Path, config: dict[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
 
         # the directory's name is the run's id, too: a resumed run goes on in the same curves
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, x_disable_meta=True)
@@ -73,11 +74,9 @@ class WandB:
 
 
 class Trackio:
-    def __init__(self, project: str, root: Path, config: dict[str, Any]):
-        import trackio
-
-        self._module = trackio
-        trackio.init(project=project, name=root.name, config=config, resume="allow")
+    def __init__(self, project: str, root: Path, config: dict[str, Any]) -> None:
+        self._module = importlib.import_module("trackio")
+        self._module.init(project=project, name=root.name, config=config, resume="allow")
 
     def log(self, record: dict[str, float]) -> None:
         self._module.log({name: value for name, value in record.items() if name != "step"}, step=record["step"])
@@ -92,7 +91,7 @@ def check_trackers(settings: MetricsConfig) -> None:
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(f"metrics.{name} = true needs a package: pip install {name}, or leave it out")
     if settings.wandb and os.environ.get("WANDB_MODE", "online") == "online":
-        import wandb
+        wandb = importlib.import_module("wandb")
 
         if not wandb.login(prompt=False, verify=False):
             raise ConfigError("metrics.wandb = true needs a login: wandb login, or set WANDB_MODE=offline")
@@ -109,7 +108,7 @@ _KINDS: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]] = {
 class Trackers:
     """Owns those that were asked for. What goes wrong with one is said, once, and the run goes on without it."""
 
-    def __init__(self, settings: MetricsConfig, root: Path, config: dict[str, Any], say: Callable[[str], None]):
+    def __init__(self, settings: MetricsConfig, root: Path, config: dict[str, Any], say: Callable[[str], None]) -> None:
         """``config``: the resolved one."""
         self._say = say
         self._open: dict[str, Tracker] = {}

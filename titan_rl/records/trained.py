@@ -12,6 +12,7 @@ Dimensions: T tokens of a rollout, M of them the model's, S trained tokens of a 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -82,7 +83,7 @@ def in_order(rollout: Rollout, own: Iterable[Piece]) -> list[Piece] | None:
     return ordered or None
 
 
-def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[Piece]]) -> list[dict]:
+def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[Piece]]) -> list[dict[str, Any]]:
     """Of each rollout that was trained on, arrays [M] of what is known of it."""
     rows = []
     for rollout in (rollout for group in groups for rollout in group.rollouts):
@@ -106,7 +107,7 @@ def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[P
     return rows
 
 
-def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict | None:
+def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[str, Any] | None:
     """Of one rollout, with arrays [M]; None where nothing is known of it. Errors: OSError or pyarrow.ArrowException for
     a damaged file."""
     path = folder / f"{step_name(step)}.parquet"

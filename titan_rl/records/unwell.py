@@ -94,7 +94,7 @@ def _straggler(records: Records) -> str:
     ratios = {kind: ratio for kind in kinds if (ratio := last_mean(records, kind)) is not None and ratio >= STRAGGLES}
     if not ratios:
         return ""
-    kind = max(ratios, key=ratios.get)
+    kind = max(ratios, key=lambda kind: ratios[kind])
     who = kind.removeprefix("slowest_").replace("_", " ")
     return f"the slowest {who} takes {ratios[kind]:.1f} times its peers' median (events.jsonl names it)"
 

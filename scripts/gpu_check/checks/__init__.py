@@ -18,7 +18,8 @@ from gpu_check.checks import (
 )
 from gpu_check.house import House
 
-CHECKS: dict[str, Callable[[House], dict[str, Any]]] = {
+Checks = dict[str, Callable[[House], dict[str, Any]]]
+CHECKS: Checks = {
     "deterministic": deterministic.check,
     "right": right.check,
     **{

@@ -12,7 +12,7 @@ from gpu_check.bench import mib, relative_error
 from gpu_check.house import House
 from titan_rl.data.types import Segment
 from titan_rl.models import attention
-from titan_rl.models.attention import PackedAttention, plan_attention
+from titan_rl.models.attention import Form, PackedAttention, plan_attention
 
 _HEADS, _KEY_HEADS, _SIZE = 32, 8, 128
 _SHAPES = ((512, 8, 2048), (1024, 8, 1000), (1024, 8, 1013), (1024, 8, 4096), (1024, 2, 15000))
@@ -35,7 +35,7 @@ def _has_packed() -> bool:
     return hasattr(attention, "attention_form")
 
 
-def _forms(device: torch.device) -> list[str]:
+def _forms(device: torch.device) -> list[Form]:
     """On a CPU the packed form is its reference."""
     return ["blocks", "packed"] if _has_packed() else ["blocks"]
 
@@ -45,11 +45,12 @@ def _segments(prefix: int, count: int, length: int) -> list[Segment]:
     return [Segment(0, prefix), *behind]
 
 
-def _pass(house: House, form: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Run:
+def _pass(house: House, form: Form, shape: tuple[int, int, int], dtype: torch.dtype) -> Run:
     """Forward and backward of one layer; the output and the gradients of queries, keys and values."""
     torch.manual_seed(0)
     total = shape[0] + shape[1] * shape[2]
-    plan = plan_attention(_segments(*shape), total, house.device, *([form] if form == "packed" else []))
+    forms: list[Form] = [form] if form == "packed" else []
+    plan = plan_attention(_segments(*shape), total, house.device, *forms)
     sizes = (_HEADS, _KEY_HEADS, _KEY_HEADS) if house.bench.on_gpu else (4, 2, 2)
     leaves = [torch.randn(1, total, heads, _SIZE).to(house.device, dtype).requires_grad_() for heads in sizes]
     upstream = torch.randn_like(leaves[0], requires_grad=False)

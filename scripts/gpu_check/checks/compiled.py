@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from gpu_check.house import House
+from gpu_check.house import DirectTrainer, House
 from gpu_check.sizes import Shape
-from titan_rl.actors.trainer import Trainer
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Row
 
@@ -30,7 +29,7 @@ def check(house: House) -> dict[str, Any]:
     }
 
 
-def _step(house: House, trainer: Trainer, rows: list[Row]) -> tuple[float, float]:
+def _step(house: House, trainer: DirectTrainer, rows: list[Row]) -> tuple[float, float]:
     """Seconds and loss."""
     metrics = []
     return house.bench.once(lambda: metrics.append(house.step(trainer, rows))), metrics[0].loss

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
+import torch
+
 from gpu_check.house import House
+from titan_rl.mesh.channel.plan import ReadPlan
 from titan_rl.mesh.channel.reader import ReaderSetup
 
 
@@ -36,7 +39,7 @@ def check(house: House) -> dict[str, Any]:
     }
 
 
-def _sums(slot, reads) -> list[str]:
+def _sums(slot: torch.Tensor, reads: ReadPlan) -> list[str]:
     from gpu_check.reader import digest
 
     return [digest(slot[read.offset : read.offset + read.nbytes]) for read in reads.reads]

@@ -3,21 +3,26 @@
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from gpu_check.house import House
+from gpu_check.house import DirectTrainer, House
 from gpu_check.sizes import STEP
-from titan_rl.actors.trainer import Trainer
 from titan_rl.data.types import Row
 
 
-def gradient(trainer: Trainer, rows: list[Row]) -> torch.Tensor:
+def gradient(trainer: DirectTrainer, rows: list[Row]) -> torch.Tensor:
     """Of all parameters, flat, in fp32, on the host."""
     learner = trainer.learner
     learner.optimizer.zero_grad()
     learner.forward_backward(rows)
-    flat = [parameter.grad.full_tensor().flatten().float().cpu() for parameter in learner.model_parts[0].parameters()]
+    flat = [_whole(parameter.grad).flatten().float().cpu() for parameter in learner.model_parts[0].parameters()]
     learner.optimizer.zero_grad()
     return torch.cat(flat)
+
+
+def _whole(gradient: torch.Tensor | None) -> torch.Tensor:
+    assert isinstance(gradient, DTensor), "FSDP shards every parameter, and each takes part"
+    return gradient.full_tensor()
 
 
 def check(house: House) -> dict[str, Any]:

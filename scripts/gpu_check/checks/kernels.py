@@ -1,7 +1,7 @@
 """Triton's kernels against references in float64 on shapes that fill no tile; what they take is kernels/bench.py's."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +14,12 @@ from titan_rl.kernels.pack_cast import Staging
 from titan_rl.kernels.policy_loss import Objective, policy_loss
 
 Figures = dict[str, Any]
+_Widening = Callable[[torch.Tensor], torch.Tensor]
+_BOTH: tuple[tuple[Literal["triton", "reference"], _Widening], ...] = (
+    ("triton", torch.Tensor.float),
+    ("reference", torch.Tensor.double),
+)
+"""Implementations, and what makes inputs of the dtype that each computes in."""
 
 
 def _worst(found: list[Figures]) -> Figures:
@@ -32,7 +38,7 @@ def _linear_logprob(device: torch.device, dtype: torch.dtype, name: str, tokens:
     hidden_SD, weight_VD = torch.randn(tokens, dim), 3 * torch.randn(words, dim) / dim**0.5
     leaves = [one.to(device, dtype).requires_grad_() for one in (hidden_SD, weight_VD)]
     target_S, temperature = torch.randint(words, (tokens,)).to(device), 0.7
-    found = linear_logprob(*leaves, target_S, temperature=temperature, implementation="triton")
+    found = linear_logprob(leaves[0], leaves[1], target_S, temperature=temperature, implementation="triton")
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     logprob_SV = (exact_leaves[0] @ exact_leaves[1].T / temperature).log_softmax(-1)
     exact = logprob_SV.gather(1, target_S[:, None])[:, 0], -(logprob_SV.exp() * logprob_SV).sum(-1)
@@ -66,14 +72,14 @@ def check_policy_loss(house: House) -> Figures:
     return _worst([_policy_loss(inputs, more, objective) for objective in objectives])
 
 
-def _policy_loss(inputs: list[torch.Tensor], more: dict, objective: Objective) -> Figures:
+def _policy_loss(inputs: list[torch.Tensor], more: dict[str, torch.Tensor], objective: Objective) -> Figures:
     """The reference computes in its inputs' dtype."""
     found = []
-    for implementation, wide in (("triton", torch.Tensor.float), ("reference", torch.Tensor.double)):
+    for implementation, wide in _BOTH:
         leaf = wide(inputs[0]).requires_grad_()
         more_wide = {name: value if name == "offsets_N" else wide(value) for name, value in more.items()}
-        rest = [wide(one) for one in inputs[1:]]
-        loss, _ = policy_loss(leaf, *rest, objective, **more_wide, implementation=implementation)
+        old_S, advantage_S, weight_S = (wide(one) for one in inputs[1:])
+        loss, _ = policy_loss(leaf, old_S, advantage_S, weight_S, objective, **more_wide, implementation=implementation)
         found.append((loss.detach(), torch.autograd.grad(loss, leaf)[0]))
     (loss, gradient), (exact_loss, exact_gradient) = found
     size = float(sum(one.double().abs().mean() for one in inputs[2:]))
@@ -89,8 +95,8 @@ def check_discounted_scan(house: House) -> Figures:
     rewards_T, values_T = (torch.randn(num_tokens).to(house.device) for _ in range(2))
     last_T = (torch.rand(num_tokens) < 1e-3).to(house.device)
     found, exact = (
-        advantages_and_returns(*(wide(x) for x in (rewards_T, values_T)), last_T, 0.99, 0.95, implementation=how)
-        for how, wide in (("triton", torch.Tensor.float), ("reference", torch.Tensor.double))
+        advantages_and_returns(wide(rewards_T), wide(values_T), last_T, 0.99, 0.95, implementation=how)
+        for how, wide in _BOTH
     )
     return {"error": max(relative_error(one, other) for one, other in zip(found, exact, strict=True))}
 

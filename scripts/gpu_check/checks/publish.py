@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from gpu_check.house import House
+from gpu_check.house import DirectTrainer, House
 from gpu_check.sizes import LONG_STEP
+from titan_rl.data.types import Row
 
 
 def check(house: House) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def check(house: House) -> dict[str, Any]:
     copies = [(place, values) for place, values in trainer.writer.copies[0] if isinstance(values, torch.Tensor)]
     places, values = ([pair[index].detach() for pair in copies] for index in (0, 1))
     # what a publish must do at least: the same bytes are read and written
-    copy = bench.seconds(lambda: torch._foreach_copy_(places, values))
+    copy = bench.seconds(lambda: torch._foreach_copy_(places, values))  # pyright: ignore[reportPrivateImportUsage] - torch has no public name for it
     flat = torch.empty(layout.nbytes, dtype=torch.uint8, device=house.device)
     raw = bench.seconds(lambda: flat.copy_(trainer.writer.region.slots[0]))
     rows = house.rows("1b", LONG_STEP)
@@ -47,7 +48,7 @@ def check(house: House) -> dict[str, Any]:
     }
 
 
-def _beside(house: House, trainer, rows, version: int) -> tuple[float, float]:
+def _beside(house: House, trainer: DirectTrainer, rows: list[Row], version: int) -> tuple[float, float]:
     """Seconds of a step that begins with the publish, and until the version is there."""
     stamped, begun = [], time.perf_counter()
     trainer.publish(version)

@@ -36,7 +36,7 @@ def _by_transformers(house: House, rows: list[Row]) -> torch.Tensor:
 
     path = house.model("135m")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    model = model.to(house.device).eval()
+    model = model.to(house.device).eval()  # pyright: ignore[reportArgumentType] - transformers' wrapper loses `self`
     found = []
     for row in rows:
         for segment in row.segments:

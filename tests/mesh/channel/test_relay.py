@@ -189,7 +189,7 @@ def test_a_cut_link_is_left_in_the_middle_and_what_has_come_is_kept(impatient, m
     world.publish(1)
     asyncio.run(world.fetch(1, of=[0], routes=[Route(1)]))
     server, number, seen = block_server(), world.readers[0].relay.tcp.region, []
-    send = server._send
+    send = server.send_block
 
     def cut(stream, region: int, block) -> None:
         if region == number:
@@ -199,7 +199,7 @@ def test_a_cut_link_is_left_in_the_middle_and_what_has_come_is_kept(impatient, m
                 raise ConnectionError("cut")
         send(stream, region, block)
 
-    monkeypatch.setattr(server, "_send", cut)
+    monkeypatch.setattr(server, "send_block", cut)
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(1, (world.parent(1, 0),))]))
     world.check(1, of=[1])
     assert 0 < fetched.bytes_from_generators < TOTAL and len(fetched.left) == 1

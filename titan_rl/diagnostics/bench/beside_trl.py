@@ -81,7 +81,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         with memory_watch() as held, trained("smollm2.toml", _OURS, overrides) as root:
             config = json.loads((root / "config.json").read_text())
             records = [record for record in read_metrics(root) if "reward" in record][plan.num_warming :]
-            groups = [group for record in records for group in read_rollouts(root / "rollouts", record["step"])]
+            groups = [group for record in records for group in read_rollouts(root / "rollouts", int(record["step"]))]
             prompts = _prompts(groups, config["model"]["path"])
             shares.append(training_share(root, records, max(rates.values())))
             result = bench_run(root, records)

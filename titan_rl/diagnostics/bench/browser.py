@@ -30,14 +30,14 @@ def browser_page(width: int = 1440, height: int = 920, *, dark: bool = False) ->
     """A playwright page, and what its console said of errors, in ``page.told``. Errors: ConfigError."""
     if why := why_no_browser():
         raise ConfigError(why)
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import ViewportSize, sync_playwright
 
     path = next(filter(None, map(shutil.which, _NAMES)))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         try:
-            size = {"width": width, "height": height}
-            page = browser.new_page(viewport=size, color_scheme="dark" if dark else "light")
+            size = ViewportSize(width=width, height=height)
+            page: Any = browser.new_page(viewport=size, color_scheme="dark" if dark else "light")
             page.told, page.elsewhere = [], []
             page.on("console", lambda message: page.told.append(message.text) if message.type == "error" else None)
             page.on("request", lambda request: _note(page.elsewhere, request.url))

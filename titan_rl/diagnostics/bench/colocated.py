@@ -23,7 +23,7 @@ from titan_rl.records.metrics import read_metrics
 _BAR, _EVERY_SECONDS = 1.1, 0.1
 _KINDS = ("trainer", "generator")
 _MIB_PER_GIB = 1024
-_LIBRARIES = tuple(LIBRARIES[kind] for kind in _KINDS)
+_LIBRARIES = (LIBRARIES["trainer"], LIBRARIES["generator"])
 _NUM_WARMING = 2
 
 
@@ -37,7 +37,8 @@ class _Held:
         try:
             names = json.loads((root / "pids.json").read_text())
             of_kind = [[pid for pid, name in names.items() if name.startswith(kind)] for kind in _KINDS]
-            self.looks.append(tuple(sum(proportional_mib(Path("/proc", pid)) for pid in pids) for pids in of_kind))
+            trainer, generator = (sum(proportional_mib(Path("/proc", pid)) for pid in pids) for pids in of_kind)
+            self.looks.append((trainer, generator))
         except (OSError, ValueError):
             pass  # the run begins or ends
 
@@ -60,7 +61,8 @@ class _Held:
     def largest(self, without: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float]:
         """GiB of both together at the most, of the trainer and of the generators, but for so much of each."""
         looks = [[mib / _MIB_PER_GIB - less for mib, less in zip(look, without, strict=True)] for look in self.looks]
-        return max(map(sum, looks)), *map(max, zip(*looks, strict=True))
+        trainers, generators = zip(*looks, strict=True)
+        return max(map(sum, looks)), max(trainers), max(generators)
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,10 +74,9 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         bar = _BAR if mode == "colocated" else None
         for name, less, its_bar in (("", _LIBRARIES, bar), (", libraries included", (0.0, 0.0), None)):
             together, *each = held.largest(less)
-            details = dict(together_gib=together, trainer_gib=each[0], generator_gib=each[1])
-            rows.append(
-                row(f"{mode}: both together over the larger{name}", together / max(each), "", its_bar, **details)
-            )
+            gib = dict(together_gib=together, trainer_gib=each[0], generator_gib=each[1])
+            what = f"{mode}: both together over the larger{name}"
+            rows.append(row(what, together / max(each), "", its_bar, at_most=True, **gib))
         seconds = [record["seconds_step"] for record in records[_NUM_WARMING:]]
         rows.append(row(f"{mode}: step", statistics.median(seconds), "s", loss=[record["loss"] for record in records]))
     return rows

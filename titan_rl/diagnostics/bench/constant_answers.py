@@ -67,7 +67,7 @@ def _measure(name: str, num_rows: int) -> ConstantPay:
 
     def best(score: Callable[[dict, str], float]) -> tuple[float, str]:
         means = {answer: sum(score(entry, answer) for entry in entries_N) / num_rows for answer in answers}
-        answer = max(means, key=means.get)
+        answer = max(means, key=lambda answer: means[answer])
         return round(means[answer], 4), answer[:_SHOWN_CHARACTERS]
 
     garbage = round(garbage_pay(name, partial(family_score, dataset)), 4)

@@ -12,20 +12,24 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from titan_rl.algorithms.batching import step_batches
 from titan_rl.config.load import load_config
+from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.preflight import Checked, resolve
+from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.instant_verifier import InstantVerifier
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.router import Router
 from titan_rl.mesh.supervision.actor_process import ActorProcess
+from titan_rl.mesh.verifiers import Verifiers
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.metrics import sampling_metrics
 from titan_rl.records.rollouts import write_rollouts
@@ -59,7 +63,8 @@ async def _measure(overrides: dict[str, dict[str, Any]]) -> dict[int, tuple[floa
 
     procs = this_host().spawn_procs(per_host={"ranks": 1}, name="verifier")
     try:
-        verifier = ActorProcess("verifier 0", procs, procs.spawn("verifier", InstantVerifier), sidecar=None, host=None)
+        actor, unused = procs.spawn("verifier", InstantVerifier), cast(Any, None)
+        verifier = ActorProcess("verifier 0", procs, actor, sidecar=unused, host=unused)
         rates = {}
         relieve_collector()
         for count in _PROMPTS:
@@ -77,8 +82,9 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
     config = checked.config
     ledger, stream = Ledger(folder / "ledger.db"), PromptStream(checked.task, config.run.seed)
     admission = Admission(config.rollout.prompts_per_step, 0)
+    publishing = cast(Publishing, SimpleNamespace(pending=None))  # a queue asks no more of it
     queue = RolloutQueue(
-        *(config, stream, ledger, _dispatcher(config, verifier), admission, SimpleNamespace(pending=None)),
+        *(config, stream, ledger, _dispatcher(config, verifier), admission, publishing),
         max_tokens=checked.titan.training.seq_len,
         on_score_failed=lambda *_: None,
     )
@@ -103,8 +109,9 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
     return 1 / sum(of_sample.values()), {part: 1e6 * seconds for part, seconds in of_sample.items()}
 
 
-def _dispatcher(config, verifier: ActorProcess) -> Dispatcher:
+def _dispatcher(config: Config, verifier: ActorProcess) -> Dispatcher:
     replica = Replica(0, [verifier])  # its leader is only passed on
     generators = SimpleNamespace(router=Router("generator", [0]), replicas={0: replica})
     verifiers = SimpleNamespace(router=Router("verifier", [0]), procs={0: verifier})
-    return Dispatcher(config, generators, verifiers, reissued=lambda name: None)
+    # a dispatcher asks no more of either
+    return Dispatcher(config, cast(Generators, generators), cast(Verifiers, verifiers), reissued=lambda name: None)

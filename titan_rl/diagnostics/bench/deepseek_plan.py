@@ -15,6 +15,12 @@ import sys
 import tempfile
 import time
 from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from titan_rl.mesh.channel.plan import Interner, Units
 
 _STAGES, _EXPERT_RANKS, _TENSOR_RANKS = 8, 64, 64
 _LAYERS, _DENSE_LAYERS, _EXPERTS = 61, 3, 256
@@ -63,24 +69,24 @@ class _Ranks:
     """Replaces a vLLM process group in which this process is one rank. Nothing is ever sent."""
 
     class _Group:
-        def __init__(self, rank: int, size: int):
+        def __init__(self, rank: int, size: int) -> None:
             self.rank, self.size = (lambda: rank), (lambda: size)
 
-    def __init__(self, rank: int, size: int):
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = self.local_rank = self.rank_in_group = rank
         self.world_size, self.ranks = size, list(range(size))
         self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
         self.device_group = self.cpu_group = self._Group(rank, size)
 
 
-def _vllm_config(folder: str):
+def _vllm_config(folder: str) -> "VllmConfig":
     from transformers import DeepseekV3Config
     from vllm.engine.arg_utils import EngineArgs
 
     DeepseekV3Config(
         num_hidden_layers=2,
         first_k_dense_replace=1,
-        topk_method="noaux_tc",
+        topk_method="noaux_tc",  # pyright: ignore[reportCallIssue] - kept for vLLM, though transformers does not know it
         architectures=["DeepseekV3ForCausalLM"],
         dtype="bfloat16",
     ).save_pretrained(folder)
@@ -89,7 +95,7 @@ def _vllm_config(folder: str):
     ).create_engine_config()
 
 
-def generator_needs(interner) -> list:
+def generator_needs(interner: "Interner") -> "list[Units]":
     """For each tensor-parallel rank, as recorded from vLLM's loader."""
     import torch
     import vllm.distributed.parallel_state as parallel
@@ -106,7 +112,7 @@ def generator_needs(interner) -> list:
         for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP"):
             setattr(parallel, name, _Ranks(0, 1))
         for rank in range(_TENSOR_RANKS):
-            parallel._TP = _Ranks(rank, _TENSOR_RANKS)
+            parallel._TP = _Ranks(rank, _TENSOR_RANKS)  # noqa: SLF001 - vLLM asks this global
             config.compilation_config.static_forward_context.clear()
             with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device("meta"):
                 model = initialize_model(config)
@@ -114,7 +120,7 @@ def generator_needs(interner) -> list:
     return everyone
 
 
-def _all_layers(units: dict) -> dict:
+def _all_layers(units: "Units") -> "Units":
     kinds = [units["model.layers.0."]] * _DENSE_LAYERS + [units["model.layers.1."]] * (_LAYERS - _DENSE_LAYERS)
     return {"": units[""]} | {f"model.layers.{index}.": kind for index, kind in enumerate(kinds)}
 
@@ -137,7 +143,7 @@ def _fill(ends: list[int], limit: int) -> list[int]:
     return starts
 
 
-def trainer_holdings(interner) -> list:
+def trainer_holdings(interner: "Interner") -> "list[Units]":
     """For each rank, stage by stage; the embedding is in the first stage, norm and head in the last."""
     import math
 

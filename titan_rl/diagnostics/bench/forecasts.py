@@ -152,10 +152,10 @@ def _seconds_row(what: str, ran: _Ran, rates: Rates, bar: float | None = None) -
     details = {"planned_s": its.seconds, "measured_s": seconds["step"]}
     phases = {name: [value, seconds[name]] for name, value in planned.items()}
     error = abs(its.seconds / seconds["step"] - 1)
-    return row(f"{what}: seconds of a step, {ran.setting}", error, "", bar, **details, phases=phases)
+    return row(f"{what}: seconds of a step, {ran.setting}", error, "", bar, at_most=True, phases=phases, **details)
 
 
 def _memory_row(ran: _Ran, libraries: float) -> dict[str, Any]:
     planned = ran.planned_gib + libraries
     details = {"planned_gib": planned, "measured_gib": ran.gib, "unfitted_gib": ran.planned_gib}
-    return row(f"compared: memory, {ran.setting}", abs(planned / ran.gib - 1), "", _MEMORY_BAR, **details)
+    return row(f"compared: memory, {ran.setting}", abs(planned / ran.gib - 1), "", _MEMORY_BAR, at_most=True, **details)

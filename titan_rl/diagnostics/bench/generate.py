@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import load_config
+from titan_rl.config.schema import Config
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.mesh.launch.placement import available_cores, generator_environment, share_cores
 from titan_rl.train import drive
 
-_NUM_PROMPTS, _GROUP_SIZE, _NEW_TOKENS, _ROUNDS = 16, 8, 64, 7
+_NUM_PROMPTS, _GROUP_SIZE, NEW_TOKENS, _ROUNDS = 16, 8, 64, 7
 _BAR = 0.95
 _MAX_LEN = 256
 
 
-def _prompts() -> list[list[int]]:
+def prompts() -> list[list[int]]:
     random = np.random.default_rng(0)
     return [random.integers(10, 90, 12).tolist() for _ in range(_NUM_PROMPTS)]
 
@@ -48,12 +49,12 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-async def _measure(config, path: str) -> dict[str, list[float]]:
+async def _measure(config: Config, path: str) -> dict[str, list[float]]:
     """In alternating rounds, so that drift of the machine affects both; the first round of each is not counted."""
     from monarch.actor import default_bootstrap_cmd, this_host
 
     from titan_rl.actors.generator import Generator
-    from titan_rl.data.types import Request
+    from titan_rl.data.types import Completion, Request
     from titan_rl.models.device import DEVICE_TYPE
 
     environment = generator_environment(share_cores(available_cores(), 1, 1, alternating=True), DEVICE_TYPE == "cpu")
@@ -64,6 +65,8 @@ async def _measure(config, path: str) -> dict[str, list[float]]:
         text=True,
         env=os.environ | environment,
     )
+    asked, answers = plain.stdin, plain.stdout
+    assert asked is not None and answers is not None, "both are pipes"
     procs = this_host().spawn_procs(
         per_host={"ranks": 1}, name="generator", bootstrap_command=default_bootstrap_cmd().with_env(environment)
     )
@@ -72,24 +75,24 @@ async def _measure(config, path: str) -> dict[str, list[float]]:
     async def actor_round(number: int) -> float:
         start = time.perf_counter()
         requests = [
-            Request(np.asarray(tokens, np.int32), _seeds(number, index), _NEW_TOKENS, 1.0)
-            for index, tokens in enumerate(_prompts())
+            Request(np.asarray(tokens, np.int32), seeds(number, index), NEW_TOKENS, 1.0)
+            for index, tokens in enumerate(prompts())
         ]
 
-        async def ask(request):
+        async def ask(request: Request) -> list[Completion]:
             return await generator.generate.call_one(request)
 
         groups = await asyncio.gather(*(ask(request) for request in requests))
         return sum(len(c.tokens) for group in groups for c in group) / (time.perf_counter() - start)
 
     async def plain_round(number: int) -> float:
-        plain.stdin.write(f"{number}\n")
-        plain.stdin.flush()
-        return float((await asyncio.to_thread(plain.stdout.readline)).removeprefix("tokens/s "))
+        asked.write(f"{number}\n")
+        asked.flush()
+        return float((await asyncio.to_thread(answers.readline)).removeprefix("tokens/s "))
 
     try:
         await generator.start.call_one(0, "")
-        await asyncio.to_thread(plain.stdout.readline)
+        await asyncio.to_thread(answers.readline)
         speeds: dict[str, list[float]] = {"actor": [], "plain": []}
         for number in range(_ROUNDS + 1):
             for name, one_round in (("actor", actor_round), ("plain", plain_round)):
@@ -102,5 +105,5 @@ async def _measure(config, path: str) -> dict[str, list[float]]:
         await procs.stop()
 
 
-def _seeds(number: int, prompt: int) -> list[int]:
+def seeds(number: int, prompt: int) -> list[int]:
     return [1 + number * 10_000 + prompt * 100 + sample for sample in range(_GROUP_SIZE)]

@@ -10,11 +10,13 @@ from monarch.actor import Actor, concurrent_endpoint
 from monarch.rdma import RDMAAction, RDMABuffer
 
 from titan_rl.mesh.channel import plan as plan_module
-from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan
+from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, ReadPlan
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
+from titan_rl.mesh.channel.region import RegionHandle
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.tcp import server as server_module
+from titan_rl.mesh.channel.tcp.server import Block
 from titan_rl.mesh.channel.weights import WeightWriter, holdings
 from titan_rl.models.shards import Shard
 
@@ -35,7 +37,7 @@ class HostActor(Actor):
             _pace(bytes_per_second)
 
     @concurrent_endpoint
-    async def stage(self, nbytes: int):
+    async def stage(self, nbytes: int) -> tuple[ReadPlan, RegionHandle, list[RDMABuffer], int]:
         """A plan, and where the version 0 of a model of so many bytes can be read: the region; RDMABuffers of its
         blocks; the port of a raw socket."""
         self.values = torch.randint(0, 100, (nbytes // 4 // _ROW, _ROW), dtype=torch.int32).view(torch.float32)
@@ -58,7 +60,7 @@ class HostActor(Actor):
             while True:
                 connection, _ = listener.accept()
                 with connection:
-                    connection.sendall(memoryview(slot.numpy()))
+                    connection.sendall(slot.numpy().data)
 
         threading.Thread(target=serve, daemon=True).start()
         return listener.getsockname()[1]
@@ -73,8 +75,9 @@ class HostActor(Actor):
         return sum(server_module.block_server().bytes_sent.values())
 
     @concurrent_endpoint
-    async def connect(self, plan, handle, name: str) -> RelayHandle:
+    async def connect(self, plan: ReadPlan, handle: RegionHandle, name: str) -> RelayHandle:
         self.reader = WeightReader(ReaderSetup(plan, [handle], ["tcp"], 0, name), _CPU)
+        assert self.reader.relay is not None, "it has a name, so others may take from it"
         return self.reader.relay
 
     @concurrent_endpoint
@@ -97,7 +100,7 @@ class HostActor(Actor):
     @concurrent_endpoint
     async def read_raw(self, port: int) -> float:
         """Seconds of as many bytes over one socket, into memory that is there already; nothing is checked."""
-        into = memoryview(self.reader.buffer.numpy())
+        into = self.reader.buffer.numpy().data
         start = time.monotonic()
         with socket.create_connection(("127.0.0.1", port)) as connection:
             while into:
@@ -108,13 +111,13 @@ class HostActor(Actor):
 def _pace(bytes_per_second: float) -> None:
     """Have this process's server send no faster, as a network card would."""
     server, lock, free = server_module.block_server(), threading.Lock(), [0.0]
-    send = server._send
+    send = server.send_block
 
-    def paced(stream, region: int, block) -> None:
+    def paced(stream: socket.socket, region: int, block: Block) -> None:
         with lock:
             free[0] = max(free[0], time.monotonic()) + block.nbytes / bytes_per_second
             until = free[0]
         time.sleep(max(until - time.monotonic(), 0.0))
         send(stream, region, block)
 
-    server._send = paced
+    server.send_block = paced

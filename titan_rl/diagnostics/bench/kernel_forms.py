@@ -18,11 +18,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from titan_rl.kernels.linear_logprob import linear_logprob
+
+if TYPE_CHECKING:
+    from titan_rl.data.types import Row
 
 TOKENS, WORDS, HIDDEN = 4096, 49_152, 576
 _DOCUMENT = 256
@@ -58,7 +63,7 @@ def measure(run: Callable[[], None]) -> dict[str, float]:
     }
 
 
-def _naive(hidden_SD, weight_VD, target_S):
+def _naive(hidden_SD: Tensor, weight_VD: Tensor, target_S: Tensor) -> tuple[Tensor, Tensor]:
     """The usual code: logits, log-softmax, the target's value; the entropy for the log."""
     logprob_SV = torch.log_softmax(F.linear(hidden_SD, weight_VD), -1)
     with torch.no_grad():
@@ -70,7 +75,7 @@ class _Softmax(torch.autograd.Function):
     """Logits, probabilities and the gradient take turns in the same memory."""
 
     @staticmethod
-    def forward(ctx, logits_SV, target_S):
+    def forward(ctx: Any, logits_SV: Tensor, target_S: Tensor) -> tuple[Tensor, Tensor]:
         logits_SV -= logits_SV.amax(-1, keepdim=True)
         target_logit_S, exp_SV = logits_SV.gather(1, target_S[:, None])[:, 0], logits_SV.exp()
         total_S = exp_SV.sum(-1)
@@ -81,25 +86,28 @@ class _Softmax(torch.autograd.Function):
         return target_logit_S - total_S.log(), entropy_S
 
     @staticmethod
-    def backward(ctx, grad_S, _):
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        grad_S, _ = grad_outputs
         grad_SV, target_S = ctx.saved_tensors
         grad_SV.mul_(-grad_S[:, None]).scatter_add_(1, target_S[:, None], grad_S[:, None])
         return grad_SV, None
 
 
-def _by_hand(hidden_SD, weight_VD, target_S):
+def _by_hand(hidden_SD: Tensor, weight_VD: Tensor, target_S: Tensor) -> tuple[Tensor, Tensor]:
     """All logits, in as little memory and as few passes as torch allows; for one backward only."""
     return _Softmax.apply(F.linear(hidden_SD, weight_VD), target_S)
 
 
-def _expecting(hidden_SD, weight_VD, target_S):
+def _expecting(hidden_SD: Tensor, weight_VD: Tensor, target_S: Tensor) -> tuple[Tensor, Tensor]:
     """With the gradient of the log-probabilities' sum given, as the trainer's head is given that of its loss."""
     return linear_logprob(
         hidden_SD, weight_VD, target_S, expected_grad=lambda logprob_S, tokens: torch.ones_like(logprob_S)
     )
 
 
-HEADS = {"naive": _naive, "by_hand": _by_hand, "kernel": _expecting, "again": linear_logprob}
+Head = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Log-probabilities and entropies [S] of hidden states [S, D], a weight [V, D] and targets [S]."""
+HEADS: dict[str, Head] = {"naive": _naive, "by_hand": _by_hand, "kernel": _expecting, "again": linear_logprob}
 
 
 def head(form: str) -> Callable[[], None]:
@@ -124,15 +132,18 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     from titan_rl.trainer.learner import Learner
     from titan_rl.trainer.titan_config import build_titan
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] - public, but torch does not export it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     training = {"seq_len": TOKENS, "mixed_precision_param": "bfloat16"}
     tables = {"model": {"path": path}, "task": {"style": "chat"}, "training": training}
     tables |= {"activation_checkpoint": {"mode": checkpointing}}
     config = load_config(None, tables | {"parallelism": {"fsdp_reshard_after_forward": "never"}})
     learner = Learner(config, build_titan(config), path)
-    rows = _documents(learner.spec.model.vocab_size)
+    output_head = learner.model_parts[0].lm_head
+    assert isinstance(output_head, torch.nn.Module)
+    rows = _documents(len(_weight(output_head)))
     if form != "kernel":
-        _put_logits_in_full(learner.model_parts[0].lm_head, HEADS[form])
+        _put_logits_in_full(output_head, HEADS[form])
 
     def run() -> None:
         assert not isinstance(learner.train(rows, True), BadNumbers)
@@ -141,7 +152,7 @@ def step(form: str, path: str, checkpointing: str) -> Callable[[], None]:
     return run
 
 
-def _documents(num_words: int) -> list:
+def _documents(num_words: int) -> "list[Row]":
     import numpy as np
 
     from titan_rl.data.packing import pack, token_weights
@@ -164,13 +175,20 @@ def _documents(num_words: int) -> list:
     return [row]
 
 
-def _put_logits_in_full(output_head: torch.nn.Module, statistics: Callable) -> None:
+def _put_logits_in_full(output_head: torch.nn.Module, statistics: Head) -> None:
     """In the module's forward, for which FSDP gathers the weight, as for the trainer's own."""
 
-    def forward(hidden_SD, target_S, **_):
-        return torch.stack(statistics(hidden_SD.float(), output_head.weight.float(), target_S))
+    def forward(hidden_SD: Tensor, target_S: Tensor, **_: Any) -> Tensor:
+        return torch.stack(statistics(hidden_SD.float(), _weight(output_head).float(), target_S))
 
     output_head.forward = forward
+
+
+def _weight(output_head: torch.nn.Module) -> Tensor:
+    """Its weight [V, D] at this moment: FSDP has another one in its place during a forward."""
+    weight = output_head.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def main(what: str, form: str, *arguments: str) -> None:

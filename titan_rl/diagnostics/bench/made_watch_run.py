@@ -33,8 +33,8 @@ def make_run(root: Path, num_rollouts: int, seed: int = 0) -> RunDir:
         statuses = _write_step(run_dir, step, steps, rng)
         names = [_prompt(step, number) for number in range(PROMPTS)]
         ledger.issue(names, SAMPLES)
-        whys = np.where(statuses == "ok", None, statuses).reshape(PROMPTS, SAMPLES).tolist()
-        ledger.settle(dict(zip(names, whys, strict=True)), step)
+        whys = np.array([None if status == "ok" else status for status in statuses.tolist()], object)
+        ledger.settle(dict(zip(names, whys.reshape(PROMPTS, SAMPLES).tolist(), strict=True)), step)
         metrics.write(_record(step, steps, rng))
         write_trace(root, step, _spans(start + 2.0 * step, rng))
     for name, pid in (("trainer rank 0", 11), ("generator 0", 12), ("generator 1", 13), ("verifier 0", 14)):
@@ -63,7 +63,7 @@ def _write_step(run_dir: RunDir, step: int, steps: int, rng: np.random.Generator
     statuses = rng.choice(["ok", "truncated", "timeout", "infra_error"], count, p=[0.93, 0.05, 0.015, 0.005])
     rewards = (rng.random(count) < 0.2 + 0.6 * step / steps).astype(float)
     texts = [" ".join(rng.choice(_WORDS, 14)) for _ in range(count)]
-    names = [_prompt(step, number) for number in np.repeat(np.arange(PROMPTS), SAMPLES)]
+    names = [_prompt(step, number) for number in range(PROMPTS) for _ in range(SAMPLES)]
     samples = np.tile(np.arange(SAMPLES), PROMPTS)
     stale = rng.integers(0, 3, count)
 

@@ -6,7 +6,7 @@ import time
 from vllm import LLM, SamplingParams
 
 from titan_rl.config.schema import GeneratorConfig
-from titan_rl.diagnostics.bench.generate import _NEW_TOKENS, _prompts, _seeds
+from titan_rl.diagnostics.bench.generate import NEW_TOKENS, prompts, seeds
 from titan_rl.generator.engine_arguments import engine_arguments
 
 _SETTINGS = (
@@ -18,16 +18,17 @@ _SETTINGS = (
 
 
 def main(path: str, dtype: str, max_len: int) -> None:
+    assert dtype in ("auto", "float32", "bfloat16"), "it was checked by whoever asks"
     arguments = engine_arguments(GeneratorConfig(dtype=dtype), path, max_len)
     engine = LLM(**{name: getattr(arguments, name) for name in _SETTINGS})
     print("ready", flush=True)
     for line in sys.stdin:
         requests, parameters = [], []
-        for index, tokens in enumerate(_prompts()):
-            for seed in _seeds(int(line), index):
+        for index, tokens in enumerate(prompts()):
+            for seed in seeds(int(line), index):
                 requests.append(dict(prompt_token_ids=tokens))
                 parameters.append(
-                    SamplingParams(max_tokens=_NEW_TOKENS, temperature=1.0, seed=seed, logprobs=0, detokenize=False)
+                    SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=seed, logprobs=0, detokenize=False)
                 )
         start = time.perf_counter()
         outputs = engine.generate(requests, parameters, use_tqdm=False)

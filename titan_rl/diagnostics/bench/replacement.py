@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def _cold_start() -> float:
         process = subprocess.Popen(
             [sys.executable, "-c", _COLD, str(_CHAOS), model], env=environment, stdout=subprocess.PIPE, text=True
         )
+        assert process.stdout is not None, "it is a pipe"
         try:
             while process.stdout.readline().strip() != "up":
                 if process.poll() is not None:
@@ -76,7 +78,7 @@ def _cold_start() -> float:
 
 
 @contextmanager
-def _run(overrides: dict[str, dict[str, Any]], recovery: dict[str, Any]):
+def _run(overrides: dict[str, dict[str, Any]], recovery: dict[str, Any]) -> Iterator[Path]:
     """The directory of a run that lasts until the context is left."""
     tables = overrides | {
         "training": {"steps": 100_000},
@@ -103,7 +105,7 @@ def _await_standbys(root: Path) -> None:
         _event(root, 0.0, "standby_waits", {"of": kind})
 
 
-def _replacements(root: Path, name: str, repaired: str, ready: tuple[str, dict]) -> list[float]:
+def _replacements(root: Path, name: str, repaired: str, ready: tuple[str, dict[str, Any]]) -> list[float]:
     """Seconds from each kill to the event ``repaired``. Before each kill, a new event ``ready`` is waited for."""
     seconds, since = [], 0.0
     for _ in range(_ROUNDS):

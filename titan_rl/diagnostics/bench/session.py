@@ -36,7 +36,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 async def _measure(sections: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         sections = sections | {"run": sections.get("run", {}) | {"dir": str(Path(folder) / "run")}}
-        async with launch("quickstart", **sections) as session:
+        async with launch("quickstart", resume=False, **sections) as session:
             await session.step(_WARMING)
             asked, beside, own = await _both_loops(session)
             session.run()
@@ -70,7 +70,10 @@ async def _both_loops(session: LiveSession) -> tuple[np.ndarray, np.ndarray, np.
     async def timed(work: Callable[[], Awaitable[Any]]) -> None:
         within.append(await _seconds(work))
 
-    run.step, run.reported = (lambda: timed(step)), (lambda: timed(reported))
+    async def timed_step(count: int = 1) -> None:
+        await timed(lambda: step(count))
+
+    run.step, run.reported = timed_step, (lambda: timed(reported))
     pairs = [(await _seconds(session.step), await _seconds(own_step)) for _ in range(_PAIRS)]
     del run.step, run.reported  # the class's again
     asked, own = np.array(pairs).T

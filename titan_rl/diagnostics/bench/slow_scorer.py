@@ -7,6 +7,7 @@ scoring.
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 from titan_rl.diagnostics.bench.harness import row
@@ -42,7 +43,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _step(reward, overrides: dict[str, dict[str, Any]]) -> float:
+def _step(reward: Callable[[str, str, dict[str, Any]], float], overrides: dict[str, dict[str, Any]]) -> float:
     """Median seconds of a step."""
     task = {"reward": f"{__name__}:{reward.__name__}"}
     return train_for_bench("grpo_tiny.toml", _FIXED | {"task": task}, overrides).seconds["step"]

@@ -4,22 +4,23 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports] - in an environment of its own
 
 
 class _Clock(TrainerCallback):
-    def on_step_begin(self, *_, **__) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._start = time.perf_counter()
 
-    def on_step_end(self, *_, **__) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         print(f"seconds {time.perf_counter() - self._start}", flush=True)
 
 
-def main(asked: dict) -> None:
+def main(asked: dict[str, Any]) -> None:
     """``asked``: model, dtype, prompts (texts, in order), group_size, max_new_tokens, rows (at once), steps, folder."""
     num_samples = asked["group_size"] * asked["prompts_per_step"]
     config = GRPOConfig(

@@ -52,6 +52,7 @@ def served(*roots: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "titan_rl.cli", "watch", *map(str, roots)]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None, "it is a pipe"
         try:
             yield process.stdout.readline().strip()
         finally:

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,20 +31,22 @@ def median_seconds(run: Callable[[], object], rounds: int) -> float:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    return sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest()
+    return sha256(tensor.contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 class BenchTrainer(Trainer):
     @endpoint
     def wait_for_stamp(self) -> None:
+        assert self.writer is not None
         self.writer.wait()
 
     @endpoint
     def cast_and_copy(self, rounds: int) -> float:
         """Seconds of the cast and copy of this rank's shards, into the slot that the next version takes, alone."""
+        assert self.writer is not None
         into, values = zip(*self.writer.copies[0], strict=True)
         with torch.no_grad():
-            return median_seconds(lambda: torch._foreach_copy_(into, values), rounds)
+            return median_seconds(lambda: torch._foreach_copy_(into, values), rounds)  # pyright: ignore[reportPrivateImportUsage] - torch has no public name for it
 
     @endpoint
     def tensor_buffers(self) -> dict[str, tuple[RDMABuffer, int]]:
@@ -55,7 +58,7 @@ class BenchTrainer(Trainer):
         }
 
     @endpoint
-    def send_tensors(self, generator) -> float:
+    def send_tensors(self, generator: Any) -> float:
         """Seconds until the generator has all tensors, as arguments of its endpoint."""
         tensors = self._cast()
         start = time.perf_counter()
@@ -95,7 +98,7 @@ class BenchGenerator(Generator):
         """Of vLLM's own reload from whole tensors that are in memory already. One tensor-parallel rank only."""
         tensors = self._fetched()
 
-        def load(worker) -> None:
+        def load(worker: Any) -> None:
             from vllm.config import set_current_vllm_config
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -107,7 +110,7 @@ class BenchGenerator(Generator):
 
         def measure() -> float:
             start = time.perf_counter()
-            self.engine._on_worker(load)
+            self.engine.on_worker(load)
             return time.perf_counter() - start
 
         return await asyncio.to_thread(measure)

@@ -6,6 +6,7 @@ A small untied Qwen3 in fp32, whose heads divide. Each trainer takes a step firs
 import asyncio
 import math
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from titan_rl.config.load import load_config
 from titan_rl.config.schema import Config
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.packing import pack, token_weights
-from titan_rl.data.types import Batch, Completion, Provenance, Sample
+from titan_rl.data.types import Batch, Completion, Provenance, Sample, StepMetrics
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.mesh.endpoints import GeneratorEndpoints
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.weight_link import WeightLink
 from titan_rl.train import drive
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
@@ -30,6 +33,8 @@ TRAINERS: dict[str, dict[str, int]] = {
     "dp2 x tp2": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 2},
 }
 GENERATORS: dict[str, dict[str, int]] = {"tp1": {}, "tp2": {"tensor_parallel": 2}, "2 replicas": {"replicas": 2}}
+Answered = tuple[np.ndarray, list[Completion]]
+"""Tokens of a prompt, and its completions."""
 _BAR_LOGPROB = 1e-4
 _MAX_LEN, _NEW_TOKENS, _PROMPTS, _SAMPLES = 64, 16, 4, 4
 
@@ -47,7 +52,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return [*rows, row("bytes read over bytes stored, worst pair", round(redundancy, 4), "ratio", 1.0)]
 
 
-def _configs(trainer: str, generator: str, overrides: dict) -> tuple[Config, TitanConfig]:
+def _configs(trainer: str, generator: str, overrides: dict[str, Any]) -> tuple[Config, TitanConfig]:
     tables = {
         "training": {"seq_len": _MAX_LEN, "steps": 10},
         "optimizer": {"lr": 1e-2},
@@ -60,7 +65,7 @@ def _configs(trainer: str, generator: str, overrides: dict) -> tuple[Config, Tit
     return config, build_titan(config)
 
 
-async def _one_generator(name: str, path: str, logs: Path, overrides: dict) -> list[dict[str, Any]]:
+async def _one_generator(name: str, path: str, logs: Path, overrides: dict[str, Any]) -> list[dict[str, Any]]:
     """Generators stay up while one trainer after the other feeds them."""
     generators = make_meshes(*_configs("1", name, overrides), path, parts=frozenset({"generators"}), logs=logs)
     rows = []
@@ -79,7 +84,15 @@ async def _one_generator(name: str, path: str, logs: Path, overrides: dict) -> l
     return rows
 
 
-async def _one_pair(trainer, generator, trainers, generators, config, titan, version: int) -> dict[str, Any]:
+async def _one_pair(
+    trainer: str,
+    generator: str,
+    trainers: Meshes,
+    generators: Meshes,
+    config: Config,
+    titan: TitanConfig,
+    version: int,
+) -> dict[str, Any]:
     replicas = list(generators.generators.replicas.values())
     link = WeightLink(trainers.trainers, config.mesh.transport, config.mesh.step_timeout)
     await link.connect(replicas)
@@ -91,6 +104,7 @@ async def _one_pair(trainer, generator, trainers, generators, config, titan, ver
     for replica in replicas:
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))
         [metrics] = await trainers.trainer.train([batch_of(groups, titan, None)], 2)
+        assert isinstance(metrics, StepMetrics), metrics
         worst = max(worst, math.log(metrics.agreement_max))
     accounts = [await GeneratorEndpoints.account().at(rank.actor) for replica in replicas for rank in replica.ranks]
     return row(
@@ -107,17 +121,17 @@ def _raise(number: int, reason: str) -> None:
     raise RuntimeError(f"generator {number} {reason}")
 
 
-def guess(random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
+def guess(random: np.random.Generator) -> Answered:
     """A prompt and completions of random characters, about as likely as an untrained model finds them."""
 
-    def completion():
+    def completion() -> Completion:
         tokens = random.integers(5, 90, _NEW_TOKENS)
         return Completion(tokens, np.full(_NEW_TOKENS, -4.5, np.float32), np.zeros(_NEW_TOKENS), "stop")
 
     return random.integers(5, 90, 6), [completion() for _ in range(_SAMPLES)]
 
 
-async def _sample(replica, random: np.random.Generator) -> tuple[np.ndarray, list[Completion]]:
+async def _sample(replica: Replica, random: np.random.Generator) -> Answered:
     from titan_rl.data.types import Request
 
     prompt, seeds = random.integers(5, 90, 6).astype(np.int32), random.integers(1, 1 << 30, _SAMPLES).tolist()
@@ -125,10 +139,10 @@ async def _sample(replica, random: np.random.Generator) -> tuple[np.ndarray, lis
     return prompt, await asked.at(replica.leader)
 
 
-def batch_of(groups, titan: TitanConfig, random: np.random.Generator | None) -> Batch:
+def batch_of(groups: Iterable[Answered], titan: TitanConfig, random: np.random.Generator | None) -> Batch:
     """A batch of (prompt, completions); advantages are random, or 0 where nothing is to be learned."""
 
-    def sample(prompt, completion):
+    def sample(prompt: np.ndarray, completion: Completion) -> Sample:
         provenance = np.array(
             [Provenance.TEMPLATE] * len(prompt) + [Provenance.MODEL] * len(completion.tokens), np.int8
         )

@@ -8,7 +8,7 @@ import pickle
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from monarch.actor import this_host
 from titan_rl.actors.role import Role
 from titan_rl.actors.verifier import Verifier
 from titan_rl.config.load import load_config
+from titan_rl.config.schema import Config
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Batch
 from titan_rl.diagnostics.bench import weight_pairs
@@ -42,6 +43,8 @@ _STEP_ROUNDS = 21
 _BAR_MEMCPY, _BAR_UPDATE, _BAR_RDMA, _BAR_ARGUMENTS = 1.3, 1.15, 5.0, 20.0
 _PARTS = frozenset({"trainer", "generators"})
 BENCH_ACTORS = ActorClasses(BenchTrainer, BenchGenerator, Verifier, Role)
+
+_Measurement = Callable[[Meshes], Awaitable[list[dict[str, Any]]]]
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -70,7 +73,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return [*rows, *_message_rows(messages)]
 
 
-async def _measure(measure, config, path: str, logs: Path) -> list[dict[str, Any]]:
+async def _measure(measure: _Measurement, config: Config, path: str, logs: Path) -> list[dict[str, Any]]:
     meshes = make_meshes(config, build_titan(config), path, actors=BENCH_ACTORS, parts=_PARTS, logs=logs)
     try:
         await meshes.start()
@@ -130,10 +133,11 @@ async def _time_all(meshes: Meshes) -> list[dict[str, Any]]:
 async def _warm(meshes: Meshes) -> int:
     """Both slots and all buffers have been touched, and the trainer has taken a step."""
     await meshes.trainer.train([_batch(meshes)], 1)
-    for version in range(4):
+    last = 3
+    for version in range(last + 1):
         await meshes.weights.publish(version)
         await meshes.weights.deliver(version)
-    return version
+    return last
 
 
 def _batch(meshes: Meshes) -> Batch:

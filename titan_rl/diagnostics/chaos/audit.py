@@ -21,7 +21,7 @@ SampleRow = tuple[str, int, str, int | None, str | None]
 """Prompt, sample, state, step and reason."""
 
 
-def _ask(root: Path, question: str) -> list[tuple]:
+def _ask(root: Path, question: str) -> list[tuple[Any, ...]]:
     """Rows of a run's ledger; none if there is no ledger."""
     path = RunDir(root).ledger
     if not path.is_file():
@@ -35,7 +35,7 @@ def read_samples(root: Path) -> list[SampleRow]:
     return _ask(root, "select prompt_id, sample, state, step, reason from samples")
 
 
-def trained_prompts(root: Path) -> dict[str, int]:
+def trained_prompts(root: Path) -> dict[str, int | None]:
     """Prompt to the step that it was trained at."""
     return {prompt: step for prompt, _, state, step, _ in read_samples(root) if state == "trained"}
 
@@ -54,7 +54,7 @@ def recorded_samples(root: Path, steps: int) -> dict[int, set[Sample]]:
 
 def step_values(root: Path, name: str) -> dict[int, float]:
     """One of the metrics, such as ``loss``, by step."""
-    return {record["step"]: record[name] for record in read_metrics(root) if name in record}
+    return {int(record["step"]): record[name] for record in read_metrics(root) if name in record}
 
 
 def summary(root: Path) -> dict[str, Any]:
@@ -94,6 +94,8 @@ def compare_records(samples: list[SampleRow], recorded: dict[int, set[Sample]], 
     return {
         "steps_without_record": steps - len(recorded),
         "trained_twice": sum(count > 1 for count in times.values()),
-        "trained_but_not_recorded": sum(key not in recorded.get(step, ()) for key, step in trained.items()),
+        "trained_but_not_recorded": sum(
+            step is None or key not in recorded.get(step, ()) for key, step in trained.items()
+        ),
         "recorded_at_another_step": sum(step_of.get(key) != step for step, keys in recorded.items() for key in keys),
     }

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def against_undisturbed(root: Path, undisturbed: Path) -> dict[str, Any]:
     return found
 
 
-def compare_prompts(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, Any]:
+def compare_prompts(ours: Mapping[str, int | None], theirs: Mapping[str, int | None]) -> dict[str, Any]:
     """Both: prompt to the step that it was trained at. Pure."""
     differ = ours.keys() ^ theirs.keys()
     return {

@@ -6,9 +6,11 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER
@@ -33,6 +35,7 @@ _MENDS = {
     "implicit_reward": "--implicit_reward.placement own",
 }
 Overrides = dict[str, dict[str, Any]]
+_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,16 @@ class Options:
     kills: int = 20
     seed: int = 1
     targets: tuple[str, ...] | None = None
-    """Kinds of processes; None: every kind that the run has."""
+    """Kinds of processes that were asked for; None: every kind that the run has (``kinds``)."""
     undisturbed: bool = False
     fault_free_seeds: int = 0
     timeout: float = 4 * 3600.0
     """Seconds for all runs together."""
     as_json: bool = False
+
+    def kinds(self, config: Config) -> tuple[str, ...]:
+        """Kinds of processes that faults are injected into."""
+        return kinds_of(config) if self.targets is None else self.targets
 
 
 def chaos(config_file: str | None, overrides: Overrides, options: Options) -> int:
@@ -57,8 +64,6 @@ def chaos(config_file: str | None, overrides: Overrides, options: Options) -> in
     """
     config = load_config(config_file, overrides)
     steps = build_titan(config).training.steps
-    if options.targets is None:
-        options = replace(options, targets=kinds_of(config))
     _check(options, config, steps)
     scratch = None if config.run.dir else tempfile.mkdtemp(prefix="titan_rl_chaos_")
     root = Path(config.run.dir if scratch is None else f"{scratch}/run")
@@ -80,7 +85,7 @@ def chaos(config_file: str | None, overrides: Overrides, options: Options) -> in
 
 
 def _check(options: Options, config: Config, steps: int) -> None:
-    _check_targets(options.targets, config)
+    _check_targets(options.kinds(config), config)
     if options.kills < 1:
         raise ConfigError("chaos needs at least one fault: give --kills 1 or more")
     if last_fault_step(steps, config.checkpoint.every) < 1:
@@ -123,7 +128,7 @@ def _check_empty(roots: list[Path]) -> None:
 
 
 @contextmanager
-def _on_signals(handlers: dict[signal.Signals, Any]):
+def _on_signals(handlers: Mapping[signal.Signals, _Handler]) -> Iterator[None]:
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -132,11 +137,11 @@ def _on_signals(handlers: dict[signal.Signals, Any]):
             signal.signal(number, handler)
 
 
-def _interrupt(number, frame) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _as_ctrl_c() -> dict[signal.Signals, Any]:
+def _as_ctrl_c() -> dict[signal.Signals, _Handler]:
     """Ctrl-C too: a shell that starts a command in the background has it ignored, and Python leaves that so. A closed
     terminal too, unless ``nohup`` has it ignored."""
     ends = [signal.SIGTERM, signal.SIGINT]
@@ -145,7 +150,9 @@ def _as_ctrl_c() -> dict[signal.Signals, Any]:
     return dict.fromkeys(ends, _interrupt)
 
 
-_IGNORE_SIGNALS = dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), signal.SIG_IGN)
+_IGNORE_SIGNALS: dict[signal.Signals, _Handler] = dict.fromkeys(
+    (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), signal.SIG_IGN
+)
 """While processes are ended: a second Ctrl-C must not leave some of them."""
 
 
@@ -160,7 +167,7 @@ class _Runs:
         options: Options,
         config: Config,
         steps: int,
-    ):
+    ) -> None:
         self.root, self.config_file, self.overrides = root, config_file, overrides
         self.options, self.config, self.steps = options, config, steps
         self.deadline = time.monotonic() + options.timeout
@@ -190,7 +197,8 @@ class _Runs:
 
     def _with_faults(self) -> dict[str, Any]:
         options, every = self.options, self.config.checkpoint.every
-        faults = schedule_faults(options.kills, options.seed, last_fault_step(self.steps, every), options.targets)
+        last, kinds = last_fault_step(self.steps, every), options.kinds(self.config)
+        faults = schedule_faults(options.kills, options.seed, last, kinds)
         process = self._new_process(self.root, self.overrides)
         experiment = Experiment(process, faults, options.seed, every, lambda done: self._say(done, process.events()))
         start, timed_out, code = time.monotonic(), False, None
@@ -210,7 +218,7 @@ class _Runs:
             "controller_starts": process.num_starts,
         }
 
-    def _say(self, injections: list[Injection], events: list[dict], is_last: bool = False) -> None:
+    def _say(self, injections: list[Injection], events: list[dict[str, Any]], is_last: bool = False) -> None:
         """A line for each fault as soon as its outcome is known."""
         for number in (number for number in range(len(injections)) if number not in self._reported):
             outcome = outcome_of(injections[number], events)
@@ -219,7 +227,7 @@ class _Runs:
                 words = reports.line(reports.row(injections[number], outcome))
                 print(f"fault {number + 1:>3}/{self.options.kills}  {words}", file=sys.stderr, flush=True)
 
-    def _figures(self, injections: list[Injection], events: list[dict], left: list[int]) -> dict[str, Any]:
+    def _figures(self, injections: list[Injection], events: list[dict[str, Any]], left: list[int]) -> dict[str, Any]:
         summed = summary(self.root)
         rows = [reports.row(one, outcome_of(one, events)) for one in injections]
         controllers = [one for one in injections if one.kind == "controller"]

@@ -49,7 +49,7 @@ class Experiment:
         seed: int,
         checkpoint_every: int,
         on_progress: Callable[[list[Injection]], None] = lambda injections: None,
-    ):
+    ) -> None:
         """``on_progress`` is called with the injections so far, about ten times a second."""
         self.process, self.faults, self.on_progress = process, faults, on_progress
         self.chosen = random.Random(f"siege {seed}")  # its first name, so that a seed hits the same targets
@@ -70,10 +70,12 @@ class Experiment:
         return self.process.await_end(self._observe)
 
     def _attempt(self, fault: Fault) -> None:
-        for _ in range(_ATTEMPTS):
-            one = self._kill_controller(fault) if fault.kind == "controller" else self._inject(fault)
+        attempt = self._kill_controller if fault.kind == "controller" else self._inject
+        one = attempt(fault)
+        for _ in range(_ATTEMPTS - 1):
             if one.is_witnessed:
                 break
+            one = attempt(fault)
         self.injections.append(one)
 
     def _inject(self, fault: Fault) -> Injection:
@@ -133,7 +135,7 @@ class Experiment:
     def _has_restarted(self, one: Injection) -> bool:
         if one.kind in BELOW_VERIFIERS:
             pid = below_verifier(self.process.root, one.target.name, one.kind)
-            return pid not in (None, one.target.pid) and is_well(pid)
+            return pid is not None and pid != one.target.pid and is_well(pid)
         return one.kind == "controller" and self.process.position()[1] in PHASES
 
     def _await_start(self) -> None:

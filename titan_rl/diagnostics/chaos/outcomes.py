@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from titan_rl.diagnostics.chaos.injection import Injection
 from titan_rl.diagnostics.chaos.schedule import BELOW_VERIFIERS, OF_TRAINER
@@ -22,7 +23,7 @@ class Outcome:
     """``itself``, or ``resume`` if the controller was killed before it had repaired this."""
 
 
-def outcome_of(one: Injection, events: list[dict]) -> Outcome:
+def outcome_of(one: Injection, events: list[dict[str, Any]]) -> Outcome:
     """``events`` in the order in which they were written. Faults may overlap: names tell their events apart."""
     later = [event for event in events if event["time"] >= one.witness.ordered]
     if one.kind == "controller":
@@ -37,15 +38,15 @@ def outcome_of(one: Injection, events: list[dict]) -> Outcome:
     repair = next((e for e in later if e["time"] >= start and _is_repair(e, one.kind, one.target.name)), None)
     is_resume = repair is not None and repair["kind"] == "resumed"
     return Outcome(
-        noticed_after=_since(one, died and died["time"]),
-        repaired_after=_since(one, repair and repair["time"]),
+        noticed_after=_since(one, died["time"] if died else None),
+        repaired_after=_since(one, repair["time"] if repair else None),
         steps_redone=None if repair is None else repair.get("redone" if is_resume else "steps_redone"),
         why=died["why"] if died else "",
         repaired_by="" if repair is None else "resume" if is_resume else "itself",
     )
 
 
-def _of_host(one: Injection, died: dict | None, later: list[dict]) -> Outcome:
+def _of_host(one: Injection, died: dict[str, Any] | None, later: list[dict[str, Any]]) -> Outcome:
     """Repaired when every process that was lost with it has been replaced."""
     if died is None:
         return Outcome()
@@ -57,26 +58,27 @@ def _of_host(one: Injection, died: dict | None, later: list[dict]) -> Outcome:
         next((e for e in after if e["time"] >= gone["time"] and _is_repair(e, _kind(gone), gone["name"])), None)
         for gone in lost
     ]
-    is_complete = None not in repairs
+    found = [event for event in repairs if event is not None]
+    is_complete = len(found) == len(repairs)
     return Outcome(
         noticed_after=_since(one, died["time"]),
-        repaired_after=_since(one, max([died["time"], *(e["time"] for e in repairs)])) if is_complete else None,
-        steps_redone=max((e.get("steps_redone", 0) for e in repairs), default=0) if is_complete else None,
+        repaired_after=_since(one, max([died["time"], *(e["time"] for e in found)])) if is_complete else None,
+        steps_redone=max((e.get("steps_redone", 0) for e in found), default=0) if is_complete else None,
         why=died["why"],
-        repaired_by="" if not is_complete else "resume" if any(e["kind"] == "resumed" for e in repairs) else "itself",
+        repaired_by="" if not is_complete else "resume" if any(e["kind"] == "resumed" for e in found) else "itself",
     )
 
 
-def _kind(died: dict) -> str:
+def _kind(died: dict[str, Any]) -> str:
     return died["name"].split()[0]
 
 
-def _has_number(died: dict) -> bool:
+def _has_number(died: dict[str, Any]) -> bool:
     """A spare has none, and nothing waits for it."""
     return died["name"].split()[-1].isdigit()
 
 
-def _of_controller(one: Injection, later: list[dict]) -> Outcome:
+def _of_controller(one: Injection, later: list[dict[str, Any]]) -> Outcome:
     resumed = next((event for event in later if event["kind"] == "resumed"), None)
     return Outcome(
         noticed_after=one.orphans_gone_after,
@@ -87,7 +89,7 @@ def _of_controller(one: Injection, later: list[dict]) -> Outcome:
     )
 
 
-def _is_repair(event: dict, kind: str, name: str) -> bool:
+def _is_repair(event: dict[str, Any], kind: str, name: str) -> bool:
     """Whether this event says that ``name``, a process of that kind, has been replaced and works again."""
     if event["kind"] == "resumed":
         return True
@@ -98,7 +100,7 @@ def _is_repair(event: dict, kind: str, name: str) -> bool:
     return event["kind"] == f"{kind}_serves" and event["number"] == int(name.split()[1])
 
 
-def is_repaired(kind: str, name: str, events: list[dict]) -> bool:
+def is_repaired(kind: str, name: str, events: list[dict[str, Any]]) -> bool:
     """False while that process is being replaced or started. ``events``: those since the controller's start."""
     for event in reversed(events):
         if _is_repair(event, kind, name):

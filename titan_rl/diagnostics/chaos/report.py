@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from titan_rl.diagnostics.chaos.injection import Injection
@@ -77,12 +78,12 @@ def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of(statistic, values: list[float | None]) -> float | None:
+def _of(statistic: Callable[[list[float]], float], values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(statistic(known), 4) if known else None
 
 
-def redone_losses(events: list[dict]) -> dict[str, int]:
+def redone_losses(events: list[dict[str, Any]]) -> dict[str, int]:
     """Steps that were trained again from their records after a resume, and how many of them had another loss."""
     redone = [event for event in events if event["kind"] == "redone"]
     return {"redone": len(redone), "redone_differently": sum(not event["same"] for event in redone)}

@@ -30,13 +30,15 @@ class TimedOut(RuntimeError):
 class RunProcess:
     """``titan_rl.train`` into one run directory. Errors of every wait: TimedOut."""
 
-    def __init__(self, root: Path, config_file: str | None, overrides: dict[str, dict[str, Any]], deadline: float):
+    def __init__(
+        self, root: Path, config_file: str | None, overrides: dict[str, dict[str, Any]], deadline: float
+    ) -> None:
         """``deadline``: of the whole command, on the monotonic clock."""
         self.root, self.deadline = root, deadline
         self.output = root.parent / f"{root.name}.out"
         self.orders = (root.parent / f"{root.name}-orders").absolute()
         self.members = Members(self.orders)
-        self.process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.num_starts = 0
         self.seconds_to_first_step = 0.0
         """Of the first start."""
@@ -53,7 +55,7 @@ class RunProcess:
         resume = ["--resume"] if self.num_starts else []
         self.started, self.num_starts = time.time(), self.num_starts + 1
         with open(self.output, "a", opener=_private) as output:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 self._command + resume,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -61,6 +63,12 @@ class RunProcess:
                 env=os.environ | {CHAOS_FOLDER: str(self.orders)},
                 start_new_session=True,
             )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The controller's process, of a run that was started."""
+        assert self._process is not None, "start() comes first"
+        return self._process
 
     @property
     def has_ended(self) -> bool:
@@ -85,7 +93,7 @@ class RunProcess:
                 return int(step), phase
         return -1, ""
 
-    def events(self) -> list[dict]:
+    def events(self) -> list[dict[str, Any]]:
         """All events of the run so far, over all its starts."""
         return self._events.read()
 
@@ -121,10 +129,10 @@ class RunProcess:
 
     def end(self) -> None:
         """In any case: leave no process, and no orders."""
-        if self.process is not None and self.process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             self.learn_marks()
-            self.process.kill()
-            self.process.wait()
+            self._process.kill()
+            self._process.wait()
         self._end_members()
         shutil.rmtree(self.orders, ignore_errors=True)
 
@@ -142,12 +150,12 @@ class RunProcess:
 class _EventTail:
     """The events of a running run; each read adds what is new."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path) -> None:
         self._path = root / EVENTS
-        self._events: list[dict] = []
+        self._events: list[dict[str, Any]] = []
         self._offset = 0
 
-    def read(self) -> list[dict]:
+    def read(self) -> list[dict[str, Any]]:
         with suppress(OSError), open(self._path, "rb") as file:
             file.seek(self._offset)
             complete, end, _ = file.read().rpartition(b"\n")  # the last line may be half written

@@ -82,7 +82,7 @@ def below_verifier(root: Path, name: str, kind: str) -> int | None:
 class Members:
     """All processes that a run ever started, also those that it lost track of."""
 
-    def __init__(self, orders: Path):
+    def __init__(self, orders: Path) -> None:
         """``orders``: the folder that TITAN_RL_CHAOS names for this run, and for no other."""
         self._given = f"{CHAOS_FOLDER}={orders}".encode()
         self._marks: set[bytes] = set()

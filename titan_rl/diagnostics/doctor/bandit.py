@@ -7,14 +7,18 @@ neighbour, or in the other group, raises another answer.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Turn
+from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Row, Turn
 from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.patient import Patient, Reading
+
+if TYPE_CHECKING:
+    from titan_rl.diagnostics.doctor.visit import Visit
 
 _ANSWERS, _RIGHT = 4, (0, 2)
 """Of each prompt, and which of them is right."""
@@ -96,9 +100,10 @@ def _rollout(prompt_id: str, number: int, prompt: np.ndarray, word: int, reward:
 
 def _with_ratio_of_one(batch: Batch, reading: Reading) -> Batch:
     """The same rows, sampled as the trainer has it, so that no ratio is clipped."""
-    said = {(row.prompt_id, row.sample): row.trainer for row in reading.tokens.itertuples(index=False)}
+    columns = (reading.tokens[name].tolist() for name in ("prompt_id", "sample", "trainer"))
+    said = {(prompt_id, sample): trainer for prompt_id, sample, trainer in zip(*columns, strict=True)}
 
-    def sampled(row):
+    def sampled(row: Row) -> Row:
         owners = [said[prompt_id, sample] for prompt_id, sample, count in row.owners for _ in range(count)]
         return replace(row, logprob_S=np.asarray(owners, np.float32)) if owners else row
 
@@ -108,10 +113,10 @@ def _with_ratio_of_one(batch: Batch, reading: Reading) -> Batch:
 def gains(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, np.ndarray]:
     """By prompt, of each of its answers by number, what it gained in log-probability."""
     both = before.merge(after, on=["prompt_id", "sample"], suffixes=("", "_after")).sort_values("sample")
-    return {name: (its.trainer_after - its.trainer).to_numpy() for name, its in both.groupby("prompt_id")}
+    return {str(name): (its.trainer_after - its.trainer).to_numpy() for name, its in both.groupby("prompt_id")}
 
 
-async def advantages(visit) -> str:
+async def advantages(visit: "Visit") -> str:
     """After one update by the run's own loss and optimizer, the right answer gained, and most."""
     patient, bandit = visit.patient, await visit.bandit()
     if not bandit.batch.has_signal:

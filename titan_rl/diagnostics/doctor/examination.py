@@ -23,10 +23,10 @@ async def examine(checked: Checked, folder: Path, tell: Tell, checks: Sequence[C
         return findings
     try:
         async with Patient(checked, folder) as patient:
-            visit.patient = patient
+            visit.started = patient
             findings += await look_over(visit, rest, tell, findings)
     except Exception as error:  # whatever kept the actors from starting is what is wrong
-        if visit.patient is not None:
+        if visit.started is not None:
             raise
         findings += _told([Finding(rest[0], "wrong", "the actors do not start", one_line(error))], tell)
         findings += _told([Finding(each, "not looked at", "the actors did not start") for each in rest[1:]], tell)
@@ -51,7 +51,7 @@ async def look_over(visit: Visit, checks: Sequence[Check], tell: Tell, before: S
 
 
 async def _look(visit: Visit, check: Check, failed: set[str]) -> Finding:
-    parts = ALL_PARTS if not visit.patient else visit.patient.parts
+    parts = ALL_PARTS if visit.started is None else visit.started.parts
     if lacking := sorted(check.needs - parts):
         return Finding(check, "not looked at", f"the run has no {lacking[0]}")
     if first := next((name for name in check.after if name in failed), None):

@@ -2,7 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from titan_rl.diagnostics.doctor.visit import Visit
 
 Status = Literal["passed", "wrong", "not looked at"]
 
@@ -10,7 +13,7 @@ Status = Literal["passed", "wrong", "not looked at"]
 class Wrong(Exception):
     """A check found a bug: what is wrong, and the numbers that show it."""
 
-    def __init__(self, says: str, evidence: str):
+    def __init__(self, says: str, evidence: str) -> None:
         super().__init__(f"{says}: {evidence}")
         self.says, self.evidence = says, evidence
 
@@ -26,7 +29,7 @@ class Check:
     """What holds if it passes."""
     mend: str
     """What to do if it does not."""
-    look: Callable[[Any], Awaitable[str]]
+    look: "Callable[[Visit], Awaitable[str]]"
     """Of a visit: what was seen. Errors: Wrong; NotLookedAt."""
     needs: frozenset[str] = frozenset()
     """Parts of the mesh (mesh.meshes.ALL_PARTS); none: it is looked at before any actor is started."""

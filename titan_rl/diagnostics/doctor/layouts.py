@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from titan_rl.data.types import Group, Rollout
+from titan_rl.data.types import Batch, Group, Rollout
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.visit import Visit
 
@@ -43,5 +43,5 @@ def _paid(rollout: Rollout, reward: float) -> Rollout:
     return replace(rollout, reward=reward, turn_rewards=turns, task_reward=task_reward, seat="")
 
 
-def _rows(batch) -> int:
+def _rows(batch: Batch) -> int:
     return sum(map(len, batch.rows))

@@ -90,8 +90,8 @@ def _runs_code(visit: Visit) -> bool:
     return any(tool["function"]["name"] == "python" for tool in tools)
 
 
-async def _run(source: str, **limits) -> Outcome:
-    return await shared_sandbox().run(Program(source, limits=Limits(**{"seconds": 5.0} | limits)))
+async def _run(source: str, *, seconds: float = 5.0, memory: int = Limits.memory) -> Outcome:
+    return await shared_sandbox().run(Program(source, limits=Limits(seconds=seconds, memory=memory)))
 
 
 async def _network() -> str:
@@ -150,7 +150,7 @@ _WALLS: dict[str, Callable[[], Awaitable[str]]] = {
 
 async def memory(visit: Visit) -> str:
     """What processes hold is no more than was foretold, and what was foretold fits."""
-    checked, patient = visit.checked, visit.patient
+    checked = visit.checked
     if DEVICE_TYPE != "cpu":
         return await _device_memory(visit)
     if checked.config.mesh.launcher != "local":
@@ -160,7 +160,7 @@ async def memory(visit: Visit) -> str:
     if foretold > limit:
         evidence = f"{foretold / GIB:.1f} GiB of {limit / GIB:.1f}: {'; '.join(map(str, needs))}"
         raise Wrong("the run does not fit into this machine's memory", evidence)
-    held = await asyncio.to_thread(_held, {**patient.meshes.pids, os.getpid(): "controller"})
+    held = await asyncio.to_thread(_held, {**visit.patient.meshes.pids, os.getpid(): "controller"})
     whole = sum(held.values())
     seen = f"{foretold / GIB:.1f} GiB foretold of {limit / GIB:.1f}, {whole / GIB:.1f} held now"
     if whole > _BEYOND * foretold + _ROOM:
@@ -185,8 +185,7 @@ def _held(pids: dict[int, str]) -> dict[str, float]:
 
 async def _device_memory(visit: Visit) -> str:
     """Of GPUs: their placement was planned before anything started, and is held to here."""
-    patient = visit.patient
-    answers = await patient.ask_trainer(probes.device_bytes)
+    answers = await visit.patient.ask_trainer(probes.device_bytes)
     held, has = max(answers)
     if held > visit.checked.config.generator.gpu_memory_utilization * has:
         raise Wrong("a trainer rank holds more of its GPU than it may", f"{held / GIB:.1f} of {has / GIB:.1f} GiB")

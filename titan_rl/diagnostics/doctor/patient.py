@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -32,6 +32,11 @@ from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.records.rundir import RunDir
+
+if TYPE_CHECKING:
+    from titan_rl.actors.verifier import Verifier
+    from titan_rl.generator.engine import GenerationEngine
+    from titan_rl.trainer.learner import Learner
 
 T = TypeVar("T")
 _SAMPLES, _MOST_PROMPTS = 64, 8
@@ -67,7 +72,7 @@ class Patient:
     """An async context manager. Errors of what is asked: what an actor raises; ActorFault; Wrong for a loss or a
     gradient that is no number."""
 
-    def __init__(self, checked: Checked, folder: Path):
+    def __init__(self, checked: Checked, folder: Path) -> None:
         """``folder``: of the doctor's own."""
         recovery = replace(checked.config.recovery, standby=False, warm_spares=0)
         self.checked = replace(checked, config=replace(checked.config, recovery=recovery))
@@ -98,7 +103,7 @@ class Patient:
             raise
         return self
 
-    async def __aexit__(self, *_) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._actors.__aexit__(*_)
 
     # weights
@@ -110,16 +115,16 @@ class Patient:
         await self.meshes.weights.deliver(self.version)
         return self.version
 
-    async def ask_trainer(self, function: Callable[[Any], T]) -> list[T]:
+    async def ask_trainer(self, function: "Callable[[Learner], T]") -> list[T]:
         """Of each rank's learner."""
         return _answers(await self.trainer.call(TrainerEndpoints.examine(cloudpickle.dumps(function))))
 
-    async def ask_generators(self, function: Callable[[Any], T]) -> list[T]:
+    async def ask_generators(self, function: "Callable[[GenerationEngine], T]") -> list[T]:
         """Of each rank's engine."""
         ranks = [rank for replica in self.meshes.generators.replicas.values() for rank in replica.ranks]
         return await self._ask_all(ranks, GeneratorEndpoints.examine(cloudpickle.dumps(function)))
 
-    async def ask_verifiers(self, function: Callable[[Any], T]) -> list[T]:
+    async def ask_verifiers(self, function: "Callable[[Verifier], T]") -> list[T]:
         examining = VerifierEndpoints.examine(cloudpickle.dumps(function))
         return await self._ask_all(list(self.meshes.verifiers.procs.values()), examining)
 
@@ -195,7 +200,7 @@ class Patient:
             raise Wrong("the update met numbers that are none", str(answer))
 
 
-def _answers(answers: list[tuple[bytes, str]]) -> list:
+def _answers(answers: list[tuple[bytes, str]]) -> list[Any]:
     """Errors: RuntimeError for a rank on which a question failed."""
     if failed := [failure for _, failure in answers if failure]:
         raise RuntimeError(failed[0])

@@ -121,7 +121,7 @@ class _Play:
     """Plays given answers through the task's environment, and has them scored. Errors: Wrong for a right answer that
     cannot be scored."""
 
-    def __init__(self, checked: Checked, scorer: Scorer):
+    def __init__(self, checked: Checked, scorer: Scorer) -> None:
         self.task, self.scorer, self.patience = checked.task, scorer, checked.config.verifier.step_timeout
         self.most = min(checked.config.rollout.max_turns, _MOST_TURNS)
         self.seconds = 0.0

@@ -20,7 +20,7 @@ async def tells_apart(visit: Visit) -> str:
     if max(wrong.values()) == lowest == right:
         raise Wrong("the reward is constant", f"{len(wrong)} kinds of answers earn {right:g}, right ones too")
     if right <= lowest:
-        kind = min(wrong, key=wrong.get)
+        kind = min(wrong, key=lambda kind: wrong[kind])
         raise Wrong("a right answer earns no more than others", f"it earns {right:g}, {_said(earned, kind)} {lowest:g}")
     return f"right answers earn {right:.3g}, others {lowest:.3g} to {max(wrong.values()):.3g}"
 
@@ -47,7 +47,7 @@ def _pays_little(earned: Earned, kinds: tuple[str, ...], says: str) -> str:
     shares = {kind: earned.share(kind) for kind in kinds if kind in earned.by_kind}
     if not shares:
         raise NotLookedAt("such answers are right by chance")
-    kind = max(shares, key=shares.get)
+    kind = max(shares, key=lambda kind: shares[kind])
     if shares[kind] >= _PAYS:
         evidence = f"{_said(earned, kind)} earns {earned.mean(kind):.3g}, where a right answer earns "
         raise Wrong(says, f"{evidence}{earned.mean('right'):.3g}")

@@ -4,7 +4,7 @@ import numpy as np
 
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.controller.preflight import tokenizer_of
-from titan_rl.data.types import Group, Provenance, Rollout
+from titan_rl.data.types import Batch, Group, Provenance, Rollout
 from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.agreement import compare
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
@@ -107,7 +107,7 @@ def _check_rollout(rollout: Rollout) -> None:
         raise Wrong("a token that counts as the model's has no version of it", evidence)
 
 
-def _check_rows(groups: list[Group], batch) -> None:
+def _check_rows(groups: list[Group], batch: Batch) -> None:
     """Each trained token stands behind the token that came before it, and every one is trained once."""
     rollouts = {(r.prompt_id, r.sample): r for group in groups for r in group.rollouts}
     found: dict[tuple[str, int], list[int]] = {key: [] for key in rollouts}

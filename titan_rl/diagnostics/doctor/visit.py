@@ -16,11 +16,10 @@ from titan_rl.diagnostics.doctor.reward_probes import Earned, probe_rewards
 
 @dataclass
 class Visit:
-    """``patient``: None until actors are up."""
-
     checked: Checked
     folder: Path
-    patient: Patient | None = None
+    started: Patient | None = None
+    """None until actors are up."""
     long_prompt: np.ndarray | None = None
     """One that engines had in their caches before the last update."""
     _bandit: Bandit | None = None
@@ -32,6 +31,12 @@ class Visit:
     def limits(self) -> Limits:
         dtype = self.checked.titan.training.mixed_precision_param
         return limits(self.checked.config.generator.dtype, dtype)
+
+    @property
+    def patient(self) -> Patient:
+        """The started actors, for checks that need some (``Check.needs``)."""
+        assert self.started is not None, "this check says that it needs no actors"
+        return self.started
 
     async def earned(self) -> Earned:
         """What answers of known worth earn. Errors: NotLookedAt."""

@@ -27,7 +27,7 @@ _NO = b"403: open the address that titan-rl watch printed; the token in it is as
 class Guard:
     """403 for everybody else."""
 
-    def __init__(self, app: Callable, token: str, port: int):
+    def __init__(self, app: Callable, token: str, port: int) -> None:
         self._app, self._token, self._cookie = app, token.encode(), f"titan_rl_{port}"
         self._hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
 

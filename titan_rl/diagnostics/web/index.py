@@ -39,6 +39,9 @@ length integer, version integer, staleness integer, text varchar, question varch
 disagreement double, advantage double)"""
 _STEP = "cast(regexp_extract(filename, 'step-([0-9]+)[.]parquet$', 1) as integer)"
 
+Stamp = tuple[int, int] | None
+"""Time and size of a plain file; None where there is none."""
+
 
 @dataclass(frozen=True)
 class Page:
@@ -55,7 +58,7 @@ class Page:
 class RolloutIndex:
     """Owns the table. Any thread may call it; ``refresh`` does nothing while another call of it goes on."""
 
-    def __init__(self, run_dir: RunDir):
+    def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
         folders = [str(folder.resolve()) for folder in (run_dir.rollouts, run_dir.trained)]
         self._db = duckdb.connect(":memory:", config={"threads": 2, "autoinstall_known_extensions": False})
@@ -65,8 +68,8 @@ class RolloutIndex:
         self._db.execute("set lock_configuration = true")
         self._db.execute(_TABLE)
         self._db.execute("create table reasons (prompt_id varchar, sample integer, why varchar)")
-        self._seen: dict[int, tuple] = {}
-        self._ledger_seen: tuple | None = None
+        self._seen: dict[int, tuple[Stamp, Stamp]] = {}
+        self._ledger_seen: tuple[Stamp, Stamp] | None = None
         self._refreshing = threading.Lock()
         self.damaged: dict[str, str] = {}
         """File to why it cannot be read."""
@@ -170,7 +173,8 @@ class RolloutIndex:
         where, values = selection.where()
         cursor = self._db.cursor()
         source = f"from rollouts left join reasons using (prompt_id, sample) where {where}"
-        total, reward, length = cursor.execute(f"select count(*), avg(reward), avg(length) {source}", values).fetchone()
+        means = cursor.execute(f"select count(*), avg(reward), avg(length) {source}", values)
+        total, reward, length = _only_row(means)
         columns = ", ".join(f"{sql} as {name}" for name, sql in COLUMNS.items())
         cursor.execute(
             f"select {columns} {source} order by {selection.order()} limit ? offset ?", [*values, count, first]
@@ -189,7 +193,14 @@ class RolloutIndex:
 
     @property
     def num_rollouts(self) -> int:
-        return self._db.cursor().execute("select count(*) from rollouts").fetchone()[0]
+        return _only_row(self._db.cursor().execute("select count(*) from rollouts"))[0]
+
+
+def _only_row(cursor: duckdb.DuckDBPyConnection) -> tuple[Any, ...]:
+    """Row of a query that has exactly one, such as a count."""
+    row = cursor.fetchone()
+    assert row is not None, "an aggregate without groups has a row"
+    return row
 
 
 def _quoted(text: str) -> str:
@@ -200,7 +211,7 @@ def _parquet(files: list[str]) -> str:
     return f"read_parquet([{', '.join(map(_quoted, files))}], filename = true, union_by_name = true)"
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> Stamp:
     """What tells a plain file from the one that was there before; None for a link, and where there is none."""
     try:
         status = path.lstat()

@@ -18,7 +18,7 @@ _VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": 
 class Pages:
     """One for each browser's page. ``runs``: those that are watched."""
 
-    def __init__(self, runs: list[Watched], run: int, view: str):
+    def __init__(self, runs: list[Watched], run: int, view: str) -> None:
         self.runs, self.run = runs, runs[run if 0 <= run < len(runs) else 0]
         self.view = view if view in _VIEWS else "curves"
         ui.add_css(CSS)

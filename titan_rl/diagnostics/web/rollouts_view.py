@@ -1,10 +1,12 @@
 """The view of all rollouts: searched, filtered and sorted in DuckDB, fifty at a time."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from nicegui import run as nicegui_run
 from nicegui import ui
+from nicegui.events import GenericEventArguments
 
 from titan_rl.diagnostics.web.index import Page
 from titan_rl.diagnostics.web.rollout_sheet import open_sheet
@@ -33,7 +35,7 @@ _COLUMNS = [
 class RolloutsView:
     """Of one browser's page."""
 
-    def __init__(self, run: Watched):
+    def __init__(self, run: Watched) -> None:
         self.run, self.selection, self._newest = run, Selection(), 0
         with ui.element("div").classes("card"):
             self._filters()
@@ -61,7 +63,7 @@ class RolloutsView:
             self.outcome = self._choice("outcome", lambda value: self._select(outcome=value))
             self.task = self._choice("environment", lambda value: self._select(task=value))
 
-    def _choice(self, label: str, chosen) -> ui.select:
+    def _choice(self, label: str, chosen: Callable[[str], Awaitable[None]]) -> ui.select:
         box = ui.select({"": "any"}, value="", label=label, on_change=lambda event: chosen(event.value or ""))
         return box.props("dense options-dense").style("min-width: 120px")
 
@@ -80,7 +82,7 @@ class RolloutsView:
         self.selection = replace(self.selection, **changes)
         await self._show(page=1)
 
-    async def _asked(self, event) -> None:
+    async def _asked(self, event: GenericEventArguments) -> None:
         """Another page, or another order."""
         wanted = event.args["pagination"]
         sort = wanted.get("sortBy") or "step"

@@ -10,9 +10,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from titan_rl.config.load import ConfigError
 from titan_rl.diagnostics.web.guard import Guard
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from titan_rl.diagnostics.web.watched import Watched
 
 _HOST = "127.0.0.1"
 
@@ -36,7 +42,7 @@ def watch(roots: list[Path], port: int = 0, say: Callable[[str], None] = print) 
     return 0
 
 
-def application(roots: list[Path]):
+def application(roots: list[Path]) -> "tuple[FastAPI, list[Watched]]":
     """An ASGI application without a guard, and the runs that it shows. Errors: ConfigError where no run is."""
     # before its import: it would make a folder in the current one, and load fonts and styles as it likes
     os.environ.setdefault("MATPLOTLIB", "false")

@@ -21,7 +21,7 @@ _LOOK = 2.0
 class StepsView:
     """Goes on with a run whose newest step it shows, and stays at a step that was asked for."""
 
-    def __init__(self, run: Watched):
+    def __init__(self, run: Watched) -> None:
         self.root = run.run_dir.root
         self.size, self.trace = 0, Trace()
         self.place, self.together = -1, 1
@@ -42,7 +42,7 @@ class StepsView:
         ui.toggle({1: "1 step", 2: "2", 4: "4"}, value=1, on_change=lambda e: self._show(together=e.value)).props(
             "dense flat no-caps"
         )
-        self.slider.on_value_change(lambda event: self._show(place=int(event.value)))
+        self.slider.on_value_change(lambda event: self._show(place=int(event.value or 0)))
 
     def _look(self) -> None:
         """Read what was written since the last look, if anything was."""

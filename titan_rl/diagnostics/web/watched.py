@@ -22,7 +22,7 @@ from titan_rl.records.trained import read_trained
 class Watched:
     """Nothing of it is written."""
 
-    def __init__(self, run_dir: RunDir):
+    def __init__(self, run_dir: RunDir) -> None:
         self.run_dir, self.name = run_dir, run_dir.root.resolve().name
         self._metrics = MetricsReader(run_dir.root)
         self._reading = threading.Lock()

@@ -141,7 +141,7 @@ class BlockServer:
             for frame, block in self._answers(request):
                 stream.sendall(frame.pack())
                 if block is not None:
-                    self._send(stream, request.region, block)
+                    self.send_block(stream, request.region, block)
 
     def _answers(self, request: Request) -> Iterator[tuple[Frame, Block | None]]:
         """Frames, and behind some of them a block."""
@@ -183,7 +183,8 @@ class BlockServer:
         except LookupError:
             return Status.UNKNOWN, 0
 
-    def _send(self, stream: socket.socket, region: int, block: Block) -> None:
+    def send_block(self, stream: socket.socket, region: int, block: Block) -> None:
+        """A block's bytes, to who asked. Errors: ConnectionError if the region is served no more."""
         served = self._served.get(region)
         if served is None:
             raise ConnectionError("the region is served no more")
