@@ -321,7 +321,7 @@ def failures(tree: Path, witnesses: Iterable[str]) -> dict[str, str]:
         "-o",
         "xfail_strict=1",
     ]
-    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-c", RUN, str(tree), *options, *nodes]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     cases = ElementTree.parse(report).getroot().findall(".//testcase") if report.exists() else []

@@ -254,7 +254,7 @@ def test_a_fault_is_never_exit_code_0(monkeypatch, error, code):
         closed.append((error, why is None))
 
     session = SimpleNamespace(
-        **dict(start=start, run=run, close=close, say=print, stop=print),
+        **dict(start=start, run=run, close=close, log=print, stop=print),
         **dict(stop_request=StopRequest(), run_dir=SimpleNamespace(logs="logs")),
     )
     monkeypatch.setitem(sys.modules, "titan_rl.controller.session", SimpleNamespace(one_line=str))

@@ -299,7 +299,7 @@ class Stub:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         raise Stopped
-    def say(self, text):
+    def log(self, text):
         pass
     async def close(self, error, why):
         with open(FOLDER / "closed", "a") as record:
