@@ -84,8 +84,9 @@ def descendants(pid: int) -> set[int]:
 def below(pid: int) -> set[int]:
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found |= {child} | below(child)
+        with suppress(OSError):  # the thread, or its process, is gone
+            for child in map(int, task.read_text().split()):
+                found |= {child} | below(child)
     return found
 
 
@@ -100,7 +101,7 @@ def mark_of(pid: int) -> str:
 def command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it is gone, or goes while it is read
         return ""
 
 
