@@ -24,6 +24,7 @@ from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(bool(why := machines.why_not()), reason=why or "they can be made"),
 ]
 HOSTS = ("A", "B", "C")

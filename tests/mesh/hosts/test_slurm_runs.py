@@ -16,6 +16,7 @@ from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1200),
     pytest.mark.waits,
     pytest.mark.skipif(bool(why := slurm_cluster.why_not()), reason=why or "it can be had"),
 ]
