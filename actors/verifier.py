@@ -1,12 +1,13 @@
 """The verifier actor: it drives episodes and has them scored, so a slow tool or scorer never stalls the controller."""
 
 import asyncio
-from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, ActorError
 
+from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.schema import Config
+from titan_rl.data.text.tokenizer import load_tokenizer
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.base import make_task
@@ -59,7 +60,7 @@ class Verifier(Actor):
         if self.endpoint is None and any(part.has_agent for part in parts_of(self.task)):
             self.endpoint = Endpoint()
             await self.endpoint.start()
-        self.tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        self.tokenizer = await asyncio.to_thread(load_tokenizer, self.model_path, config)
         if self.scorer is not None:
             await self.scorer.close()  # a group that nobody waits for any more may still be about to use it
         timeout, at_once = config.verifier.score_timeout, config.verifier.scoring_workers
@@ -76,13 +77,10 @@ class Verifier(Actor):
         settings, verifier = self.config.reward_model, self.config.verifier
         if not settings.path or self.judge is not None:
             return
-        end = None if settings.reads_end else self.tokenizer.eos_token_id
-        scorer = RewardModelScorer(settings.path, verifier.score_timeout, self.config.mesh.start_timeout, end)
+        ends = [] if settings.reads_end else stop_token_ids(self.model_path)
+        scorer = RewardModelScorer(settings.path, verifier.score_timeout, self.config.mesh.start_timeout, ends)
         await scorer.start()
         self.judge = scorer.score_tokens
-
-    def _load_tokenizer(self) -> Any:
-        return _tokenizer_class().from_pretrained(self.model_path, trust_remote_code=False)
 
     @concurrent_endpoint
     async def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group:
@@ -135,10 +133,3 @@ class Verifier(Actor):
     async def examine(self, code: bytes) -> tuple[bytes, str]:
         """As a trainer's, of this verifier."""
         return await asyncio.to_thread(examined, code, self)
-
-
-def _tokenizer_class() -> Any:
-    """Its import takes seconds."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer

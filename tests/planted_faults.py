@@ -146,7 +146,7 @@ FAULTS = (
     Fault(
         "tokens_of_a_tool_taken_for_the_models",
         "A tool's reply has the model's provenance, and is trained",
-        "titan_rl/environments/chat.py",
+        "titan_rl/data/text/turns.py",
         "np.where(is_reply, Provenance.TOOL, Provenance.TEMPLATE).astype(np.int8)\n    return tokens[start:]",
         "np.where(is_reply, Provenance.MODEL, Provenance.TEMPLATE).astype(np.int8)\n    return tokens[start:]",
         ("environments/test_chat.py::test_template_reply_and_model_are_told_apart",),

@@ -12,11 +12,11 @@ from titan_rl.algorithms.batching import data_batch
 from titan_rl.algorithms.dpo import DPO
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import DataConfig, TaskConfig
-from titan_rl.data.conversation import encode_conversation
 from titan_rl.data.datasets import Dataset, make_dataset, read_files
 from titan_rl.data.examples import as_pairs, make_example, mismatched
 from titan_rl.data.row_files import read_raw_rows
 from titan_rl.data.shapes import read_row
+from titan_rl.data.text.conversation import encode_conversation
 from titan_rl.data.types import Layout, Provenance
 from titan_rl.environments.base import make_task
 from titan_rl.environments.made_data import made_rows

@@ -19,14 +19,10 @@ from chat_templates import (
 )
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.text.chat_template import reply_template
+from titan_rl.data.text.checks import TextUse, check_chat
+from titan_rl.data.text.turns import encode_messages, encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
-from titan_rl.environments.chat import (
-    check_chat_template,
-    encode_messages,
-    encode_opening,
-    encode_reply,
-    reply_template,
-)
 from titan_rl.environments.environment import Replying
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
@@ -172,8 +168,9 @@ def test_a_tokenizer_without_offsets_calls_all_of_it_the_replys():
 
         def __init__(self, tokenizer):
             self.tokenizer = tokenizer
-            self.apply_chat_template = tokenizer.apply_chat_template
-            self.all_special_tokens, self.get_added_vocab = [], tokenizer.get_added_vocab
+
+        def __getattr__(self, name):
+            return getattr(self.tokenizer, name)
 
         def __call__(self, text, add_special_tokens, return_offsets_mapping):
             assert not return_offsets_mapping
@@ -274,20 +271,20 @@ def message_of(use) -> str:
 
 def test_a_model_without_a_template_is_told_before_anything_starts():
     tokenizer = with_template(None)
-    assert "task.style = 'chat' needs a chat template" in message_of(lambda: check_chat_template(tokenizer))
+    assert "task.style = 'chat' needs a chat template" in message_of(lambda: check_chat(tokenizer, TextUse()))
     asked = [dict(role="user", content="a")]
     assert "task.style = 'chat' needs a chat template" in message_of(lambda: encode_messages(tokenizer, asked))
     for template in ENDS:
-        check_chat_template(with_template(template), replies=True)
+        check_chat(with_template(template), TextUse(replies=True))
 
 
 def test_what_a_template_refuses_is_one_line():
     tokenizer = with_template("{{ raise_exception('no system\nrole') }}")
-    assert message_of(lambda: check_chat_template(tokenizer)) == (
+    assert message_of(lambda: check_chat(tokenizer, TextUse())) == (
         "the model's chat template refuses messages of user: no system role"
     )
     broken = with_template("{% for %}")
-    assert "the model's chat template refuses" in message_of(lambda: check_chat_template(broken))
+    assert "the model's chat template refuses" in message_of(lambda: check_chat(broken, TextUse()))
 
 
 @pytest.mark.parametrize(
@@ -301,8 +298,8 @@ def test_what_a_template_refuses_is_one_line():
 )
 def test_a_template_that_hides_where_a_reply_stands_is_refused_only_if_the_task_replies(template):
     tokenizer = with_template(template)
-    check_chat_template(tokenizer)
-    assert "chat template" in message_of(lambda: check_chat_template(tokenizer, replies=True))
+    check_chat(tokenizer, TextUse())
+    assert "chat template" in message_of(lambda: check_chat(tokenizer, TextUse(replies=True)))
     rollout = converse(tokenizer, Conversation("again:"), ["12"], "<eos>")
     assert rollout.status == "infra_error" and "chat template" in rollout.failure
     assert converse(tokenizer, Conversation(), ["12"], "<eos>").status == "ok"

@@ -9,9 +9,11 @@ import pytest
 from chat_templates import ENDS, SCHEMA, SPECIAL, byte_pair_tokenizer, with_template
 from random_episodes import TEMPLATES, TEXTS, Engine
 
+from titan_rl.data.text.chat_template import reply_template
+from titan_rl.data.text.control_tokens import plain
+from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Prompt, Provenance, Sampling
 from titan_rl.environments import task as tasks
-from titan_rl.environments.chat import encode_messages, reply_template, without_special
 from titan_rl.environments.environment import OneAnswer, Reply
 from titan_rl.environments.group import run_group
 from titan_rl.environments.score import Score
@@ -106,7 +108,7 @@ def check_what_stands_between(tokenizer, rollouts, task) -> None:
 
 def _written(tokenizer, messages) -> str:
     """What the template puts behind the end that the model has written, up to the next answer."""
-    texts = [without_special(tokenizer, message["content"]) for message in messages]
+    texts = [plain(tokenizer, message["content"], message["role"]) for message in messages]
     template = reply_template(tokenizer, messages[0]["role"], len(messages))
     parts = [part for pair in zip(template.pieces, map(template.written, texts), strict=False) for part in pair]
     end = next(token for token in ENDS.values() if template.pieces[0].startswith(token))

@@ -53,6 +53,8 @@ def _part(task: TaskConfig, label: str, table: object) -> PartConfig:
         raise ConfigError(f"{setting}.system_prompt needs {setting}.style = 'chat': set it, or leave the other out")
     if part.judge and JUDGE not in (part.reward, *part.rewards):
         raise ConfigError(f"{setting}.judge judges nothing: set {setting}.reward = 'judge', or leave it out")
+    if part.keep_special:
+        raise ConfigError(f"{setting}.keep_special: all answers of a run are read alike: set it as task.keep_special")
     if part.sandbox:
         raise ConfigError(f"{setting}.sandbox: all programs of a run go to one place: set it as task.sandbox")
     return part

@@ -48,6 +48,10 @@ class ModelConfig:
     """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
     family: str = ""
     """``pkg.module:name`` of a model family of your own (models/families.py); empty: the one for config.json's type."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """The chat template's own switches, for all that it writes: ``{ enable_thinking = false }``."""
+    chat_template_date: str = "2026-01-01"
+    """What a chat template that writes the date is told, so that a run's prompts do not follow the clock."""
 
 
 TASKS_OF_FILES = ("jsonl", "code", "math", "nemo_gym")
@@ -79,6 +83,9 @@ class TaskConfig:
     """Several of these, ``task`` for the task's own score, by their weights: the reward is the weighted sum."""
     judge: dict[str, Any] = field(default_factory=dict)
     """The judge's own keys."""
+    keep_special: bool = False
+    """Whether rewards, tools and environments see the special tokens that the model wrote, but for the end of its
+    answer: for models whose thinking, channels or calls stand between special tokens."""
     sandbox: dict[str, Any] = field(default_factory=dict)
     """Where programs that a model wrote run (environments/sandbox/remote.py): a server's ``url``, ``token_env``,
     ``patience`` and ``at_once``; empty: in boxes on the verifiers' machines."""

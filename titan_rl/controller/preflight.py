@@ -11,17 +11,19 @@ from titan_rl.algorithms.registry import check_algorithm, make_algorithm
 from titan_rl.config.device_defaults import for_device
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
+from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import TASKS_OF_OTHERS, Config
+from titan_rl.config.schema import MIXTURE, TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.shards import StoreError
+from titan_rl.data.text.checks import TextUse, check_chat, check_text
+from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
-from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, check_seats, training_prompts
 from titan_rl.environments.grading import check_grader
 from titan_rl.environments.group import encode_prompt
@@ -128,7 +130,8 @@ def with_dataset(checked: Checked) -> Checked:
     check_settings(config, checked.algorithm)
     positions, row_tokens = num_positions(hf), checked.titan.training.seq_len
     limits = dict(row_tokens=row_tokens, sample_tokens=min(positions, row_tokens))
-    dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), **limits)
+    use = TextUse(stops_of(config), samples=False, learns=True)
+    dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), use, **limits)
     largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)
@@ -146,10 +149,7 @@ def check_prompts(checked: Checked) -> None:
     the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
     config, task = checked.config, checked.task
     tokenizer = tokenizer_of(config)
-    tasks = all_tasks(config.task).values()
-    if any(each.style == "chat" for each in tasks):
-        steps = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
-        check_chat_template(tokenizer, replies=steps or bool(task.tools))
+    _check_text(checked, tokenizer)
     prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
     check_known(task, tokenizer, prompts)
     check_seats(task, config.rollout.group_size)
@@ -157,6 +157,28 @@ def check_prompts(checked: Checked) -> None:
         check_demonstrations(task, config.run.seed, tokenizer, checked.titan.training.seq_len)
     if config.model.path != "tiny":
         _check_tokens(checked, tokenizer, prompts)
+
+
+def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
+    config, task = checked.config, checked.task
+    tasks = all_tasks(config.task).values()
+    of_others = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
+    calls, learns = bool(task.tools), bool(config.sft.steps)
+    use = TextUse(stops_of(config), learns=learns, demonstrates=learns, replies=of_others or calls, calls=calls)
+    styles = {each.style for each in tasks if each.name != MIXTURE}
+    if "chat" in styles:
+        check_chat(tokenizer, use)
+    if "compact" in styles:
+        check_text(tokenizer, use)
+
+
+def stops_of(config: Config) -> list[int]:
+    """Ids that stop the engine."""
+    if config.model.path != "tiny":
+        return stop_token_ids(config.model.path)
+    end = character_tokenizer().eos_token_id
+    assert isinstance(end, int), "it has one end"
+    return [end]
 
 
 def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> None:
@@ -176,13 +198,8 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
     path = config.model.path
     if path == "tiny":
-        return character_tokenizer()
-    from transformers import AutoTokenizer  # its import takes a second
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
-        raise ConfigError(f"model.path = {path!r}: its tokenizer cannot be used: {_in_one_line(error)}") from None
+        return set_text(character_tokenizer(), settings_of(config))
+    tokenizer = load_tokenizer(path, config)
     if (config.sft.steps or config.data.file) and tokenizer.eos_token_id is None:
         setting = "sft.steps" if config.sft.steps else "data.file"
         raise ConfigError(

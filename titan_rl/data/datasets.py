@@ -13,7 +13,7 @@ from titan_rl.data.examples import Example, make_example
 from titan_rl.data.row_files import RawRow, find_file, read_raw_rows
 from titan_rl.data.shapes import FORMATS, Asked, Kind, read_row
 from titan_rl.data.splits import places_of, split_by_file, split_by_share
-from titan_rl.data.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer
 
 _SECTION = "data"
 

@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
 from titan_rl.data.row_fields import Message
 from titan_rl.data.shapes import Asked, Written
-from titan_rl.data.tokenizer import Tokenizer
+from titan_rl.data.text.conversation import Tokens, encode_completion, encode_conversation, encode_text, first_unknown
+from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance, Sample, is_model
 
 

@@ -4,12 +4,12 @@ from a step's number and from the rows that are recorded as left out."""
 import asyncio
 import math
 from itertools import islice
-from pathlib import Path
 
 from titan_rl.algorithms.batching import sft_batches, step_batches
 from titan_rl.controller.data_steps import DataSteps
 from titan_rl.controller.preflight import Checked
 from titan_rl.data.culprits import BadNumbers
+from titan_rl.data.text.tokenizer import load_tokenizer
 from titan_rl.data.types import Rollout, Row, StepMetrics
 from titan_rl.environments.demonstrations import demonstrate_all
 from titan_rl.environments.prompts import sft_stream
@@ -37,10 +37,8 @@ class RolloutSteps:
         return [batch.rows for batch in sft_batches(self._demonstrations(), checked.config, checked.titan.layout)]
 
     def _demonstrations(self) -> list[Rollout]:
-        from transformers import AutoTokenizer
-
         checked, config = self.checked, self.checked.config
-        tokenizer = AutoTokenizer.from_pretrained(Path(self.model_path), trust_remote_code=False)
+        tokenizer = load_tokenizer(self.model_path, config)
         prompts = islice(sft_stream(checked.task, config.run.seed), config.sft.steps * config.sft.examples_per_step)
         return asyncio.run(demonstrate_all(prompts, checked.task, tokenizer, config.verifier.step_timeout))
 

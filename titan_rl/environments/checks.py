@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import islice
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.conversation import first_unknown
-from titan_rl.data.tokenizer import Tokenizer
+from titan_rl.data.text.conversation import first_unknown
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import encode_answer
 from titan_rl.data.types import Prompt
 from titan_rl.environments.demonstrations import worked_answers
 from titan_rl.environments.group import encode_prompt
@@ -41,9 +42,14 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
     """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row. What an
     environment replies to it is not known here, and not counted."""
     for prompt in training_prompts(task, seed):
-        answers = worked_answers(task_of(task, prompt), prompt)
-        said = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
-        length = len(encode_prompt(task, tokenizer, prompt)) + sum(len(tokens) + 1 for tokens in said)
+        part = task_of(task, prompt)
+        is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
+        try:
+            answers = worked_answers(part, prompt)
+            said = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
+        except ConfigError as error:
+            raise ConfigError(f"{place(prompt)}: {error}") from None
+        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, said))
         if length > row_tokens:
             raise ConfigError(
                 f"{place(prompt)}: its worked example has {length} tokens, and a row holds "

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import encode_answer, encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Rollout
-from titan_rl.environments.chat import encode_opening, encode_reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.score import Score
@@ -34,12 +34,13 @@ async def demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_tim
 async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
     episode, environment = Episode(encode_prompt(task, tokenizer, prompt)), task.environment(prompt)
     is_chat, answers = not isinstance(task.messages(prompt), str), worked_answers(task, prompt)
+    tools = task.tools_of(prompt)
     try:
         if (opening := await within(step_timeout, f"a reset for {prompt.id}", environment.reset())) is not None:
-            first = encode_opening(tokenizer, task.messages(prompt), task.tools_of(prompt), opening.messages)
+            first = encode_opening(tokenizer, task.messages(prompt), tools, opening.messages)
             episode.open(opening.messages, *first)
         for number, answer in enumerate(answers):
-            tokens = np.asarray([*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id], np.int32)
+            tokens = encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools)
             empty = np.zeros(len(tokens))
             episode.add_completion(Completion(tokens, empty, empty - 1, "stop"), answer)
             if number == len(answers) - 1:
@@ -47,7 +48,7 @@ async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_ti
             reply = await within(step_timeout, f"a reply to {prompt.id}'s worked example", environment.step(answer))
             if not reply.messages:
                 raise ConfigError(f"prompt {prompt.id}: its environment is over before its worked example is")
-            said = encode_reply(tokenizer, reply.messages, tokens[-1], is_chat=is_chat)
+            said = encode_reply(tokenizer, reply.messages, int(tokens[-1]), is_chat=is_chat, tools=tools)
             episode.add_reply(reply.messages, *said)
     finally:
         await environment.close()

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.tokenizer import Tokenizer
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
 from titan_rl.environments.agents.playing import play_agent
-from titan_rl.environments.chat import encode_messages
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.player import Ask, Player, TooLong
 from titan_rl.environments.score import Score

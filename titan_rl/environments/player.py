@@ -11,9 +11,9 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_spelling, what_happened
 from titan_rl.data.seeds import named_seed
-from titan_rl.data.tokenizer import Tokenizer, decoded
+from titan_rl.data.text.tokenizer import Tokenizer, read_answer
+from titan_rl.data.text.turns import encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Request, Sampling
-from titan_rl.environments.chat import encode_opening, encode_reply
 from titan_rl.environments.environment import Environment, EnvironmentFailed, OneAnswer, Reply
 from titan_rl.environments.episode import Episode
 from titan_rl.environments.rewards import shown, source_file
@@ -112,7 +112,8 @@ class Player:
         episode.hear(reply)
         if not reply.messages:
             return False
-        tokens, provenance = encode_reply(self.tokenizer, reply.messages, episode.tokens[-1], is_chat=self.is_chat)
+        asked = {"is_chat": self.is_chat, "tools": self.task.tools_of(self.prompt)}
+        tokens, provenance = encode_reply(self.tokenizer, reply.messages, int(episode.tokens[-1]), **asked)
         has_turns = len(episode.turns) < self.sampling.max_turns
         if not has_turns or len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
             episode.cut_short = True
@@ -127,7 +128,7 @@ class Player:
         return Request(tokens, seeds, room if at_most is None else min(at_most, room), self.sampling.temperature)
 
     def read(self, completion: Completion) -> str:
-        return decoded(self.tokenizer, completion.tokens, skip_special_tokens=True)
+        return read_answer(self.tokenizer, completion.tokens, ended=completion.stop_reason == "stop")
 
 
 @cache

@@ -10,7 +10,7 @@ that are alike it reads one.
 import json
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ PART = "reward_model"
 class RewardModelScorer(ScoringProcess):
     """One such process, started anew whenever it dies or an answer takes too long."""
 
-    def __init__(self, path: str, timeout: float, start_seconds: float, end: int | None = None):
-        """``end``: the token that it is not to read where a rollout ends with it."""
+    def __init__(self, path: str, timeout: float, start_seconds: float, ends: Collection[int] = ()):
+        """``ends``: tokens that it is not to read where a rollout ends with one."""
         command = ("-m", "titan_rl.environments.reward_model", path, str(timeout))
         super().__init__(f"the reward model {path}", command, timeout, start_seconds)
-        self.end = end
+        self.ends = ends
 
     async def score_tokens(self, rollouts: Sequence[np.ndarray]) -> tuple[list[Score], float]:
         """A score for each rollout's tokens [T], and the seconds that they took together."""
@@ -48,7 +48,7 @@ class RewardModelScorer(ScoringProcess):
     def _read(self, tokens_T: np.ndarray) -> list[int]:
         """What of a rollout is read."""
         tokens = tokens_T.tolist()
-        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.end else tokens
+        return tokens[:-1] if len(tokens) > 1 and tokens[-1] in self.ends else tokens
 
 
 def load_reward_model(path: str) -> "PreTrainedModel":

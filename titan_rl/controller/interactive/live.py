@@ -19,11 +19,12 @@ from titan_rl.controller.checkpointing import SaveError
 from titan_rl.controller.data_steps import HeldOut
 from titan_rl.controller.interactive.changing import change
 from titan_rl.controller.interactive.own_step import OrderError, OwnStep
-from titan_rl.controller.interactive.run_view import RunView, actor_table, decoded
+from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.session import Session, one_line
+from titan_rl.data.text.tokenizer import read_answer, set_text, settings_of
+from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Batch, Group, Request
-from titan_rl.environments.chat import encode_messages
 from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.records.statistics import Proportion
 from titan_rl.trainer.role_names import LEARNED
@@ -249,16 +250,19 @@ class LiveSession(RunView):
 
         Errors: ValueError for one that leaves no room for an answer."""
         self._check_open()
-        rollout, tokenizer = self.session.config.rollout, await asyncio.to_thread(lambda: self.tokenizer)
+        config, tokenizer = self.session.config, await asyncio.to_thread(lambda: self.tokenizer)
+        set_text(tokenizer, settings_of(config))
+        rollout = config.rollout
         seeds = random.Random(seed)
         room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
         heat = rollout.temperature if temperature is None else temperature
-        tokens, most = [encode_messages(tokenizer, prompt) for prompt in prompts], self.session.meshes.max_tokens
+        most = self.session.meshes.max_tokens
+        tokens = [encode_messages(tokenizer, prompt, is_plain=isinstance(prompt, str)) for prompt in prompts]
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
         answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
-        return [decoded(tokenizer, answer.tokens, skip_special_tokens=True) for [answer] in answers]
+        return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in answers]
 
     @property
     def actors(self) -> pd.DataFrame:

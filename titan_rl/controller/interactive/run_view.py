@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from titan_rl.controller.elastic import scale_generators
 from titan_rl.controller.interactive.following import Following
 from titan_rl.controller.interactive.pictures import Picture, TimeBar, time_bar
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens
+from titan_rl.data.text.tokenizer import Tokenizer, decoded, read_tokenizer
 from titan_rl.data.types import Group, Rollout
 from titan_rl.mesh.supervision.processes import memory_bytes, process_state
 from titan_rl.records.events import read_events
@@ -20,9 +21,6 @@ from titan_rl.records.metrics import MetricsReader
 from titan_rl.records.plot import figure_of
 from titan_rl.records.rollouts import read_rollouts, recorded_steps
 from titan_rl.records.rundir import RunDir
-
-if TYPE_CHECKING:  # its imports take seconds
-    from transformers import PreTrainedTokenizerBase
 
 _STATES = {"R": "works", "S": "waits", "D": "waits", "T": "stopped"}
 
@@ -32,7 +30,7 @@ class RunView:
 
     def __init__(self, run_dir: RunDir):
         self.run_dir = run_dir
-        self._loaded_tokenizer: PreTrainedTokenizerBase | None = None
+        self._loaded_tokenizer: Tokenizer | None = None
         self._metrics = MetricsReader(run_dir.root)
 
     @property
@@ -95,12 +93,12 @@ class RunView:
         raise ConfigError(f"there is no sample {sample} of {prompt_id} in that step")
 
     @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
+    def tokenizer(self) -> Tokenizer:
         """The run's, as transformers reads it. Errors: ConfigError if it is gone."""
         if self._loaded_tokenizer is None:
             config = json.loads(self.run_dir.config.read_text())
             path = config["model"]["path"]
-            self._loaded_tokenizer = tokenizer_of(self.run_dir.base_model if path == "tiny" else path)
+            self._loaded_tokenizer = read_tokenizer(self.run_dir.base_model if path == "tiny" else path)
         return self._loaded_tokenizer
 
     @property
@@ -154,25 +152,6 @@ class RunView:
     def scale(self, generators: int) -> None:
         """Ask an active run for so many generators. Errors: ConfigError."""
         scale_generators(self.root, generators)
-
-
-def tokenizer_of(model: str | Path) -> "PreTrainedTokenizerBase":
-    """Errors: ConfigError if the model's directory has none that transformers reads."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(model, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{model} has no tokenizer that can be read: {' '.join(str(error).split())[:200]}") from None
-
-
-def decoded(
-    tokenizer: "PreTrainedTokenizerBase", tokens: list[int] | np.ndarray, *, skip_special_tokens: bool = False
-) -> str:
-    """The text of one sequence of tokens."""
-    text = tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
-    assert isinstance(text, str), "one sequence is one text"
-    return text
 
 
 def actor_table(names: dict[int, str]) -> pd.DataFrame:

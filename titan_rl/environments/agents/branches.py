@@ -16,10 +16,12 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
-from titan_rl.data.tokenizer import Tokenizer, decoded
+from titan_rl.data.text.control_tokens import plain
+from titan_rl.data.text.pieces import encode_behind
+from titan_rl.data.text.tokenizer import Tokenizer, decoded
+from titan_rl.data.text.turns import encode_messages, encode_reply
 from titan_rl.data.types import Completion, Provenance
 from titan_rl.environments.agents.asked import Asked, Refused, Said
-from titan_rl.environments.chat import encode_messages, encode_reply, without_special
 from titan_rl.environments.episode import Episode
 
 
@@ -88,7 +90,7 @@ class Branches:
             messages: list[Message] = [dict(role=message.role, content=message.content) for message in reply]
             last = int(branch.episode.tokens[branch.ends[place - 1][2] - 1])
             try:
-                tokens, provenance = encode_reply(self.tokenizer, messages, last, is_chat=True)
+                tokens, provenance = encode_reply(self.tokenizer, messages, last, is_chat=True, tools=asked.schemas)
             except ConfigError:  # the template has no such replies one after the other: it may know them in a whole
                 continue
             return Continued(branch, place, tokens, provenance, messages)
@@ -111,31 +113,36 @@ class Branches:
                 return None
             new = prompt[len(text) :]
             is_asked_again = not new and not branch.episode.answers[place - 1]  # an empty answer did not do
-            return None if is_asked_again else self._encoded(new)
+            return None if is_asked_again else self._behind(text, new)
         is_same = branch.episode.tokens[:num_tokens].tolist() == list(prompt[:num_tokens])
         return np.asarray(prompt[num_tokens:], np.int32) if is_same else None
 
-    def _encoded(self, text: str) -> np.ndarray:
+    def _behind(self, text: str, new: str) -> np.ndarray:
         """As it is: a program that writes plain text may write the template's words itself."""
-        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+        return np.asarray(encode_behind(self.tokenizer, text, new), np.int32)
 
     def _begun(self, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and provenance of a conversation from its beginning. Errors: Refused."""
         if not asked.is_chat:
-            prompt = asked.prompt
-            tokens = self._encoded(prompt) if isinstance(prompt, str) else np.asarray(prompt, np.int32)
+            is_text = isinstance(asked.prompt, str)
+            encoded = encode_messages(self.tokenizer, asked.prompt, is_plain=True) if is_text else asked.prompt
+            tokens = np.asarray(encoded, np.int32)
         else:
             messages = [dict(role=said.role, content=self._harmless(said)) for said in asked.messages]
             try:
-                tokens = encode_messages(self.tokenizer, messages, asked.schemas)
+                tokens = encode_messages(self.tokenizer, messages, asked.schemas, is_plain=True)
             except ConfigError as error:
                 raise Refused(str(error)) from None
         return tokens, np.full(len(tokens), Provenance.TEMPLATE, np.int8)
 
     def _harmless(self, said: Said) -> str:
         """Calls are written with the template's own words; whatever else a message says is text."""
-        content = without_special(self.tokenizer, said.content)
-        return Said(said.role, content, said.calls).text
+
+        def harmless(text: str) -> str:
+            return plain(self.tokenizer, text, said.role)
+
+        calls = tuple((harmless(name), harmless(arguments)) for name, arguments in said.calls)
+        return Said(said.role, harmless(said.content), calls).text
 
     def add(self, asked: Asked, to: Continued, completion: Completion, text: str, answer: Said) -> None:
         """``text``: the whole of what the model wrote; ``answer``: what the agent is told of it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import what_happened
-from titan_rl.data.tokenizer import decoded
+from titan_rl.data.text.tokenizer import decoded
 from titan_rl.data.types import Completion, Request, Status
 from titan_rl.environments.agents.agent import Agent, HasKey, ModelAccess, Outcome, check_agent
 from titan_rl.environments.agents.answered import Answered

@@ -1,4 +1,4 @@
-"""Text and conversations become tokens, each with who wrote it: the assistant's are learned, all others are not.
+"""Rows of data as tokens, each with who wrote it: the assistant's are learned, all others are not.
 
 A conversation is rendered by the model's chat template, and cut where the assistant begins and ends to write:
 
@@ -6,7 +6,7 @@ A conversation is rendered by the model's chat template, and cut where the assis
                                             template  | the assistant's    | template
 
 The cuts are where the template's renderings of the conversation's beginnings end. Each piece is tokenized once, by
-itself, as sampling meets it: the prompt first, then the answer. Of the assistant's piece what follows its last special
+itself, as sampling meets it: the prompt first, then the answer. Of the assistant's piece what follows its last control
 token (the end of the turn) is the template's. A template that renders a beginning otherwise once more follows is cut by
 its own ``{% generation %}`` marks, or else refused.
 """
@@ -16,11 +16,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
-from titan_rl.data.tokenizer import Tokenizer
+from titan_rl.data.text.chat_template import render
+from titan_rl.data.text.control_tokens import check_plain
+from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import check_roles, with_end
 from titan_rl.data.types import Provenance
 
 Tokens = tuple[np.ndarray, np.ndarray]
@@ -28,22 +31,11 @@ Tokens = tuple[np.ndarray, np.ndarray]
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
 
-def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **settings: Any) -> Any:
-    """By the chat template. Errors: ConfigError with what the template says."""
-    asked: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False} | settings
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **asked)
-    except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:  # a template is a program
-        roles = ", ".join(message["role"] for message in messages)
-        said = " ".join(str(error).split())
-        raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
-
-
 def first_unknown(tokenizer: Tokenizer, text: str) -> str | None:
     """A character of the text that becomes the unknown token, if any; the text itself if none does alone."""
 
     def has_unknown(part: str) -> bool:
-        return tokenizer.unk_token_id in tokenizer.encode(part, add_special_tokens=False)
+        return tokenizer.unk_token_id in encode(tokenizer, part)
 
     if tokenizer.unk_token_id is None or not has_unknown(text):
         return None
@@ -55,28 +47,23 @@ def _tokens(pieces: list[tuple[list[int], Provenance]]) -> Tokens:
     return np.concatenate([np.asarray(tokens, np.int32) for tokens, _ in pieces]), np.concatenate(provenance)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
 # text
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> Tokens:
-    """Text that is learned from its second token on, with the end of sequence."""
-    tokens = [*_beginning(tokenizer), *_encode(tokenizer, text), tokenizer.eos_token_id]
-    return _tokens([(tokens[:1], Provenance.TEMPLATE), (tokens[1:], Provenance.MODEL)])
-
-
-def _beginning(tokenizer: Tokenizer) -> list[int]:
-    """The token that the model's sequences begin with, where its tokenizer says that they do."""
-    return [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
+    """Text that is learned with the end of sequence; from its second token on, if nothing begins a sequence."""
+    check_plain(tokenizer, "the text", text)
+    tokens: list[Any] = [*encode_from_start(tokenizer, text), tokenizer.eos_token_id]
+    start = len(beginning(tokenizer)) or 1
+    return _tokens([(tokens[:start], Provenance.TEMPLATE), (tokens[start:], Provenance.MODEL)])
 
 
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Tokens:
     """Text after text, with the end of sequence, as a rollout of style ``compact`` has it."""
-    answer = [*_encode(tokenizer, completion), tokenizer.eos_token_id]
-    return _tokens([(_encode(tokenizer, prompt), Provenance.TEMPLATE), (answer, Provenance.MODEL)])
+    check_plain(tokenizer, "the prompt", prompt)
+    check_plain(tokenizer, "the completion", completion)
+    answer: list[Any] = [*encode_behind(tokenizer, prompt, completion), tokenizer.eos_token_id]
+    return _tokens([(encode_from_start(tokenizer, prompt), Provenance.TEMPLATE), (answer, Provenance.MODEL)])
 
 
 # conversations
@@ -85,30 +72,34 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Tok
 def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: list[Message]) -> Tokens:
     """What the assistant writes in ``answer`` is learned, and nothing of ``prompt``.
 
-    Errors: ConfigError if the template does not show what the assistant wrote, or a message holds a special token.
+    Errors: ConfigError if the template does not show what the assistant wrote, or a message holds a control token.
     """
-    for message in (*prompt, *answer):
-        _check_plain(tokenizer, message)
     conversation = [*prompt, *answer]
+    for each in conversation:
+        check_plain(tokenizer, f"a message of {each['role']}", each["content"])
+    check_roles(tokenizer, conversation)
     whole = render(tokenizer, conversation, add_generation_prompt=False)
     cuts = _cuts(tokenizer, conversation, len(prompt), whole)
     if cuts is None:
         return _by_marks(tokenizer, prompt, conversation)
-    pieces: list[tuple[list[int], Provenance]] = []
-    for number, (start, stop) in enumerate(pairwise([0, *cuts])):  # the template's and the assistant's take turns
-        tokens = _encode(tokenizer, whole[start:stop])
-        pieces += _turn(tokenizer, tokens) if number % 2 else [(tokens, Provenance.TEMPLATE)]
-    return _tokens(pieces)
+    return _tokens(_owned(tokenizer, whole, cuts))
 
 
-def _check_plain(tokenizer: Tokenizer, message: Message) -> None:
-    """Errors: ConfigError for text that the tokenizer would read as the beginning or the end of a turn."""
-    for special in tokenizer.all_special_tokens:
-        if special in message["content"]:
-            raise ConfigError(
-                f"a message of {message['role']} holds {special!r}, which this model's tokenizer takes for more than "
-                f"text: leave it out"
-            )
+def _owned(tokenizer: Tokenizer, whole: str, cuts: list[int]) -> list[tuple[list[int], Provenance]]:
+    """The pieces between the cuts: the template's and the assistant's take turns, the template's first.
+
+    An answer that the next turn's first token ends has that token, which is not written twice.
+    """
+    first, *others = [whole[start:stop] for start, stop in pairwise([0, *cuts, len(whole)])]
+    pieces: list[tuple[list[int], Provenance]] = [(encode(tokenizer, first), Provenance.TEMPLATE)]
+    done = first
+    for answer, behind in zip(others[::2], others[1::2], strict=True):
+        wrote = encode_behind(tokenizer, done, answer)
+        following = encode_behind(tokenizer, done + answer, behind)
+        its, rest = with_end(tokenizer, wrote, following)
+        pieces += [(its, Provenance.MODEL), (rest, Provenance.TEMPLATE)]
+        done += answer + behind
+    return pieces
 
 
 def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, whole: str) -> list[int] | None:
@@ -126,19 +117,13 @@ def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, whole: 
     return cuts
 
 
-def _turn(tokenizer: Tokenizer, tokens: list[int]) -> list[tuple[list[int], Provenance]]:
-    """The assistant's tokens up to the end of its turn, and what the template writes after that."""
-    special = set(tokenizer.all_special_ids)
-    last = max((place for place, token in enumerate(tokens) if token in special), default=len(tokens) - 1)
-    return [(tokens[: last + 1], Provenance.MODEL), (tokens[last + 1 :], Provenance.TEMPLATE)]
-
-
 def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message]) -> Tokens:
     """By the template's own marks of what the assistant wrote."""
     if not _GENERATION.search(str(tokenizer.chat_template)):
         raise ConfigError(
-            "the model's chat template writes the beginning of a conversation otherwise once more follows, and does "
-            "not mark with {% generation %} what the assistant wrote: take another template, or rows of one answer"
+            "the model's chat template writes a conversation's beginning otherwise once it goes on, or opens the "
+            "model's thinking where it asks for an answer, and does not mark with {% generation %} what the assistant "
+            "wrote: take another template, other model.chat_template_kwargs, or rows of one answer"
         )
     asked = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
     found = render(tokenizer, conversation, tokenize=True, **asked)

@@ -1,0 +1,197 @@
+"""What a model's chat template writes, found by rendering short conversations of marks.
+
+Everything that writes out messages asks here, so that prompts, worked examples, rows of data and replies of tools all
+have the same variant of the template, the same switches (``model.chat_template_kwargs``) and the same date.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.row_fields import Message
+from titan_rl.data.text.control_tokens import control_tokens
+from titan_rl.data.text.tokenizer import Tokenizer, text_settings
+
+ASKED, ANSWER, REPLY, SYSTEM = "asked-mark", "answer-mark", "reply-mark", "system-mark"
+Tools = Sequence[dict[str, Any]]
+"""Schemas of what the model may call, as OpenAI's form has them."""
+
+
+def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **asked: Any) -> Any:
+    """By the chat template, up to where the model begins. Errors: ConfigError with what the template says."""
+    settings = text_settings(tokenizer)
+    told = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **(told | settings.template_kwargs | asked))
+    except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:  # a template is a program
+        roles = ", ".join(message["role"] for message in messages)
+        said = " ".join(str(error).split())
+        raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
+
+
+def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **asked: Any) -> Any:
+    """``tools``: for a template without a place for them they stand in the system message. Errors: ConfigError."""
+    if not tools:
+        return render(tokenizer, messages, **asked)
+    if tells_of_tools(tokenizer):
+        return render(tokenizer, messages, tools=list(tools), **asked)
+    return render(tokenizer, with_tools(messages, tools), **asked)
+
+
+@lru_cache(maxsize=8)
+def tells_of_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template writes out the tools that it is given."""
+    mark = "tool-mark"
+    schema = {"name": mark, "description": "", "parameters": {"type": "object", "properties": {}}}
+    try:
+        return mark in render(tokenizer, [message("user", ASKED)], tools=[{"type": "function", "function": schema}])
+    except ConfigError:
+        return False
+
+
+@lru_cache(maxsize=8)
+def shows_system(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template writes out what the system says. Errors: ConfigError if it refuses it."""
+    return SYSTEM in render(tokenizer, [message("system", SYSTEM), message("user", ASKED)])
+
+
+def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
+    """The same, whose system message tells of the tools and of how they are called."""
+    schemas = "\n".join(json.dumps(tool["function"]) for tool in tools)
+    told = (
+        f"You can call these tools:\n{schemas}\nTo call one, write nothing but\n"
+        f'<tool_call>{{"name": the tool, "arguments": {{...}}}}</tool_call>\nand you will be given its result.'
+    )
+    if messages[0]["role"] != "system":
+        return [message("system", told), *messages]
+    return [message("system", f"{messages[0]['content']}\n\n{told}"), *messages[1:]]
+
+
+def message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+# the end of an answer
+
+
+@lru_cache(maxsize=8)
+def end_of_answer(tokenizer: Tokenizer) -> int | None:
+    """Id of the control token behind an answer: the template's end of a turn, else what begins the next turn.
+
+    None if the template writes no control token there, or hides the answer.
+    """
+    conversation = [message("user", ASKED), message("assistant", ANSWER)]
+    for asked in (conversation, [*conversation, message("user", REPLY)]):
+        try:
+            behind = render(tokenizer, asked, add_generation_prompt=False).rpartition(ANSWER)[2].partition(REPLY)[0]
+        except ConfigError:
+            continue
+        found = tokenizer.encode(behind, add_special_tokens=False)
+        if (end := next((number for number in found if number in control_tokens(tokenizer)), None)) is not None:
+            return end
+    return None
+
+
+def written_answer(tokenizer: Tokenizer, answer: str, tools: Tools = ()) -> tuple[str, str]:
+    """The template's text before an answer, and from where the model begins to what follows the answer.
+
+    Errors: ConfigError if the template writes an answer otherwise than it asks for one, as do some whose generation
+    prompt opens the model's thinking.
+    """
+    asked = [message("user", ASKED)]
+    before = render_with_tools(tokenizer, asked, tools)
+    whole = render_with_tools(tokenizer, [*asked, message("assistant", answer)], tools, add_generation_prompt=False)
+    if not whole.startswith(before):
+        raise ConfigError(
+            f"the model's chat template asks for an answer with {before.rpartition(ASKED)[2]!r}, and does not write "
+            f"an answer so: there is nothing that a worked example could go on from; take another template, or other "
+            f"model.chat_template_kwargs"
+        )
+    return before, whole[len(before) :]
+
+
+# replies
+
+
+@dataclass(frozen=True)
+class ReplyTemplate:
+    """The text around replies, from the end of the model's answer to the start of its next one."""
+
+    pieces: tuple[str, ...]
+    """Before the first reply, between two, and behind the last."""
+    is_trimmed: bool
+    """Whether the template strips a message's text."""
+    is_json: bool
+    """Whether it writes a message's text as a JSON string; the quotes are in the pieces."""
+
+    def written(self, reply: str) -> str:
+        reply = reply.strip() if self.is_trimmed else reply
+        return _as_json(reply) if self.is_json else reply
+
+
+def reply_template(tokenizer: Tokenizer, role: str = "user", count: int = 1, tools: Tools = ()) -> ReplyTemplate:
+    """Around ``count`` replies of the role; a template that does not know the role ``tool`` is told of a user's.
+
+    Errors: ConfigError if the template does not show an answer and replies as they are, one after the other.
+    """
+    return _reply_template(tokenizer, role, count, json.dumps(list(tools)))
+
+
+@lru_cache(maxsize=256)
+def _reply_template(tokenizer: Tokenizer, role: str, count: int, tools: str) -> ReplyTemplate:
+    try:
+        return _found(tokenizer, role, count, json.loads(tools))
+    except ConfigError:
+        if role == "user":
+            raise
+        return _found(tokenizer, "user", count, json.loads(tools))
+
+
+def _found(tokenizer: Tokenizer, role: str, count: int, tools: Tools) -> ReplyTemplate:
+    def rendered_with(replies: list[str]) -> str:
+        conversation = [message("user", ASKED), message("assistant", ANSWER)]
+        said = [message(role, reply) for reply in replies]
+        return render_with_tools(tokenizer, [*conversation, *said], tools)
+
+    marks = [f"{REPLY}-{number}" for number in range(count)]
+    pieces = _pieces(rendered := rendered_with(marks), marks)
+    is_trimmed = rendered_with([f" {mark} " for mark in marks]) == rendered
+    return ReplyTemplate(pieces, is_trimmed, _is_json(rendered_with, marks))
+
+
+def _pieces(rendered: str, marks: list[str]) -> tuple[str, ...]:
+    """Errors: ConfigError."""
+    if rendered.count(ANSWER) != 1 or any(rendered.count(mark) != 1 for mark in marks):
+        raise ConfigError(
+            "the model's chat template does not show an answer and the reply to it once each, as they are: "
+            "this task replies, so it needs another model or template"
+        )
+    rest, pieces = rendered.partition(ANSWER)[2], []
+    for mark in marks:
+        piece, found, rest = rest.partition(mark)
+        if not found:
+            raise ConfigError(
+                "the model's chat template shows a reply before the answer: take another model or template"
+            )
+        pieces.append(piece)
+    return (*pieces, rest)
+
+
+def _is_json(rendered_with: Callable[[list[str]], str], marks: list[str]) -> bool:
+    """Errors: ConfigError for a template that changes a reply's text in any other way."""
+    odd = [f'{mark}"\\\n<é>' for mark in marks]
+    as_it_is = rendered_with(odd)
+    if all(text in as_it_is for text in odd):
+        return False
+    if not all(_as_json(text) in as_it_is for text in odd):
+        raise ConfigError("the model's chat template changes the text of a reply: take another model or template")
+    return True
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,0 +1,197 @@
+"""What a model's tokenizer and chat template do with text, found before a run starts by rendering marks."""
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, TemplateError, meta
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.text.chat_template import (
+    ANSWER,
+    ASKED,
+    end_of_answer,
+    message,
+    render,
+    reply_template,
+    shows_system,
+    tells_of_tools,
+    written_answer,
+)
+from titan_rl.data.text.control_tokens import control_tokens
+from titan_rl.data.text.pieces import beginning, encode
+from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
+from titan_rl.data.text.turns import NO_TEMPLATE
+
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+"""Tags of transformers' own, around what the assistant writes."""
+_RENDERINGS = 4
+"""Of one question, which must all be alike."""
+
+
+@dataclass(frozen=True)
+class TextUse:
+    """What a run does with text."""
+
+    stops: Sequence[int] = ()
+    """Ids that stop the engine; () if they are not known."""
+    samples: bool = True
+    """Whether answers are sampled, and read by rewards."""
+    learns: bool = False
+    """Whether answers that somebody wrote are learned: rows of data, or worked examples."""
+    demonstrates: bool = False
+    """Whether they are worked examples."""
+    replies: bool = False
+    """Whether something replies to an answer."""
+    calls: bool = False
+    """Whether answers may call tools."""
+
+
+def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
+    """Of text without a template. Errors: ConfigError if what ends a learned answer does not stop the engine."""
+    end = tokenizer.eos_token_id
+    if use.learns and isinstance(end, int) and use.stops and end not in use.stops:
+        raise ConfigError(_unlike(tokenizer, end, use.stops, "the tokenizer's eos_token, with which text ends,"))
+
+
+def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
+    """Errors: ConfigError if the model has no chat template, or one that a run cannot be played or taught by."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(NO_TEMPLATE)
+    _check_kwargs(tokenizer)
+    _check_question(tokenizer)
+    _check_end(tokenizer, use)
+    if use.demonstrates:
+        _check_learned(tokenizer)
+    if use.samples:
+        _check_special(tokenizer, use)
+    if use.replies:
+        reply_template(tokenizer)
+
+
+def _check_kwargs(tokenizer: Tokenizer) -> None:
+    if unread := sorted(set(text_settings(tokenizer).template_kwargs) - (known := _switches(tokenizer))):
+        raise ConfigError(
+            f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
+            f"{', '.join(sorted(known)) or 'none'}: leave it out"
+        )
+
+
+_OF_TRANSFORMERS = {
+    *("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace"),
+    *("bos_token", "eos_token", "pad_token", "unk_token", "loop", "range", "dict", "lipsum", "cycler", "joiner"),
+}
+"""Names that a template has without being told."""
+
+
+def _switches(tokenizer: Tokenizer) -> set[str]:
+    """Names that the chat template reads besides what transformers gives it."""
+    given = tokenizer.chat_template
+    names: set[str] = set()
+    for template in given.values() if isinstance(given, dict) else [given]:
+        environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+        try:
+            names |= meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", str(template))))
+        except TemplateError:
+            continue  # rendering tells what is wrong with it
+    return names - _OF_TRANSFORMERS
+
+
+def _check_question(tokenizer: Tokenizer) -> None:
+    asked = [message("user", ASKED)]
+    first, *others = (render(tokenizer, asked) for _ in range(_RENDERINGS))
+    if ASKED not in first.casefold():
+        raise ConfigError("the model's chat template does not show what a user says: take another")
+    if any(other != first for other in others):
+        raise ConfigError("the model's chat template writes the same question otherwise each time: take another")
+    bare = render(tokenizer, asked, add_generation_prompt=False)
+    if bare == first and _is_headed(tokenizer, bare):
+        raise ConfigError(
+            "the model's chat template has no generation prompt (add_generation_prompt changes nothing), and an "
+            "answer begins with control tokens that nobody would write: take another"
+        )
+
+
+def _is_headed(tokenizer: Tokenizer, question: str) -> bool:
+    return bool(_control_before_answer(tokenizer, question))
+
+
+def _control_before_answer(tokenizer: Tokenizer, question: str) -> list[str]:
+    """Control tokens between where the model begins and its answer's text."""
+    try:
+        asked = [message("user", ASKED), message("assistant", ANSWER)]
+        whole = render(tokenizer, asked, add_generation_prompt=False)
+    except ConfigError:
+        return []
+    if not whole.startswith(question) or ANSWER not in whole:
+        return []
+    control = control_tokens(tokenizer)
+    header = whole[len(question) :].partition(ANSWER)[0]
+    return [control[token] for token in encode(tokenizer, header) if token in control]
+
+
+def _check_end(tokenizer: Tokenizer, use: TextUse) -> None:
+    end = end_of_answer(tokenizer)
+    if end is not None and use.stops and end not in use.stops:
+        raise ConfigError(_unlike(tokenizer, end, use.stops, "the chat template's end of an answer"))
+    if end is None and use.learns:
+        raise ConfigError(
+            "the model's chat template ends an answer with no control token, so a model that learns from it would "
+            "never end one: take another template"
+        )
+
+
+def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) -> str:
+    return (
+        f"{what} is {decoded(tokenizer, [end])!r} (id {end}), which does not stop the engine: eos_token_id in the "
+        f"model's generation_config.json and config.json has {stops}: add {end} to it, or take the tokenizer that "
+        f"belongs to the model"
+    )
+
+
+def _check_learned(tokenizer: Tokenizer) -> None:
+    _, written = written_answer(tokenizer, ANSWER)
+    if ANSWER not in written:
+        raise ConfigError("the model's chat template does not show an answer as it is: take another")
+
+
+def _check_special(tokenizer: Tokenizer, use: TextUse) -> None:
+    if text_settings(tokenizer).keep_special:
+        return
+    said = "which rewards and tools would not see: set task.keep_special = true"
+    if use.calls and "<tool_call>" in control_tokens(tokenizer).values():
+        raise ConfigError(f"'<tool_call>' is a special token of this model's tokenizer, {said}")
+    if found := _control_before_answer(tokenizer, render(tokenizer, [message("user", ASKED)])):
+        raise ConfigError(f"the model's chat template begins an answer with {found[0]!r}, a special token, {said}")
+
+
+# what a doctor tells
+
+
+def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, Any]:
+    """What was found, by name; of a template only where there is one."""
+
+    def shown(tokens: Sequence[int]) -> str:
+        return " ".join(decoded(tokenizer, [token]) for token in tokens) or "nothing"
+
+    facts: dict[str, Any] = {"a sequence begins with": shown(beginning(tokenizer)), "the engine stops at": shown(stops)}
+    if tokenizer.chat_template is None:
+        return facts | {"chat template": "none"}
+    end, settings = end_of_answer(tokenizer), text_settings(tokenizer)
+    rendered = render(tokenizer, [message("user", ASKED)])
+    facts |= {
+        "the template ends an answer with": shown([] if end is None else [end]),
+        "an answer is asked for with": rendered.rpartition(ASKED)[2],
+        "system messages": "shown" if _shows_system(tokenizer) else "not shown",
+        "tools": "in the template" if tells_of_tools(tokenizer) else "in the system message",
+        "date": settings.date if "strftime_now" in str(tokenizer.chat_template) else "not written",
+    }
+    return facts | ({"switches": ", ".join(sorted(names))} if (names := _switches(tokenizer)) else {})
+
+
+def _shows_system(tokenizer: Tokenizer) -> bool:
+    try:
+        return shows_system(tokenizer)
+    except ConfigError:
+        return False

@@ -1,0 +1,82 @@
+"""Control tokens, such as the end of a turn: where text holds one, it is broken up or refused.
+
+They are the tokens that a tokenizer calls special, by name or in its list of added tokens. Text that is sampled,
+typed or read from a file must never become one, or a row of data could end its turn and begin a system's.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.text.tokenizer import Tokenizer
+
+_MAX_PASSES = 8
+_SHORTEST = 3
+"""Characters of a control token: some models name ``!`` or a line end as padding, which is text all the same."""
+
+
+@lru_cache(maxsize=8)
+def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Id and text of each token that its tokenizer calls special."""
+    found = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    found |= {number: token.content for number, token in _added(tokenizer).items() if token.special}
+    return {number: text for number, text in found.items() if len(text.strip()) >= _SHORTEST}
+
+
+@lru_cache(maxsize=8)
+def _of_turns(tokenizer: Tokenizer) -> dict[int, str]:
+    """Control tokens, and added words of the chat template's, such as those around a tool's result."""
+    template = str(tokenizer.chat_template)
+    words = {number: token.content for number, token in _added(tokenizer).items() if token.content in template}
+    return control_tokens(tokenizer) | {n: text for n, text in words.items() if len(text.strip()) >= _SHORTEST}
+
+
+def _added(tokenizer: Tokenizer) -> Mapping:
+    return tokenizer.added_tokens_decoder  # pyright: ignore[reportAttributeAccessIssue]  # each kind has it
+
+
+def plain(tokenizer: Tokenizer, text: str, role: str = "user") -> str:
+    """A message's text, with a space inside of whatever the tokenizer would read as a control token.
+
+    What a tool says cannot write the template's own words either.
+    """
+    return _broken_up(tokenizer, text, _of_turns(tokenizer) if role == "tool" else control_tokens(tokenizer))
+
+
+def first_control(tokenizer: Tokenizer, text: str) -> str | None:
+    """The first control token in the text."""
+    control = control_tokens(tokenizer)
+    return next((control[number] for _, number in _places(tokenizer, text, control)), None)
+
+
+def check_plain(tokenizer: Tokenizer, what: str, text: str) -> None:
+    """Errors: ConfigError for text that would begin or end a turn. ``what``: whose it is."""
+    if (token := first_control(tokenizer, text)) is not None:
+        raise ConfigError(
+            f"{what} holds {token!r}, which this model's tokenizer takes for more than text: leave it out"
+        )
+
+
+def _broken_up(tokenizer: Tokenizer, text: str, control: Mapping[int, str]) -> str:
+    for _ in range(_MAX_PASSES):
+        places = _places(tokenizer, text, control)
+        if not places:
+            return text
+        for place, _ in reversed(places):
+            text = f"{text[: place + 1]} {text[place + 1 :]}"
+    raise ConfigError(f"text holds control tokens of this model's tokenizer that cannot be broken up: {text[:80]!r}")
+
+
+def _places(tokenizer: Tokenizer, text: str, control: Mapping[int, str]) -> list[tuple[int, int]]:
+    """Where the tokenizer reads control tokens, and which; of an unknown word none is read."""
+    if not tokenizer.is_fast:
+        return sorted((text.index(word), number) for number, word in control.items() if word in text)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    places = []
+    for number, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if number not in control:
+            continue
+        word = text[start:stop]
+        if number != tokenizer.unk_token_id or word.strip() == control[number]:
+            places.append((start + len(word) - len(word.lstrip()), number))
+    return places

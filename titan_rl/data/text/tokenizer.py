@@ -1,0 +1,91 @@
+"""A model's tokenizer: how it is loaded, what a run tells it, and how an answer is read.
+
+transformers takes a second to import, so its type stands in annotations alone.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.schema import Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+else:
+    Tokenizer = Any
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What a run says of its text."""
+
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """The chat template's own switches, such as ``enable_thinking``."""
+    date: str = "2026-01-01"
+    """What a template that asks for the time is told, so that prompts do not follow the clock."""
+    keep_special: bool = False
+    """Whether an answer's text has the special tokens that the model wrote."""
+
+    def strftime(self, form: str) -> str:
+        return datetime.fromisoformat(self.date).strftime(form)
+
+
+_SETTINGS: WeakKeyDictionary[Tokenizer, TextSettings] = WeakKeyDictionary()
+
+
+def set_text(tokenizer: Tokenizer, settings: TextSettings) -> Tokenizer:
+    """The same tokenizer, all of whose text is from now on as the settings say."""
+    _SETTINGS[tokenizer] = settings
+    return tokenizer
+
+
+def text_settings(tokenizer: Tokenizer) -> TextSettings:
+    return _SETTINGS.get(tokenizer, TextSettings())
+
+
+def settings_of(config: Config) -> TextSettings:
+    """Errors: ConfigError for a date that is none."""
+    model = config.model
+    try:
+        datetime.fromisoformat(model.chat_template_date)
+    except ValueError:
+        raise ConfigError(f"model.chat_template_date = {model.chat_template_date!r}: give a date, 2026-01-31") from None
+    return TextSettings(model.chat_template_kwargs, model.chat_template_date, config.task.keep_special)
+
+
+def load_tokenizer(path: str | Path, config: Config) -> Tokenizer:
+    """A run's. Errors: ConfigError for one that cannot be read."""
+    return set_text(read_tokenizer(path), settings_of(config))
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """As transformers reads it, without any code of the directory's. Errors: ConfigError for one that it cannot."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: {said}") from None
+
+
+def decoded(tokenizer: Tokenizer, tokens: np.ndarray | list[int], *, skip_special_tokens: bool = False) -> str:
+    """The text of one sequence of tokens [T]."""
+    text = tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+    assert isinstance(text, str), "one sequence has one text"
+    return text
+
+
+def read_answer(tokenizer: Tokenizer, tokens: np.ndarray, *, ended: bool) -> str:
+    """An answer's text, as rewards, tools and environments read it.
+
+    ``ended``: whether its last token is the one that stopped it, which is in no text.
+    """
+    if text_settings(tokenizer).keep_special:
+        return decoded(tokenizer, tokens[:-1] if ended else tokens)
+    return decoded(tokenizer, tokens, skip_special_tokens=True)

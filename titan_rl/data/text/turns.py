@@ -1,0 +1,170 @@
+"""A rollout's text as tokens, turn by turn, without tokenizing what the model wrote.
+
+The first turn is the template's rendering of the messages. What stands between the model's answer and its next turn is
+found once for each tokenizer and each number of replies, by rendering a short conversation of marks:
+
+    ...answer<|im_end|>\\n<|im_start|>user\\nREPLY<|im_end|>\\n<|im_start|>assistant\\n
+             ╰──────── pieces[0] ───────╯     ╰──────────── pieces[1] ────────────╯
+
+A model that ended its turn has sampled the end token already, so that is not written twice. Prompts and replies are
+text of whoever wrote them: none of it becomes a control token (control_tokens.py).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.row_fields import Message
+from titan_rl.data.text.chat_template import (
+    REPLY,
+    Tools,
+    end_of_answer,
+    message,
+    render_with_tools,
+    reply_template,
+    shows_system,
+    written_answer,
+)
+from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
+from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.types import Provenance
+
+NO_TEMPLATE = (
+    "task.style = 'chat' needs a chat template, and the model's tokenizer has none: take an instruction-tuned "
+    "model, add chat_template.jinja to model.path, or set task.style = 'compact'"
+)
+
+
+def encode_messages(
+    tokenizer: Tokenizer, messages: str | list[Message], tools: Tools = (), *, is_plain: bool = False
+) -> np.ndarray:
+    """A prompt's tokens, int32 [T]: text from its beginning, messages through the template, up to where the model
+    begins.
+
+    ``tools``: schemas of what the model may call. A template without a place for them has them in the system message.
+    ``is_plain``: whether control tokens in the text are meant, or broken up already.
+
+    Errors: ConfigError if there is no template, or it refuses the messages.
+    """
+    if isinstance(messages, str):
+        text = messages if is_plain else plain(tokenizer, messages)
+        return np.asarray(encode_from_start(tokenizer, text), np.int32)
+    asked = messages if is_plain else _plain(tokenizer, messages)
+    check_roles(tokenizer, messages)
+    return np.asarray(render_with_tools(tokenizer, asked, tools, tokenize=True), np.int32)
+
+
+def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
+    return [message(each["role"], plain(tokenizer, each["content"], each["role"])) for each in messages]
+
+
+def check_roles(tokenizer: Tokenizer, messages: list[Message]) -> None:
+    """Errors: ConfigError if there is no template, or it has no place for a message of the system's."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(NO_TEMPLATE)
+    if messages[0]["role"] == "system" and not shows_system(tokenizer):
+        raise ConfigError(
+            "the model's chat template has no place for a system message: leave task.system_prompt and messages of "
+            "the system's out, or take another template"
+        )
+
+
+def encode_opening(
+    tokenizer: Tokenizer, messages: str | list[Message], tools: Tools, replies: Sequence[Message]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, int32 [T], and provenance, int8 [T], of a prompt with what the environment says before the first answer.
+
+    Behind a message of the user's the words stand in that message, a blank line apart, since most templates refuse two
+    messages of a user in a row. Errors: as ``encode_messages``.
+    """
+    said = plain(tokenizer, "\n".join(reply["content"] for reply in replies), replies[0]["role"] if replies else "")
+    if isinstance(messages, str):
+        prompt = encode_messages(tokenizer, messages)
+        words = np.asarray(encode_behind(tokenizer, messages, said), np.int32)
+        provenance = np.repeat([Provenance.TEMPLATE, Provenance.TOOL], [len(prompt), len(words)])
+        return np.concatenate([prompt, words]), provenance.astype(np.int8)
+    check_roles(tokenizer, messages)
+    asked = _plain(tokenizer, messages)
+    rendered, marked = (render_with_tools(tokenizer, _with_words(asked, words), tools) for words in (said, REPLY))
+    before, _, behind = marked.rpartition(REPLY)
+    span = (len(before), len(rendered) - len(behind))
+    tokens, is_said = tokens_and_owner(tokenizer, rendered, [span], begins=True)
+    return tokens, np.where(is_said, Provenance.TOOL, Provenance.TEMPLATE).astype(np.int8)
+
+
+def _with_words(messages: list[Message], words: str) -> list[Message]:
+    if messages and messages[-1]["role"] == "user":
+        return [*messages[:-1], message("user", f"{messages[-1]['content']}\n\n{words}")]
+    return [*messages, message("user", words)]
+
+
+def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: Tools = ()) -> np.ndarray:
+    """A worked example's answer with its end, int32 [T], as the model would sample it behind a prompt or a reply.
+
+    Errors: ConfigError for one that holds a control token, or that the template cannot write.
+    """
+    check_plain(tokenizer, "a worked example", answer)
+    if not is_chat:
+        end = tokenizer.eos_token_id
+        return np.asarray([*encode_behind(tokenizer, "", answer), end], np.int32)
+    before, written = written_answer(tokenizer, answer, tools)
+    tokens = encode_behind(tokenizer, before, written)
+    return np.asarray(with_end(tokenizer, tokens, [])[0], np.int32)
+
+
+def with_end(tokenizer: Tokenizer, tokens: list[int], following: list[int]) -> tuple[list[int], list[int]]:
+    """Tokens of the assistant's turn up to its end, and what the template writes behind that.
+
+    ``following``: the tokens of what is said next. A template may end a turn with the beginning of the next one: then
+    that token is the end. Errors: ConfigError if there is no control token that could be it.
+    """
+    control = control_tokens(tokenizer)
+    last = max((place for place, token in enumerate(tokens) if token in control), default=None)
+    if last is not None:
+        return tokens[: last + 1], tokens[last + 1 :] + following
+    if following and following[0] in control:
+        return [*tokens, following[0]], following[1:]
+    if (end := end_of_answer(tokenizer)) is None:
+        raise ConfigError(
+            "the model's chat template ends an answer with no control token, so a model that learns from it would "
+            "never end one: take another template"
+        )
+    return [*tokens, end], following
+
+
+def encode_reply(
+    tokenizer: Tokenizer, replies: Sequence[Message], last_token: int, *, is_chat: bool, tools: Tools = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, int32 [T], and provenance, int8 [T], from the model's last sampled token to its next turn.
+
+    ``replies``: messages, of one role each time. ``tools``: as the prompt's. Errors: ConfigError if ``is_chat`` and the
+    template does not show where a reply stands.
+    """
+    if not is_chat:
+        said = plain(tokenizer, "".join(reply["content"] for reply in replies), replies[0]["role"])
+        tokens = np.asarray(encode_behind(tokenizer, "", said), np.int32)
+        return tokens, np.full(len(tokens), Provenance.TOOL, np.int8)
+    template = reply_template(tokenizer, replies[0]["role"], len(replies), tools)
+    texts = [template.written(plain(tokenizer, reply["content"], reply["role"])) for reply in replies]
+    parts = [part for pair in zip(template.pieces, texts, strict=False) for part in pair] + [template.pieces[-1]]
+    starts = np.cumsum([0, *map(len, parts)]).tolist()
+    spans = list(pairwise(starts))[1::2]
+    tokens, is_reply = tokens_and_owner(tokenizer, "".join(parts), spans, begins=False)
+    start = _after_end(tokenizer, tokens, is_reply, last_token)
+    provenance = np.where(is_reply, Provenance.TOOL, Provenance.TEMPLATE).astype(np.int8)
+    return tokens[start:], provenance[start:]
+
+
+def _after_end(tokenizer: Tokenizer, tokens: np.ndarray, is_reply: np.ndarray, last_token: int) -> int:
+    """Where to go on if the model has itself written the template's end of a turn; else 0.
+
+    A template may end its last answer with another token than those before: then that has the place of the other.
+    """
+    before = tokens[: (int(np.argmax(is_reply)) if is_reply.any() else len(tokens)) or len(tokens)]
+    ends = np.flatnonzero(before == last_token)
+    if not len(ends) and last_token == end_of_answer(tokenizer):
+        ends = np.flatnonzero(np.isin(before, list(control_tokens(tokenizer))))
+    return int(ends[0]) + 1 if len(ends) else 0
