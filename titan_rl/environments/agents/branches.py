@@ -124,8 +124,8 @@ class Branches:
     def _begun(self, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and provenance of a conversation from its beginning. Errors: Refused."""
         if not asked.is_chat:
-            is_text = isinstance(asked.prompt, str)
-            encoded = encode_messages(self.tokenizer, asked.prompt, is_plain=True) if is_text else asked.prompt
+            prompt = asked.prompt
+            encoded = encode_messages(self.tokenizer, prompt, is_plain=True) if isinstance(prompt, str) else prompt
             tokens = np.asarray(encoded, np.int32)
         else:
             messages = [dict(role=said.role, content=self._harmless(said)) for said in asked.messages]
