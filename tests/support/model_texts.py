@@ -13,17 +13,19 @@ from titan_rl.data.text.tokenizer import TextSettings, set_text
 WORDS = ["ask", "ho", "no", "user", "assistant", "model", "system", "tool", "hello", "again"]
 
 
-def byte_pairs(special: list[str], *, bos: str = "", **named: str) -> PreTrainedTokenizerFast:
+def byte_pairs(special: list[str], *, bos: str = "", is_special: bool = True, **named: str) -> PreTrainedTokenizerFast:
     """``bos``: what its post-processor begins every text with."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer.train_from_iterator([" ".join(WORDS), "\n\n".join(WORDS)] * 20, trainer)
-    return _with_special(tokenizer, special, bos, named)
+    return _with_added(tokenizer, special, is_special, bos, named)
 
 
-def sentence_pieces(special: list[str], *, bos: str = "", **named: str) -> PreTrainedTokenizerFast:
+def sentence_pieces(
+    special: list[str], *, bos: str = "", is_special: bool = True, **named: str
+) -> PreTrainedTokenizerFast:
     """As converted from SentencePiece: a space before whatever text it is given, and behind each special token."""
     words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *string.printable.strip()]
     words += WORDS + [f"▁{word}" for word in WORDS]
@@ -32,12 +34,15 @@ def sentence_pieces(special: list[str], *, bos: str = "", **named: str) -> PreTr
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
-    return _with_special(tokenizer, special, bos, named)
+    return _with_added(tokenizer, special, is_special, bos, named)
 
 
-def _with_special(tokenizer: Tokenizer, special: list[str], bos: str, named: dict[str, str]) -> PreTrainedTokenizerFast:
-    """``special`` stand in the list of added tokens alone, as tokenizer.json has them."""
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
+def _with_added(
+    tokenizer: Tokenizer, added: list[str], is_special: bool, bos: str, named: dict[str, str]
+) -> PreTrainedTokenizerFast:
+    """``added`` stand in the list of added tokens alone, as tokenizer.json has them."""
+    add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+    add([AddedToken(word, special=is_special, normalized=False) for word in added])
     if bos:
         post = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))])
         tokenizer.post_processor = post

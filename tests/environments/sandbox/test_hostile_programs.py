@@ -21,6 +21,8 @@ from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 from titan_rl.environments.sandbox.slot import Slot
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
+SLACK = 20.0
+"""Seconds behind the limit: a busy machine takes some to end a box, and what is not ended never ends."""
 NUMBERS = (3, 10, -2)
 TESTS = [FunctionTest(Call("solve", (n,)), n * n + 7) for n in NUMBERS]
 SPOKEN = [StreamTest(f"{n}\n", f"{n * n + 7}\n") for n in NUMBERS]
@@ -95,7 +97,7 @@ def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
     start = time.monotonic()
     outcome = runner.run(sandbox.run(Program(source, "3\n", tuple(test.call for test in TESTS), LIMITS)))
     seconds = time.monotonic() - start
-    assert seconds < LIMITS.seconds + 1
+    assert seconds < LIMITS.seconds + SLACK
     assert token not in repr(outcome), "it saw what it must not"
     if not hostile.only_runs:
         assert not any(runner.run(passed(sandbox, source, TESTS, LIMITS))), "a verdict was forged"
@@ -144,7 +146,7 @@ def test_it_earns_nothing_at_a_server(server, secret, name):
             calls = tuple(test.call for test in tests if isinstance(test, FunctionTest))
             outcome = asyncio.run(sandbox.run_once(Program(source, "3\n", calls, LIMITS)))
             assert token not in repr(outcome), "it saw what it must not"
-            assert time.monotonic() - start < LIMITS.seconds + 1
+            assert time.monotonic() - start < LIMITS.seconds + SLACK
         with suppress(SandboxFailed):
             assert not any(asyncio.run(passed(_Once(sandbox), source, tests, LIMITS))), "a verdict was forged"
 

@@ -14,7 +14,6 @@ from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
-from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.tokenizer import Tokenizer, text_settings
 
 ASKED, ANSWER, REPLY, SYSTEM = "asked-mark", "answer-mark", "reply-mark", "system-mark"
@@ -74,45 +73,6 @@ def with_tools(messages: list[Message], tools: Tools) -> list[Message]:
 
 def message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
-
-
-# the end of an answer
-
-
-@lru_cache(maxsize=8)
-def end_of_answer(tokenizer: Tokenizer) -> int | None:
-    """Id of the control token behind an answer: the template's end of a turn, else what begins the next turn.
-
-    None if the template writes no control token there, or hides the answer.
-    """
-    conversation = [message("user", ASKED), message("assistant", ANSWER)]
-    for asked in (conversation, [*conversation, message("user", REPLY)]):
-        try:
-            behind = render(tokenizer, asked, add_generation_prompt=False).rpartition(ANSWER)[2].partition(REPLY)[0]
-        except ConfigError:
-            continue
-        found = tokenizer.encode(behind, add_special_tokens=False)
-        if (end := next((number for number in found if number in control_tokens(tokenizer)), None)) is not None:
-            return end
-    return None
-
-
-def written_answer(tokenizer: Tokenizer, answer: str, tools: Tools = ()) -> tuple[str, str]:
-    """The template's text before an answer, and from where the model begins to what follows the answer.
-
-    Errors: ConfigError if the template writes an answer otherwise than it asks for one, as do some whose generation
-    prompt opens the model's thinking.
-    """
-    asked = [message("user", ASKED)]
-    before = render_with_tools(tokenizer, asked, tools)
-    whole = render_with_tools(tokenizer, [*asked, message("assistant", answer)], tools, add_generation_prompt=False)
-    if not whole.startswith(before):
-        raise ConfigError(
-            f"the model's chat template asks for an answer with {before.rpartition(ASKED)[2]!r}, and does not write "
-            f"an answer so: there is nothing that a worked example could go on from; take another template, or other "
-            f"model.chat_template_kwargs"
-        )
-    return before, whole[len(before) :]
 
 
 # replies

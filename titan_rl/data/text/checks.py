@@ -3,7 +3,6 @@
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jinja2 import Environment, TemplateError, meta
 
@@ -11,15 +10,14 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import (
     ANSWER,
     ASKED,
-    end_of_answer,
     message,
     render,
     reply_template,
     shows_system,
     tells_of_tools,
-    written_answer,
 )
 from titan_rl.data.text.control_tokens import control_tokens
+from titan_rl.data.text.endings import end_of_answer, written_answer
 from titan_rl.data.text.pieces import beginning, encode
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
 from titan_rl.data.text.turns import NO_TEMPLATE
@@ -169,13 +167,13 @@ def _check_special(tokenizer: Tokenizer, use: TextUse) -> None:
 # what a doctor tells
 
 
-def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, Any]:
+def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
     """What was found, by name; of a template only where there is one."""
 
     def shown(tokens: Sequence[int]) -> str:
         return " ".join(decoded(tokenizer, [token]) for token in tokens) or "nothing"
 
-    facts: dict[str, Any] = {"a sequence begins with": shown(beginning(tokenizer)), "the engine stops at": shown(stops)}
+    facts: dict[str, str] = {"a sequence begins with": shown(beginning(tokenizer)), "the engine stops at": shown(stops)}
     if tokenizer.chat_template is None:
         return facts | {"chat template": "none"}
     end, settings = end_of_answer(tokenizer), text_settings(tokenizer)

@@ -1,13 +1,15 @@
 """Control tokens, such as the end of a turn: where text holds one, it is broken up or refused.
 
-They are the tokens that a tokenizer calls special, by name or in its list of added tokens. Text that is sampled,
-typed or read from a file must never become one, or a row of data could end its turn and begin a system's.
+They are the tokens that a tokenizer calls special, by name or in its list of added tokens, and the added ones that the
+chat template writes around messages. Text that is sampled, typed or read from a file must never become one, or a row of
+data could end its turn and begin a system's.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.text.chat_template import ANSWER, ASKED, REPLY, message, render
 from titan_rl.data.text.tokenizer import Tokenizer
 
 _MAX_PASSES = 8
@@ -17,22 +19,32 @@ _SHORTEST = 3
 
 @lru_cache(maxsize=8)
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Id and text of each token that its tokenizer calls special."""
+    """Id and text of each token that is more than text."""
+    added = tokenizer.added_tokens_decoder  # pyright: ignore[reportAttributeAccessIssue]  # each kind has it
+    around = _around_messages(tokenizer)
     found = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    found |= {number: token.content for number, token in _added(tokenizer).items() if token.special}
+    found |= {number: token.content for number, token in added.items() if token.special or number in around}
     return {number: text for number, text in found.items() if len(text.strip()) >= _SHORTEST}
 
 
+def _around_messages(tokenizer: Tokenizer) -> set[int]:
+    """All tokens of the template's text before a user's words, and between an answer and the next."""
+    conversation = [message("user", ASKED), message("assistant", ANSWER), message("user", REPLY)]
+    try:
+        whole = render(tokenizer, conversation, add_generation_prompt=False) if tokenizer.chat_template else ""
+    except ConfigError:
+        return set()
+    texts = whole.partition(ASKED)[0], whole.rpartition(ANSWER)[2].partition(REPLY)[0]
+    return {token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)}
+
+
 @lru_cache(maxsize=8)
-def _of_turns(tokenizer: Tokenizer) -> dict[int, str]:
+def _of_template(tokenizer: Tokenizer) -> dict[int, str]:
     """Control tokens, and added words of the chat template's, such as those around a tool's result."""
+    added = tokenizer.added_tokens_decoder  # pyright: ignore[reportAttributeAccessIssue]  # each kind has it
     template = str(tokenizer.chat_template)
-    words = {number: token.content for number, token in _added(tokenizer).items() if token.content in template}
+    words = {number: token.content for number, token in added.items() if token.content in template}
     return control_tokens(tokenizer) | {n: text for n, text in words.items() if len(text.strip()) >= _SHORTEST}
-
-
-def _added(tokenizer: Tokenizer) -> Mapping:
-    return tokenizer.added_tokens_decoder  # pyright: ignore[reportAttributeAccessIssue]  # each kind has it
 
 
 def plain(tokenizer: Tokenizer, text: str, role: str = "user") -> str:
@@ -40,7 +52,7 @@ def plain(tokenizer: Tokenizer, text: str, role: str = "user") -> str:
 
     What a tool says cannot write the template's own words either.
     """
-    return _broken_up(tokenizer, text, _of_turns(tokenizer) if role == "tool" else control_tokens(tokenizer))
+    return _broken_up(tokenizer, text, _of_template(tokenizer) if role == "tool" else control_tokens(tokenizer))
 
 
 def first_control(tokenizer: Tokenizer, text: str) -> str | None:

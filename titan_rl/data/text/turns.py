@@ -20,14 +20,13 @@ from titan_rl.data.row_fields import Message
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
-    end_of_answer,
     message,
     render_with_tools,
     reply_template,
     shows_system,
-    written_answer,
 )
 from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
+from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
 from titan_rl.data.text.pieces import encode_behind, encode_from_start, tokens_and_owner
 from titan_rl.data.text.tokenizer import Tokenizer
 from titan_rl.data.types import Provenance
@@ -113,26 +112,6 @@ def encode_answer(tokenizer: Tokenizer, answer: str, *, is_chat: bool, tools: To
     before, written = written_answer(tokenizer, answer, tools)
     tokens = encode_behind(tokenizer, before, written)
     return np.asarray(with_end(tokenizer, tokens, [])[0], np.int32)
-
-
-def with_end(tokenizer: Tokenizer, tokens: list[int], following: list[int]) -> tuple[list[int], list[int]]:
-    """Tokens of the assistant's turn up to its end, and what the template writes behind that.
-
-    ``following``: the tokens of what is said next. A template may end a turn with the beginning of the next one: then
-    that token is the end. Errors: ConfigError if there is no control token that could be it.
-    """
-    control = control_tokens(tokenizer)
-    last = max((place for place, token in enumerate(tokens) if token in control), default=None)
-    if last is not None:
-        return tokens[: last + 1], tokens[last + 1 :] + following
-    if following and following[0] in control:
-        return [*tokens, following[0]], following[1:]
-    if (end := end_of_answer(tokenizer)) is None:
-        raise ConfigError(
-            "the model's chat template ends an answer with no control token, so a model that learns from it would "
-            "never end one: take another template"
-        )
-    return [*tokens, end], following
 
 
 def encode_reply(

@@ -7,12 +7,25 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from titan_rl.config.load import load_config
 from titan_rl.controller.device_report import settle
-from titan_rl.controller.preflight import check
+from titan_rl.controller.preflight import check, stops_of, tokenizer_of
+from titan_rl.data.text.checks import text_facts
 from titan_rl.diagnostics.doctor.examination import examine
 from titan_rl.diagnostics.doctor.findings import Finding
 from titan_rl.train import drive
+
+
+def print_facts(facts: dict[str, str]) -> None:
+    """What the model's tokenizer and template do with text, a line each."""
+    table = Table("text", "as this model has it", box=None, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(name, repr(value) if value != value.strip() or "\n" in value else Text(value))
+    Console(highlight=False, soft_wrap=True).print(table)
 
 
 def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_json: bool) -> int:
@@ -27,12 +40,15 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
     if not as_json:
         for line in lines:
             print(line)
+        print_facts(text_facts(tokenizer_of(fitting.config), stops_of(fitting.config)))
     with tempfile.TemporaryDirectory(prefix="titan_rl_doctor_", ignore_cleanup_errors=True) as folder:
         findings = drive(examine(fitting, Path(folder), tell))
     count, seconds = Counter(finding.status for finding in findings), time.monotonic() - start
     if as_json:
         told = [finding.as_json() for finding in findings]
-        print(json.dumps({"healthy": not count["wrong"], "seconds": round(seconds, 1), "checks": told}))
+        facts = text_facts(tokenizer_of(fitting.config), stops_of(fitting.config))
+        found = {"healthy": not count["wrong"], "seconds": round(seconds, 1), "text": facts, "checks": told}
+        print(json.dumps(found))
     else:
         counted = f"{count['passed']} passed, {count['wrong']} wrong, {count['not looked at']} not looked at"
         print(f"{counted}, in {seconds:.0f} s")
