@@ -157,7 +157,7 @@ def test_what_only_the_built_model_tells_is_one_line_too(model, changes, words):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: write_json(path / "tokenizer_config.json", eos_token="[END]"), ("token 99", "vocab_size = 99")),
+        (lambda path: write_json(path / "tokenizer_config.json", eos_token="[END]"), ("id 99", "does not stop")),
         (lambda path: (path / "special_tokens_map.json").write_text("{"), ("its tokenizer cannot be used",)),
         (lambda path: write_json(path / "tokenizer_config.json", eos_token=None), ("sft.steps", "eos_token")),
         (lambda path: write_json(path / "tokenizer_config.json", **REMOTE_CODE), ("custom code",)),

@@ -6,7 +6,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import Config
 from titan_rl.data.datasets import Dataset, check_format, make_dataset, read_files
-from titan_rl.data.text.checks import TextUse, check_chat, check_text
+from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.made_data import made_rows
 from titan_rl.environments.task import Task
 
@@ -54,5 +54,5 @@ def load_dataset(
     if data.file != MADE:
         limits["max_held_out"] = config.eval.prompts
     is_chat = data.chat or any(not isinstance(answer, str) for asked in rows[0] for answer in asked.answers)
-    (check_chat if is_chat else check_text)(tokenizer, use)
+    check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
     return make_dataset(*rows, data, tokenizer, **limits)

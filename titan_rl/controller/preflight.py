@@ -20,7 +20,7 @@ from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.shards import StoreError
-from titan_rl.data.text.checks import TextUse, check_chat, check_text
+from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
 from titan_rl.data.types import Prompt
 from titan_rl.environments.base import Task, make_task
@@ -166,10 +166,7 @@ def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
     calls, learns = bool(task.tools), bool(config.sft.steps)
     use = TextUse(stops_of(config), learns=learns, demonstrates=learns, replies=of_others or calls, calls=calls)
     styles = {each.style for each in tasks if each.name != MIXTURE}
-    if "chat" in styles:
-        check_chat(tokenizer, use)
-    if "compact" in styles:
-        check_text(tokenizer, use)
+    check_model_text(config.model.path, tokenizer, use, styles)
 
 
 def stops_of(config: Config) -> list[int]:

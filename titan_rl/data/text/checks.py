@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, TemplateError, meta
 
+from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import (
     ANSWER,
@@ -44,6 +45,17 @@ class TextUse:
     """Whether something replies to an answer."""
     calls: bool = False
     """Whether answers may call tools."""
+
+
+def check_model_text(path: str, tokenizer: Tokenizer, use: TextUse, styles: Container[Style]) -> None:
+    """``styles``: of the run's prompts or rows. Errors: ConfigError that names the model."""
+    try:
+        if "chat" in styles:
+            check_chat(tokenizer, use)
+        if "compact" in styles:
+            check_text(tokenizer, use)
+    except ConfigError as error:
+        raise ConfigError(f"model.path = {path!r}: {error}") from None
 
 
 def check_text(tokenizer: Tokenizer, use: TextUse) -> None:

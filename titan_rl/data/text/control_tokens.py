@@ -34,6 +34,8 @@ def _around_messages(tokenizer: Tokenizer) -> set[int]:
         whole = render(tokenizer, conversation, add_generation_prompt=False) if tokenizer.chat_template else ""
     except ConfigError:
         return set()
+    if not all(mark in whole for mark in (ASKED, ANSWER)):
+        return set()
     texts = whole.partition(ASKED)[0], whole.rpartition(ANSWER)[2].partition(REPLY)[0]
     return {token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)}
 

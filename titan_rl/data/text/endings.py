@@ -17,9 +17,10 @@ def end_of_answer(tokenizer: Tokenizer) -> int | None:
     conversation = [message("user", ASKED), message("assistant", ANSWER)]
     for asked in (conversation, [*conversation, message("user", REPLY)]):
         try:
-            behind = render(tokenizer, asked, add_generation_prompt=False).rpartition(ANSWER)[2].partition(REPLY)[0]
+            rendered = render(tokenizer, asked, add_generation_prompt=False)
         except ConfigError:
             continue
+        behind = rendered.rpartition(ANSWER)[2].partition(REPLY)[0] if ANSWER in rendered else ""
         found = tokenizer.encode(behind, add_special_tokens=False)
         if (end := next((number for number in found if number in control_tokens(tokenizer)), None)) is not None:
             return end
