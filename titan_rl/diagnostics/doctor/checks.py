@@ -1,7 +1,7 @@
 """Every check, in the order in which they are looked at: a bug that an earlier one names would show in later ones, too,
 so these are then left alone (``after``)."""
 
-from titan_rl.diagnostics.doctor import bandit, layouts, machinery, rewards, tokens, weights
+from titan_rl.diagnostics.doctor import bandit, layouts, machinery, rewards, text, tokens, weights
 from titan_rl.diagnostics.doctor.findings import Check
 
 _TRAINER = frozenset({"trainer"})
@@ -47,6 +47,12 @@ CHECKS = (
         about="programs that a model wrote stay in their box",
         mend="Run no code that a model wrote on this machine until it holds: see docs/architecture.md, The sandbox",
         look=machinery.sandbox,
+    ),
+    Check(
+        name="text",
+        about="prompts, worked answers and replies are what the model's template and tokenizer write",
+        mend="Let data/text alone turn text into tokens, with the template's variant, beginning and end",
+        look=text.written,
     ),
     # of the actors
     Check(
