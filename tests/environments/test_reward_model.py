@@ -45,9 +45,9 @@ def path(tmp_path_factory):
 ROLLOUTS = [np.array(tokens, np.int32) for tokens in ([5, 6, 7, 8, END], [5, 6, 9], [5, END], [END])]
 
 
-def scored(path, rollouts, timeout=30.0, end=None):
+def scored(path, rollouts, timeout=30.0, ends=()):
     async def ask():
-        scorer = RewardModelScorer(str(path), timeout, 120.0, end)
+        scorer = RewardModelScorer(str(path), timeout, 120.0, ends)
         try:
             return (await scorer.score_tokens(rollouts))[0]
         finally:
@@ -71,7 +71,7 @@ def test_its_reward_is_the_heads_value_at_the_last_token(path):
     assert [score.reward for score in found] == pytest.approx(whole, abs=1e-6)
     assert all(score.status == "ok" and set(score.parts) == {"reward_model"} for score in found)
     without_end = [expected(model, tokens) for tokens in ([5, 6, 7, 8], [5, 6, 9], [5], [END])]
-    assert [score.reward for score in scored(path, ROLLOUTS, end=END)] == pytest.approx(without_end, abs=1e-6)
+    assert [score.reward for score in scored(path, ROLLOUTS, ends=[END, 77])] == pytest.approx(without_end, abs=1e-6)
 
 
 def test_the_same_rollout_has_the_same_reward_whatever_is_beside_it(path):

@@ -270,7 +270,7 @@ def test_a_treasure_that_comes_after_the_last_turn_is_none():
 
 def chat_tokenizer():
     tokenizer = character_tokenizer()
-    message = "[{{ m.role }}]{{ m.content }}<eos>"
+    message = "[{{ 'bot' if m.role == 'assistant' else m.role }}]{{ m.content }}<eos>"
     beginning = "{% if add_generation_prompt %}[bot]{% endif %}"
     tokenizer.chat_template = "{% for m in messages %}" + message + "{% endfor %}" + beginning
     return tokenizer

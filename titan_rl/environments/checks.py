@@ -44,8 +44,8 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
     for prompt in training_prompts(task, seed):
         part = task_of(task, prompt)
         is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
+        answers = worked_answers(part, prompt)
         try:
-            answers = worked_answers(part, prompt)
             said = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
         except ConfigError as error:
             raise ConfigError(f"{place(prompt)}: {error}") from None

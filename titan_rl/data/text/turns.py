@@ -64,7 +64,7 @@ def check_roles(tokenizer: Tokenizer, messages: list[Message]) -> None:
     """Errors: ConfigError if there is no template, or it has no place for a message of the system's."""
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
-    if messages[0]["role"] == "system" and not shows_system(tokenizer):
+    if messages and messages[0]["role"] == "system" and not shows_system(tokenizer):
         raise ConfigError(
             "the model's chat template has no place for a system message: leave task.system_prompt and messages of "
             "the system's out, or take another template"
