@@ -102,3 +102,16 @@ def test_overlong_filtering_leaves_the_cut_short_out():
     config = config_of(train_truncated=False)
     rollouts = [rollout(0, 2), rollout(1, 8), rollout(2, 10, status="truncated")]
     assert advantages_of(rollouts, config) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_what_is_left_out_has_no_share_in_the_weights(aggregation):
+    """Neither in the sum nor in what it is divided by: the others weigh as in a batch without it."""
+    config = config_of(train_truncated=False, aggregation=aggregation)
+    kept = [rollout(0, 2), rollout(1, 8)]
+
+    def weights(rollouts) -> list[float]:
+        [batch] = step_batches([Group("a", rollouts)], GRPO(), config, LAYOUT)
+        return sorted(weight for row in batch.rows[0] for weight in row.weight_S.tolist())
+
+    assert weights([*kept, rollout(2, 10, status="truncated")]) == weights(kept)

@@ -5,9 +5,13 @@ import pytest
 import torch
 
 from titan_rl.algorithms.base import LossInputs
+from titan_rl.algorithms.batching import step_batches
 from titan_rl.algorithms.ppo import PPO
+from titan_rl.algorithms.registry import ALGORITHMS
+from titan_rl.algorithms.returns import rewards_to_go
 from titan_rl.algorithms.values import explained_variance, generalized_advantages, value_loss
-from titan_rl.data.types import Provenance, Rollout, Turn
+from titan_rl.config.schema import Config
+from titan_rl.data.types import Group, Layout, Provenance, Rollout, Row, Turn
 
 COUNTS = [3, 1, 0, 5, 1]
 """Trained tokens of the samples of a row: some have one, one has none."""
@@ -136,6 +140,33 @@ def inputs_of(**columns: torch.Tensor) -> LossInputs:
 def test_the_reward_is_given_at_the_last_token_that_the_model_wrote():
     rewards = PPO().advantages([rollout(3, 1.0), rollout(1, 0.5)])
     assert [array.tolist() for array in rewards] == [[0.0, 0.0, 1.0], [0.5]]
+
+
+def turns_around_a_tool(sample: int, reward: float, num_tool_tokens: int) -> Rollout:
+    """Three tokens of the model, so many of a tool, and three of the model again."""
+    kinds = [Provenance.TEMPLATE] * 2 + [Provenance.MODEL] * 3 + [Provenance.TOOL] * num_tool_tokens
+    kinds += [Provenance.MODEL] * 3
+    zeros, end = np.zeros(len(kinds), np.float32), len(kinds)
+    turns = [Turn(2, 5, "stop"), Turn(end - 3, end, "stop")]
+    return Rollout("p", sample, zeros.astype(np.int32), np.array(kinds, np.int8), zeros, zeros, turns, "ok", reward)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "ppo"])
+def test_what_a_tool_says_between_neither_stops_nor_discounts_a_return(name):
+    """The model's tokens before it are credited as if it had said nothing: there are five to the last."""
+    algorithm = ALGORITHMS[name]()
+
+    def row_of(num_tool_tokens: int) -> Row:
+        rollouts = [turns_around_a_tool(sample, float(sample), num_tool_tokens) for sample in (0, 1)]
+        [batch] = step_batches([Group("p", rollouts)], algorithm, Config(), Layout(1, 256))
+        [row] = batch.rows[0]
+        return row
+
+    quiet, told = row_of(0), row_of(50)
+    for column in ("advantage_S", "weight_S", "offsets_N"):
+        assert getattr(told, column).tolist() == getattr(quiet, column).tolist()
+    columns = (torch.tensor(getattr(told, column)) for column in ("advantage_S", "weight_S", "offsets_N"))
+    assert rewards_to_go(*columns, 0.9)[-6:].tolist() == pytest.approx([0.9**n for n in (5, 4, 3, 2, 1, 0)])
 
 
 def test_refining_takes_the_divergence_off_each_tokens_reward_and_can_look_further_for_the_critic():

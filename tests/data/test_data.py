@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chat_templates import byte_pair_tokenizer
 from row_tasks import write
 
 from titan_rl.algorithms.batching import data_batch
@@ -101,6 +102,17 @@ def test_every_shape_of_the_field_is_read(columns, kind, expected):
     tokenizer = tokenizer_with(CHAT)
     example = make_example(read_row("here", columns, kind, "auto"), tokenizer, as_chat=False)
     assert [learned(tokenizer, sample.tokens, sample.provenance) for sample in example.samples] == expected
+
+
+def test_a_token_that_would_reach_over_the_join_is_never_made():
+    """Else the place at which the answer begins would be wrong, or the prompt would be another than sampling meets."""
+    tokenizer, prompt, completion = byte_pair_tokenizer(), "us", "er\nagain: 4"
+    alone = tokenizer.encode(prompt)
+    assert tokenizer.encode(prompt + completion)[: len(alone)] != alone, "the tokenizer would merge them"
+    row = read_row("here", {"prompt": prompt, "completion": completion}, "demonstrations", "auto")
+    [sample] = make_example(row, tokenizer, as_chat=False).samples
+    assert sample.tokens[: len(alone)].tolist() == alone
+    assert learned(tokenizer, sample.tokens, sample.provenance) == f"{completion}<eos>"
 
 
 def test_text_becomes_a_chat_if_it_is_asked_for():

@@ -1,6 +1,9 @@
 """What a person sees of a step's rollouts: prompts, answers and what they earned, and nothing that harms."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from made_rollouts import rollout_of
@@ -50,6 +53,20 @@ def test_nothing_that_a_model_wrote_reaches_the_terminal_but_text(run, capsys):
     assert all(sign == "\n" or sign.isprintable() for sign in shown)
     assert r"\x1b[2J\x9b31mred\r\n[bold]x[/bold]\u202e" in shown
     assert printable("a é 中") == "a é 中"
+
+
+def test_what_a_model_wrote_is_shown_where_the_locale_is_none(run):
+    """Emoji, Chinese, flags, and half a character, which was decoded to U+FFFD."""
+    answer = "😀 中文 🇩🇪 \ufffd"
+    write_rollouts(run / "rollouts", 4, [group_of(answer)])
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))
+    }
+    program = f"import sys; from titan_rl import cli; sys.exit(cli.main(['show', {str(run)!r}]))"
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env=environment | {"LC_ALL": "C"}, capture_output=True, check=True
+    )
+    assert answer in shown.stdout.decode()
 
 
 def test_answers_that_are_alike_are_shown_once():

@@ -84,7 +84,7 @@ def converse(tokenizer, task, answers: list[str], end: str, stop_reason: str = "
     return asyncio.run(group).rollouts[0]
 
 
-def whole(tokenizer, task, answers: list[str]) -> list[int]:
+def whole(tokenizer, task, answers: list[str], end: str = "") -> list[int]:
     """The template's rendering of all that was said, up to the end of the last answer's text."""
     messages = list(task.asked)
     for answer, reply in zip(answers, [*task.replies, None], strict=False):
@@ -92,7 +92,7 @@ def whole(tokenizer, task, answers: list[str]) -> list[int]:
         if reply is not None:
             messages.append(dict(role="user", content=reply))
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    end = ENDS[tokenizer.chat_template]
+    end = end or ENDS[tokenizer.chat_template]
     return tokenizer.encode(text[: text.rindex(end)] + end, add_special_tokens=False)
 
 
@@ -134,6 +134,25 @@ def test_what_the_model_sampled_is_kept_whatever_its_text_would_give(make):
     odd = [tokenizer.convert_tokens_to_ids(token) for token in ("u", "s", "e", "r", "<|im_end|>")]
     reply, _ = encode_reply(tokenizer, said("again:"), odd[-1], is_chat=True)
     assert tokenizer.decode(reply) == "\n<|im_start|>user\nagain:<|im_end|>\n<|im_start|>assistant\n"
+
+
+THINKING = (  # as Qwen3's: thoughts are dropped from all answers but the last
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_thoughts_that_a_template_drops_later_stay_as_they_were_sampled(make):
+    tokenizer, task = with_template(THINKING, make), Conversation("again:", "and again:")
+    answers = [f"<think>{word}</think>{number}" for number, word in enumerate(("first", "second", "last"))]
+    rendered = tokenizer.decode(whole(tokenizer, task, answers, end="<|im_end|>"))
+    assert "first" not in rendered and "last" in rendered, "it does drop them"
+    rollout = converse(tokenizer, task, answers, "<|im_end|>")
+    sampled = [token for answer in answers for token in tokenizer.encode(f"{answer}<|im_end|>")]
+    assert rollout.tokens[rollout.provenance == Provenance.MODEL].tolist() == sampled
+    others = tokenizer.decode(rollout.tokens[rollout.provenance != Provenance.MODEL])
+    assert rollout.status == "ok" and others.count("<|im_start|>") == 6 and "again:" in others
 
 
 @pytest.mark.parametrize(("template", "end"), ENDS.items(), ids=["chatml", "llama", "inst"])

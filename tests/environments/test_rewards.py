@@ -23,7 +23,7 @@ from titan_rl.environments.task import UserCodeError
 from titan_rl.models.tokenizer import character_tokenizer
 
 REWARDS = '''
-import asyncio, json, math, sys, time
+import asyncio, json, math, re, sys, time
 
 def correct(prompt, completion, row):
     return completion == str(row["answer"])
@@ -56,6 +56,9 @@ def any_fault(prompt, completion, row):
         time.sleep(1000)
     return {"none": None, "nan": math.nan, "text": "1.0", "nested": {"a": {"b": 1.0}}, "list": [1.0], "empty": {},
             "numbered": {1: 1.0}, "infinite": {"a": math.inf}}.get(completion, 1.0)
+
+def backtracks(prompt, completion, row):
+    return re.fullmatch("(a+)+", completion) is not None
 
 async def hangs(prompt, completion, row):
     await asyncio.sleep(1000 if completion == "hang" else 0)
@@ -170,6 +173,12 @@ def test_a_function_that_hangs_is_a_timeout_and_the_rest_is_scored(folder, rewar
     scores = score(folder, config(reward), "a", "hang", "b", timeout=0.7)
     assert [(s.status, s.reward) for s in scores] == [("ok", 1.0), ("timeout", 0.0), ("ok", 1.0)]
     assert "0.7 s" in scores[1].message and time.perf_counter() - start < 15
+
+
+def test_a_pattern_that_backtracks_for_ever_is_a_timeout_and_the_rest_is_scored(folder):
+    """It never leaves the engine of regular expressions, of which it takes 2**60 steps."""
+    scores = score(folder, config("backtracks"), "aaa", "a" * 60 + "b", "b", timeout=0.7)
+    assert [(s.status, s.reward) for s in scores] == [("ok", 1.0), ("timeout", 0.0), ("ok", 0.0)]
 
 
 def test_a_scorer_that_cannot_find_the_function_says_so(folder):

@@ -118,6 +118,14 @@ def test_a_call_that_cannot_be_read_takes_no_other_with_it(text):
     assert isinstance(broken, Malformed) and len(broken.text) <= 200 and len(broken.why.splitlines()) == 1
 
 
+def test_a_call_that_was_cut_behind_many_is_read_in_one_pass():
+    """As an answer that repeats itself ends at ``max_new_tokens``; a pattern that backtracks would not come back."""
+    *calls, cut = read_calls(
+        tagged(*[CALL] * 1000) + '<tool_call>\n{"name": "shout", "arguments": {"word":', "chat", TOOLS
+    )
+    assert calls == [Call("shout", {"word": "a"})] * 1000 and isinstance(cut, Malformed)
+
+
 def step(answer: str, *tools: Tool, style="chat") -> Reply:
     return asyncio.run(ToolEnvironment(tools or list(TOOLS.values()), style).step(answer))
 

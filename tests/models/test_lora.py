@@ -10,7 +10,9 @@ from family_models import make as make_family
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.controller.kept_policy import keeps_policy
 from titan_rl.controller.preflight import check_model
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
@@ -235,6 +237,23 @@ def test_a_saved_adapter_is_begun_with(saved, base, trained):
     lora = LORA | {"adapter": str(saved / "adapter")}
     check_model(load_config(None, {"model": {"path": str(base)}, "lora": lora}))
     assert torch.equal(logprobs(learner_of(base, lora=lora)), logprobs(trained))
+
+
+def test_the_reference_of_a_run_from_a_saved_adapter_is_what_the_run_began_as(saved, base, tmp_path, monkeypatch):
+    """Not the model below that adapter, which it never was."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reference_of_saved.py").write_text(NEEDS_REFERENCE)
+    algorithm = {"name": "reference_of_saved:Near"}
+    sections = {"algorithm": algorithm, "run": {"plugin_path": [str(tmp_path)]}, "optimizer": {"lr": 1e-2}}
+    lora = LORA | {"adapter": str(saved / "adapter")}
+    config = load_config(None, sections | {"model": {"path": str(base)}, "lora": lora, "training": {"steps": 10}})
+    assert keeps_policy(config, make_algorithm(config.algorithm, config.run.plugin_path))
+    learner = Learner(config, build_titan(config), base, kept=str(saved / "model"))
+    [[row, *_]] = learner.prepare([batch_of(0).rows[0]])
+    began, below = (learner_of(base, lora=each, **sections) for each in (lora, LORA))
+    wanted, other = (each.policy.measure(each.policy.fit([row]))[0][0] for each in (began, below))
+    torch.testing.assert_close(torch.tensor(row.found["reference_logprob_S"]), wanted, atol=1e-5, rtol=1e-5)
+    assert (wanted - other).abs().max() > 1e-3
 
 
 # what is refused

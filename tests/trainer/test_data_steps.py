@@ -1,6 +1,7 @@
 """Steps on data of others, on a trainer of one rank in this process: what must not change them, and the way back."""
 
 import asyncio
+import math
 
 import pytest
 import torch
@@ -97,6 +98,12 @@ def test_held_out_data_changes_nothing_and_says_what_is_preferred(name, model_pa
         assert found.accuracy.count == 10
     if name not in ("sft", "kto"):
         assert found.accuracy.value == pytest.approx(found.metrics["rewards/accuracies"], abs=1e-6)
+
+
+def test_the_first_step_of_dpo_has_the_loss_of_even_odds(model_path):
+    """The policy is the reference still, so neither answer is preferred: -log sigmoid(0)."""
+    [(loss, grad_norm)] = asyncio.run(train(*made("dpo", model_path), 1, 1))
+    assert loss == pytest.approx(math.log(2), abs=1e-6) and grad_norm > 0
 
 
 def test_the_reference_stays_as_it_was(model_path):
