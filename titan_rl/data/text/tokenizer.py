@@ -65,6 +65,8 @@ def load_tokenizer(path: str | Path, config: Config) -> Tokenizer:
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
     """As transformers reads it, without any code of the directory's. Errors: ConfigError for one that it cannot."""
+    if not Path(path).is_dir():
+        raise ConfigError(f"model.path = {str(path)!r}: its tokenizer cannot be used: there is no such directory")
     from transformers import AutoTokenizer
 
     try:
