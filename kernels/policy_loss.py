@@ -7,6 +7,7 @@ old one (``importance_S`` says it), and an entropy bonus.
 Dimensions: S tokens of packed rows, N sequences, which are runs of tokens between two offsets.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,7 +32,7 @@ Estimator = Literal["k1", "k2", "k3", "k3_unbiased"]
 
 
 def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
-    """Cut to at most LARGEST_LOG_RATIO either way, as verl and OpenRLHF cut it; NaN if it is infinite.
+    """Cut to at most LARGEST_LOG_RATIO either way, as verl cuts that of a token; NaN if it is infinite.
 
     Beyond the cut the gradient is zero: of a token that the two policies hold a hundred million times as likely, the
     one as the other, nothing can be learned, and its ratio would drown all other tokens'. An infinite log-probability
@@ -40,24 +41,27 @@ def bounded_log_ratio(log_ratio_S: torch.Tensor) -> torch.Tensor:
     return log_ratio_S.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO) + 0 * log_ratio_S
 
 
-def divergence(logprob_S: torch.Tensor, reference_logprob_S: torch.Tensor, estimator: Estimator) -> torch.Tensor:
+def divergence(
+    logprob_S: torch.Tensor, reference_logprob_S: torch.Tensor, estimator: Estimator, clip: float = math.inf
+) -> torch.Tensor:
     """What each token adds to an estimate of KL(policy || reference), for tokens that the policy sampled.
 
     With x = log reference - log policy: k1 = -x, unbiased, of either sign; k2 = x**2 / 2, biased, and its gradient is
     the unbiased one of KL; k3 = exp(x) - 1 - x, unbiased, never negative, x cut as ``bounded_log_ratio`` cuts it. An
     infinite x is a fault: NaN.
     ``k3_unbiased`` has k3's value; what makes its gradient unbiased is the ratio that ``policy_loss`` multiplies it by.
+    Each is cut at +-``clip``, with no gradient beyond.
 
-    Source: joschu.net/blog/kl-approx.html; for the gradients arXiv 2506.09477.
+    Source: joschu.net/blog/kl-approx.html; for the gradients arXiv 2506.09477; the cut: verl's kl_penalty (k3, at 10).
     """
     x_S = reference_logprob_S - logprob_S
     x_S = x_S + 0 * x_S  # NaN if it is infinite
     if estimator == "k1":
-        return -x_S
+        return (-x_S).clamp(-clip, clip)
     if estimator == "k2":
-        return x_S.square() / 2
+        return (x_S.square() / 2).clamp(-clip, clip)
     cut_S = bounded_log_ratio(x_S)
-    return cut_S.exp() - 1 - cut_S
+    return (cut_S.exp() - 1 - cut_S).clamp(-clip, clip)
 
 
 def sum_of_sequence(values_S: torch.Tensor, offsets_N: torch.Tensor) -> torch.Tensor:
@@ -90,6 +94,8 @@ class Objective:
     kl_estimator: Estimator = "k3"
     """``k3_unbiased``: k3 times the token's own ratio p / p_old and its importance, gradient through both factors
     (DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
+    kl_clip: float = math.inf
+    """Each token's divergence counts for no more than this, of either sign."""
 
     def __post_init__(self) -> None:
         if self.dual_clip is not None and (self.dual_clip <= 1 or self.kind != "clip"):
@@ -158,7 +164,7 @@ def _reference(
     loss_S = loss_S * importance_S
     kl_S = torch.zeros_like(loss_S)
     if reference_S is not None:
-        kl_S = divergence(logprob_S, _trained(reference_S, counted_S), objective.kl_estimator)
+        kl_S = divergence(logprob_S, _trained(reference_S, counted_S), objective.kl_estimator, objective.kl_clip)
         if objective.kl_estimator == "k3_unbiased":
             kl_S = kl_S * bounded_log_ratio(logprob_S - old_S).exp() * importance_S
         loss_S = loss_S + objective.kl_coefficient * kl_S
@@ -238,7 +244,7 @@ class _TritonPolicyLoss(torch.autograd.Function):
         )
         bounds = (
             *(1 - objective.clip_low, 1 + objective.clip_high, objective.dual_clip or 0.0),
-            objective.kl_coefficient,
+            *(objective.kl_coefficient, objective.kl_clip),
         )
         if num_programs and sequences_N is not None:
             settings["SHARED"] = objective.level == "sequence"
@@ -303,6 +309,7 @@ if TYPE_CHECKING or triton is not None:
         upper,
         dual,
         kl_coefficient,
+        kl_clip,
         CISPO: tl.constexpr,
         HAS_DUAL: tl.constexpr,
         ESTIMATOR: tl.constexpr,
@@ -345,6 +352,8 @@ if TYPE_CHECKING or triton is not None:
                 cut_S = _cut(toward_S)
                 kl_S = tl.exp(cut_S) - 1 - cut_S
                 slope_S = tl.where(cut_S == toward_S, 1 - tl.exp(cut_S), 0.0)
+            slope_S = tl.where(tl.abs(kl_S) > kl_clip, 0.0, slope_S)
+            kl_S = _clamp(kl_S, -kl_clip, kl_clip)
             if ESTIMATOR == "k3_unbiased":
                 own_log_ratio_S = logprob_S - old_S
                 own_S = tl.exp(_cut(own_log_ratio_S)) * importance_S
@@ -375,6 +384,7 @@ if TYPE_CHECKING or triton is not None:
         upper,
         dual,
         kl_coefficient,
+        kl_clip,
         CISPO: tl.constexpr,
         HAS_DUAL: tl.constexpr,
         ESTIMATOR: tl.constexpr,
@@ -400,6 +410,7 @@ if TYPE_CHECKING or triton is not None:
             upper,
             dual,
             kl_coefficient,
+            kl_clip,
             CISPO,
             HAS_DUAL,
             ESTIMATOR,
@@ -423,6 +434,7 @@ if TYPE_CHECKING or triton is not None:
         upper,
         dual,
         kl_coefficient,
+        kl_clip,
         CISPO: tl.constexpr,
         HAS_DUAL: tl.constexpr,
         ESTIMATOR: tl.constexpr,
@@ -465,6 +477,7 @@ if TYPE_CHECKING or triton is not None:
                 upper,
                 dual,
                 kl_coefficient,
+                kl_clip,
                 CISPO,
                 HAS_DUAL,
                 ESTIMATOR,

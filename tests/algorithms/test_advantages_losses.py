@@ -1,16 +1,23 @@
 """Advantages and losses against arithmetic by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+import titan_rl.models.device  # isort: skip  # noqa: F401  (before any other torchtitan module)
+
+from titan_rl.algorithms import probe
 from titan_rl.algorithms.advantages import group_relative
 from titan_rl.algorithms.base import LossInputs, Needs
 from titan_rl.algorithms.grpo import GRPO
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.algorithms.sft import SFT
+from titan_rl.algorithms.values import value_loss
 from titan_rl.data.packing import token_weights
 from titan_rl.data.types import Sample
+from titan_rl.trainer.objective import loss_and_sums
 
 ALGORITHM = GRPO(GRPO.Settings(clip_low=0.2, clip_high=0.3))
 
@@ -88,6 +95,77 @@ def test_loss_of_the_whole_is_the_sum_over_any_parts(algorithm):
     whole, _ = loss(LossInputs(*columns))
     parts = [loss(LossInputs(*part))[0] for part in zip(*(c.split([7, 1, 12]) for c in columns), strict=True)]
     assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-12)
+
+
+def row_of(algorithm, held: float) -> tuple[LossInputs, str]:
+    """Four samples, of which one has no token that counts; ``held``: in every column of the tokens that do not count.
+    And the column that the gradient flows through."""
+    inputs, learned = probe._row(algorithm), probe._learned(algorithm)
+    weight_S = inputs.weight_S * (torch.arange(len(inputs.weight_S)) != 4)
+    columns = {}
+    for name, column in vars(inputs).items():
+        if isinstance(column, torch.Tensor) and name not in ("weight_S", "offsets_N"):
+            is_mine = (weight_S > 0).reshape(-1, *[1] * (column.dim() - 1))
+            columns[name] = torch.where(is_mine, column, held)
+    columns[learned] = columns[learned].requires_grad_()
+    return replace(inputs, weight_S=weight_S, **columns), learned
+
+
+def value_and_gradient(algorithm, held: float) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    inputs, learned = row_of(algorithm, held)
+    loss, metrics = algorithm.loss(inputs)
+    [gradient] = torch.autograd.grad(loss, getattr(inputs, learned))
+    return loss.detach(), gradient, metrics
+
+
+ALL_LOSSES = {name: cls() for name, cls in ALGORITHMS.items()}
+ALL_LOSSES["distillation, top_k"] = ALGORITHMS["distillation"](ALGORITHMS["distillation"].Settings(top_k=3))
+WHOLE = dict(kl_coefficient=0.1, entropy_coefficient=0.1, decoupled=True, importance="sequence", reject="geometric")
+ALL_LOSSES["all that there is"] = GRPO(GRPO.Settings(**WHOLE, reject_low=0.1))
+
+
+@pytest.mark.parametrize("held", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ALL_LOSSES)
+def test_a_token_that_does_not_count_may_hold_any_number(name, held):
+    loss, gradient, metrics = value_and_gradient(ALL_LOSSES[name], held)
+    expected, expected_gradient, expected_metrics = value_and_gradient(ALL_LOSSES[name], 0.5)
+    assert torch.isfinite(loss) and loss == expected
+    assert torch.isfinite(gradient).all() and gradient.any()
+    torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=0)
+    assert {k: float(v) for k, v in metrics.items()} == {k: float(v) for k, v in expected_metrics.items()}
+
+
+@pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "reward_model"])
+def test_a_partner_without_a_pair_counts_for_nothing_whatever_it_holds(name):
+    """All of a chosen answer is masked: the rejected one is no pair's any more."""
+    algorithm = ALGORITHMS[name]()
+    inputs, learned = row_of(algorithm, 0.5)
+    column = torch.where(torch.arange(8) == 1, np.nan, getattr(inputs, learned).detach()).requires_grad_()
+    weight_S = torch.tensor([0.0, 0.25, 0.25, 0.25, 0.0, 0.0, 0.0, 0.0])
+    loss, _ = algorithm.loss(replace(inputs, weight_S=weight_S, **{learned: column}))
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(column.grad).all()
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_a_value_that_does_not_count_may_be_any_number(clip):
+    value_S = torch.tensor([0.5, np.nan, np.inf], requires_grad=True)
+    columns = torch.tensor([[0.4, np.nan, 0.0], [1.0, 0.0, np.nan], [1.0, 0.0, 0.0]])
+    loss, _ = value_loss(value_S, *columns, clip)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.125) and value_S.grad.tolist() == [-0.5, 0.0, 0.0]
+
+
+def test_metrics_beside_the_loss_do_not_hear_of_tokens_that_do_not_count():
+    statistics = torch.tensor([[-1.0, np.nan], [0.5, np.nan]])
+    columns = {
+        "logprob_S": torch.tensor([-1.0, np.nan]),
+        "advantage_S": torch.ones(2),
+        "offsets_N": torch.tensor([0, 2]),
+    }
+    loss, sums = loss_and_sums(GRPO(), statistics, columns | {"weight_S": torch.tensor([1.0, 0.0])})
+    assert torch.isfinite(loss) and all(torch.isfinite(value) for value in sums.values())
+    assert sums["entropy"] == 0.5
 
 
 def samples_of(*num_trained: int) -> list[Sample]:

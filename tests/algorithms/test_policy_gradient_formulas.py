@@ -45,8 +45,12 @@ CASES = {
     "decoupled": (GRPO, CORRECTED),
     **{
         f"{estimator} {cls.__name__}": (cls, {"kl_coefficient": 0.3, "kl_estimator": estimator})
-        for estimator in ("k1", "k2", "k3", "k3_unbiased")
+        for estimator in ("k2", "k3", "k3_unbiased")
         for cls in (GRPO, GSPO, CISPO)
+    },
+    **{
+        f"bounded {estimator}": (GRPO, {"kl_coefficient": 0.3, "kl_estimator": estimator, "kl_clip": 0.05})
+        for estimator in ("k2", "k3", "k3_unbiased")
     },
     **{
         f"{bound} {level}": (GRPO, {"importance": level, "importance_bound": bound, "importance_high": 1.2} | CORRECTED)
@@ -144,13 +148,12 @@ def published_surrogate(cls, s, logprob, held, old, advantage):
     return loss
 
 
-def published_divergence(estimator, logprob, reference, old, importance):
+def published_divergence(estimator, bound, logprob, reference, old, importance):
+    """``bound``: verl's clamp of k3, and OpenRLHF's of any."""
     x = reference - logprob
-    if estimator == "k1":
-        return logprob - reference
     if estimator == "k2":
-        return 0.5 * (logprob - reference) ** 2
-    k3 = cut_exp(x) - np.clip(x, -20, 20) - 1
+        return np.minimum(0.5 * (logprob - reference) ** 2, bound)
+    k3 = np.minimum(cut_exp(x) - np.clip(x, -20, 20) - 1, bound)
     return k3 if estimator == "k3" else cut_exp(logprob - old) * importance * k3
 
 
@@ -168,7 +171,8 @@ def published_terms(cls, s, columns, logprob, held, entropy, lengths=LENGTHS) ->
         importance = published_importance(s, sample)
         terms = importance * published_surrogate(cls, s, sample["logprob"], sample["held"], old, sample["advantage"])
         if s.kl_coefficient and s.kl_in == "loss":
-            kl = published_divergence(s.kl_estimator, sample["logprob"], sample["reference"], old, importance)
+            bound = INF if s.kl_clip is None else s.kl_clip
+            kl = published_divergence(s.kl_estimator, bound, sample["logprob"], sample["reference"], old, importance)
             terms = terms + s.kl_coefficient * kl
         all_terms.append(sample["weight"] * (terms - s.entropy_coefficient * sample["entropy"]))
     return np.concatenate(all_terms)
@@ -238,6 +242,13 @@ def test_loss_and_gradient_are_the_published_ones(case):
 @ALL
 def check_loss_and_gradient_by_triton(case):
     compare(case, torch.float32, "triton")
+
+
+def test_the_bounds_of_divergences_part_the_tokens():
+    columns = made_up()
+    x_S = (columns["reference"] - columns["logprob"])[columns["weight"] > 0]
+    for kl_S in (0.5 * x_S**2, np.exp(np.clip(x_S, -20, 20)) - 1 - np.clip(x_S, -20, 20)):
+        assert 0 < (kl_S > 0.05).sum() < len(kl_S)
 
 
 def test_triton_in_its_interpreter():

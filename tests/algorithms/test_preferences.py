@@ -251,3 +251,5 @@ def test_certain_answers_have_odds_that_are_finite():
 def test_smoothing_has_a_meaning():
     with pytest.raises(ValueError, match="no meaning with loss = 'ipo'"):
         DPO.Settings(loss="ipo", label_smoothing=0.1)
+    with pytest.raises(ValueError, match="loss = 'robust' is 'sigmoid' with label_smoothing = 0: set label_smoothing"):
+        DPO.Settings(loss="robust")

@@ -1,10 +1,12 @@
 """Advantages and the clipped loss against what others publish, written out in plain numpy; and at the edges of numbers.
 
-verl, TRL and OpenRLHF all divide by ``torch.std``, which is over G - 1; verl and OpenRLHF cut log-ratios at 20. Other
+verl, TRL and OpenRLHF all divide by ``torch.std``, which is over G - 1; verl cuts log-ratios of tokens at 20. Other
 losses, and all that is added to them: test_policy_gradient_formulas.py.
 """
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +14,13 @@ import torch
 
 from titan_rl.algorithms.advantages import at_last_token, centred, group_relative, leave_one_out, over_mean
 from titan_rl.algorithms.base import LossInputs
+from titan_rl.algorithms.batching import step_batches
 from titan_rl.algorithms.grpo import GRPO
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.algorithms.reinforce_pp import ReinforcePP
 from titan_rl.algorithms.returns import rewards_to_go
-from titan_rl.data.types import Provenance, Rollout
+from titan_rl.config.schema import Config
+from titan_rl.data.types import Group, Layout, Provenance, Rollout, Turn
 from titan_rl.kernels.policy_loss import LARGEST_LOG_RATIO, Objective, policy_loss
 from titan_rl.trainer.objective import agreement_sums
 
@@ -77,8 +81,46 @@ def test_a_group_without_variance_has_no_advantage(advantages_of, size, reward):
     assert advantages_of(np.full(size, reward)).tolist() == [0.0] * size
 
 
-def test_a_group_that_solves_nothing_has_no_advantage_over_its_mean():
-    assert not over_mean(np.array([0.0, -1.0])).any() and not over_mean(np.array([1.0, -1.0])).any()
+@pytest.mark.parametrize("rewards", [(0.0, -1.0), (1.0, -1.0), (1.0, -1 / 3, -2 / 3), (1.0, -0.9999), (-1e-3, 1.0)])
+def test_rewards_below_zero_are_refused_where_the_mean_divides(rewards):
+    """It may be as near to 0 as rounding has it: of (1, -1/3, -2/3) it is 3.7e-17, and advantages were a million."""
+    with pytest.raises(ValueError, match=r"a reward is -.*, and the group's mean divides: give rewards from 0 up"):
+        ALGORITHMS["maxrl"]().advantages([SimpleNamespace(reward=reward) for reward in rewards])
+
+
+@pytest.mark.parametrize(
+    "rewards", [(0.3 - 0.1 - 0.2, 1.0), (0.3 - 0.1 - 0.2, 0.0), (1e-300, 0.0, 0.0), (1.0,) + 7 * (0.0,)]
+)
+def test_an_advantage_over_the_mean_is_never_above_the_number_of_the_others(rewards):
+    """With all of a group's reward in one sample, the mean is 1 / G of it."""
+    found_G = over_mean(np.array(rewards))
+    assert np.abs(found_G).max() <= len(rewards) - 1 and abs(found_G.sum()) < 1e-9
+
+
+ON_ROLLOUTS = [name for name, cls in ALGORITHMS.items() if cls.trains_on == "rollouts"]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("name", ON_ROLLOUTS)
+def test_a_reward_that_is_no_number_is_named_by_its_sample(name, value):
+    """A task's is never trained on (environments/score.py); a loop of one's own may hand one over."""
+    rollouts = [
+        replace(rollout_of(reward, 2), sample=n, turns=[Turn(1, 3, "stop")])
+        for n, reward in ((4, 1.0), (7, value), (9, 0.0))
+    ]
+    group, config = Group("p", rollouts), Config()
+    with pytest.raises(RuntimeError, match="advantages of p: ValueError: the reward of sample 7 is"):
+        step_batches([group], ALGORITHMS[name](), config, Layout(1, 64))
+    if name != "distillation":  # which asks for none
+        with pytest.raises(ValueError, match="sample 7 is"):
+            ALGORITHMS[name]().advantages(rollouts)
+
+
+def test_a_turns_reward_that_is_no_number_is_named_by_its_sample():
+    rollouts = [replace(rollout_of(1.0, 2), sample=n, turns=[Turn(1, 3, "stop")]) for n in range(2)]
+    rollouts[1].turn_rewards = [NAN]
+    with pytest.raises(ValueError, match="a reward of sample 1 is not finite"):
+        ALGORITHMS["turn_grpo"]().advantages(rollouts)
 
 
 def rollout_of(reward: float, num_tokens: int) -> Rollout:

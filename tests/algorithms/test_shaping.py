@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from titan_rl.algorithms.batching import step_batches
+from titan_rl.algorithms.batching import discard_reason, sample_outcomes, step_batches
 from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.algorithms.shaping import overlong_punishment, punishment, shaped, shaping_metrics
 from titan_rl.config.schema import AlgorithmConfig, Config, FilterConfig, RolloutConfig
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Turn
@@ -67,15 +68,15 @@ def test_it_is_off_unless_asked_for():
 LAYOUT = Layout(num_ranks=1, row_tokens=64)
 
 
-def advantages_of(rollouts, config) -> list[float]:
-    """Of each sample's first trained token, in order."""
-    [batch] = step_batches([Group("a", rollouts)], GRPO(), config, LAYOUT)
+def advantages_of(rollouts, config, algorithm=None) -> list[float]:
+    """Of each sample's last trained token, in order."""
+    [batch] = step_batches([Group("a", rollouts)], algorithm or GRPO(), config, LAYOUT)
     found = {}
     for row in batch.rows[0]:
         place = 0
         for _, sample, count in row.owners:
-            found[sample] = float(row.advantage_S[place])
             place += count
+            found[sample] = float(row.advantage_S[place - 1])
     return [found[sample] for sample in sorted(found)]
 
 
@@ -94,14 +95,55 @@ def test_filtering_looks_at_the_tasks_own_reward():
     """A group that is all right has no signal, however long its answers are."""
     from titan_rl.algorithms.filters import filter_reason
 
-    config, rollouts = config_of(), [rollout(0, 2), rollout(1, 8)]
-    assert filter_reason(Group("a", rollouts), FilterConfig(no_signal=True), config.algorithm) == "no_signal"
+    rollouts = [rollout(0, 2), rollout(1, 8)]
+    assert filter_reason(Group("a", rollouts), FilterConfig(no_signal=True)) == "no_signal"
 
 
-def test_overlong_filtering_leaves_the_cut_short_out():
+TRUNCATED = pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("grpo", [1.5, -0.5]),
+        ("dr_grpo", [0.75, -0.25]),
+        ("rloo", [1.0, -1 / 3]),
+        ("maxrl", [3.0, -1.0]),
+        ("turn_grpo", [1.5, -0.5]),
+        ("reinforce_pp", [1.0, 0.0]),
+    ],
+)
+
+
+@TRUNCATED
+def test_overlong_filtering_masks_the_loss_and_leaves_the_baseline_as_it_is(name, kept):
+    """DAPO, section 3.4, masks the loss of truncated samples: of rewards 1, 0, 0, 0 the others have what they had."""
+    rollouts = [rollout(0, 2), rollout(1, 2, reward=0.0)]
+    rollouts += [rollout(sample, 10, reward=0.0, status="truncated") for sample in (2, 3)]
+    algorithm = ALGORITHMS[name]()
+    found = [advantages_of(rollouts, config_of(0, train_truncated=kept), algorithm) for kept in (True, False)]
+    # of reinforce_pp rewards of the last token, which the step's whitening follows
+    assert found[1] == pytest.approx(kept, rel=1e-5) and found[0][:2] == found[1]
+
+
+def test_a_masked_sample_is_punished_for_its_length_all_the_same():
     config = config_of(train_truncated=False)
     rollouts = [rollout(0, 2), rollout(1, 8), rollout(2, 10, status="truncated")]
-    assert advantages_of(rollouts, config) == pytest.approx([0.7071, -0.7071], abs=1e-4)
+    assert advantages_of(rollouts, config) == pytest.approx([1.0, 0.0], abs=1e-5)  # of rewards 1, 0 and -1
+
+
+def test_one_sample_that_is_not_cut_short_is_compared_with_those_that_are():
+    config = config_of(0, train_truncated=False)
+    group = Group("a", [rollout(0, 2), rollout(1, 10, reward=0.0, status="truncated")])
+    assert discard_reason(group, config.algorithm) is None
+    assert sample_outcomes(group, config.algorithm, 2) == [None, "truncated"]
+    assert advantages_of(group.rollouts, config) == pytest.approx([2**-0.5], rel=1e-5)
+    [batch] = step_batches([group], GRPO(), config, LAYOUT)
+    assert batch.num_trained_tokens == 2 and sum(row.weight_S.sum() for row in batch.rows[0]) == pytest.approx(1)
+
+
+def test_a_loop_of_ones_own_gives_advantages_to_what_is_trained_on():
+    config = config_of(0, train_truncated=False)
+    rollouts = [rollout(0, 2), rollout(1, 10, status="truncated"), rollout(2, 2)]
+    rollouts[0].advantage, rollouts[2].advantage = 3.0, -4.0
+    assert advantages_of(rollouts, config) == [3.0, -4.0]
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])

@@ -124,6 +124,23 @@ def test_explained_variance_is_that_of_the_whole():
     assert explained_variance({name: float(value) for name, value in perfect.items()}, S) == 1
 
 
+@pytest.mark.parametrize("level", [10000.3, 1000.1, -0.3])
+def test_returns_that_are_equal_leave_nothing_to_explain(level):
+    """What rounding leaves of their spread, when rows are added up, is no spread to divide by."""
+    return_S, totals = torch.full((1000,), level), {}
+    for row_S in return_S.split(10):
+        value_S = row_S + torch.linspace(-1, 1, 10)
+        _, sums = value_loss(value_S, value_S, row_S, torch.ones(10), None)
+        totals = {name: totals.get(name, 0.0) + float(value) for name, value in sums.items()}
+    assert explained_variance(totals, 1000) == 0
+
+
+def test_small_returns_have_a_spread_like_any_other():
+    return_S = torch.tensor([1e-7, 3e-7], dtype=torch.float64)
+    _, sums = value_loss(return_S, return_S, return_S, torch.ones(2), None)
+    assert explained_variance({name: float(value) for name, value in sums.items()}, 2) == 1
+
+
 def rollout(num_tokens: int, reward: float) -> Rollout:
     """A tool's token follows the model's first one."""
     kinds = [Provenance.TEMPLATE] * 2 + [Provenance.MODEL, Provenance.TOOL] + [Provenance.MODEL] * (num_tokens - 1)

@@ -51,20 +51,20 @@ def group(rewards, status="ok", name="a") -> Group:
     ],
 )
 def test_who_is_left_out(wanted, rewards, reason):
-    assert filter_reason(group(rewards), FilterConfig(**wanted), AlgorithmConfig()) == reason
+    assert filter_reason(group(rewards), FilterConfig(**wanted)) == reason
 
 
-def test_truncated_samples_count_where_they_are_trained_on():
+def test_truncated_samples_count_whether_or_not_they_are_trained_on():
+    """DAPO's dynamic sampling counts all of a group's answers (arXiv 2503.14476, equation 11)."""
     mixed = Group("a", [rollout("a", 0, 1.0, "truncated"), *group([0, 0, 0]).rollouts[1:]])
     wanted = FilterConfig(no_signal=True, all_truncated=True)
-    assert filter_reason(mixed, wanted, AlgorithmConfig()) is None
-    assert filter_reason(mixed, wanted, AlgorithmConfig(train_truncated=False)) == "no_signal"
-    assert filter_reason(group([0, 1, 0, 1], "truncated"), wanted, AlgorithmConfig()) == "all_truncated"
+    assert filter_reason(mixed, wanted) is None
+    assert filter_reason(group([0, 1, 0, 1], "truncated"), wanted) == "all_truncated"
 
 
 def test_a_sample_of_the_machinery_says_nothing_about_a_group():
     failed = Group("a", [rollout("a", 0, 1.0, "timeout"), *group([0, 0, 0]).rollouts[1:]])
-    assert filter_reason(failed, FilterConfig(no_signal=True), AlgorithmConfig()) == "no_signal"
+    assert filter_reason(failed, FilterConfig(no_signal=True)) == "no_signal"
 
 
 def config_of(size=4, updates=1, staleness=0, **wanted) -> Config:

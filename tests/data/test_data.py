@@ -206,6 +206,7 @@ def test_a_format_that_the_algorithm_cannot_learn_from_is_refused(tmp_path):
         ({"algorithm": {"name": "sft"}, "data": {"file": "x.jsonl"}}, "there is no file"),
         ({"algorithm": {"name": "sft"}, "data": {"file": "task"}, "sft": {"steps": 3}}, "set training.steps instead"),
         ({"algorithm": {"name": "dpo", "updates_per_batch": 2}, "data": {"file": "task"}}, "data.examples_per_step"),
+        ({"algorithm": {"name": "kto"}, "data": {"file": "task", "examples_per_step": 1}}, "answer: set 2 or more"),
         ({"algorithm": {"name": "dpo", "loss": "ipo", "label_smoothing": 0.1}, "data": {"file": "task"}}, "no meaning"),
     ],
 )  # fmt: skip
@@ -215,6 +216,18 @@ def test_mistakes_in_the_settings_are_told_before_anything_starts(overrides, wor
     with pytest.raises(ConfigError) as caught:
         check(load_config(None, overrides))
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_answers_to_one_question_alone_are_no_labels_to_learn_from(tmp_path):
+    """KTO's z would be made of the samples' own log-ratios."""
+    from titan_rl.controller.preflight import check
+
+    write(tmp_path, [{"prompt": "1+1=", "completion": str(n), "label": n == 2} for n in range(9)], "data.jsonl")
+    write(tmp_path, [{"prompt": "1+2=", "completion": "3", "label": True}], "held_out.jsonl")
+    data = {"file": "data.jsonl", "held_out_file": "held_out.jsonl"}
+    config = {"algorithm": {"name": "kto"}, "data": data, "run": {"plugin_path": [str(tmp_path)]}}
+    with pytest.raises(ConfigError, match="all rows to train on ask the same, .* add such rows"):
+        check(load_config(None, config))
 
 
 # files
@@ -316,7 +329,15 @@ def test_mismatched_answers_go_round_and_labelled_ones_are_paired_by_their_quest
     rows = [{"prompt": f"q{n // 2}", "completion": f"a{n}", "label": n % 2 == 0} for n in range(6)]
     rows.append({"prompt": "alone", "completion": "x", "label": True})
     examples = [make_example(read_row("r", row, "labels", "auto"), tokenizer, as_chat=False) for row in rows]
-    texts = [tokenizer.decode(example.samples[0].tokens) for example in mismatched(examples[:3])]
-    assert texts == ["q0a2<eos>", "q0a0<eos>", "q1a1<eos>"]
+
+    def mixed(these, others=(), row_tokens=64) -> list[str]:
+        return [tokenizer.decode(e.samples[0].tokens) for e in mismatched(these, list(others), row_tokens)]
+
+    assert mixed(examples[1:6:2]) == ["q0a5<eos>", "q1a1<eos>", "q2a3<eos>"]
+    # never with an answer to the question itself, which would be its own z
+    assert mixed(examples[:3]) == ["q0a2<eos>", "q0a2<eos>", "q1a1<eos>"]
+    # a step that asks one thing only, such as what is left of one after rows were left out
+    assert mixed(examples[:1], examples) == ["q0a2<eos>"] and mixed(examples[:2], examples[:2]) == []
+    assert mixed(examples[-1:], examples, row_tokens=7) == ["alonea0<eos>"] and not mixed(examples[-1:], examples, 6)
     both = [[tokenizer.decode(s.tokens) for s in pair.samples] for pair in as_pairs(examples, 64)]
     assert both == [["q0a0<eos>", "q0a1<eos>"], ["q1a2<eos>", "q1a3<eos>"], ["q2a4<eos>", "q2a5<eos>"]]

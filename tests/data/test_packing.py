@@ -306,7 +306,8 @@ def group_of(name: str, *outcomes: tuple[float, str]) -> Group:
     [
         (["ok", "ok", "timeout"], True, 2, None),
         (["ok", "truncated"], True, 2, None),
-        (["ok", "truncated"], False, 1, "truncated"),
+        (["ok", "truncated"], False, 1, None),
+        (["truncated", "truncated"], False, 0, "truncated"),
         (["ok", "infra_error", "infra_error", "timeout"], True, 1, "infra_error"),
         (["timeout", "timeout"], True, 0, "timeout"),
     ],
@@ -337,9 +338,9 @@ def test_advantages_of_ones_own_take_the_place_of_the_algorithms():
         rollout.advantage = advantage
     [row] = rows_of(step_batches([group], GRPO(), Config(), LAYOUT)[0])
     assert set(row.advantage_S.tolist()) == set(own)
-    group.rollouts[1].advantage = None  # of a group, all or none
-    [row] = rows_of(step_batches([group], GRPO(), Config(), LAYOUT)[0])
-    assert not set(row.advantage_S.tolist()) & set(own)
+    group.rollouts[1].advantage = None
+    with pytest.raises(RuntimeError, match="sample 1 has no advantage, and 0 has: give one to each, or to none"):
+        step_batches([group], GRPO(), Config(), LAYOUT)
 
 
 def test_equal_rewards_are_no_signal():

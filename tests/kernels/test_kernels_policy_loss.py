@@ -17,6 +17,7 @@ OBJECTIVES = [
     Objective(clip_low=0.1, clip_high=0.3, dual_clip=1.5),
     Objective(kind="cispo", clip_high=0.1),
     *(Objective(kl_coefficient=0.3, kl_estimator=estimator) for estimator in get_args(Estimator)),
+    *(Objective(kl_coefficient=0.3, kl_estimator=estimator, kl_clip=0.05) for estimator in get_args(Estimator)),
 ]
 OBJECTIVES += [replace(objective, level=level) for level in ("sequence", "sequence_token") for objective in OBJECTIVES]
 LENGTHS = [(1,), (3, 1, 70, 0, 26), (64, 64), (129,)]

@@ -78,7 +78,7 @@ TYPES = {
     **dict.fromkeys(("S", "V", "D", "T", "M", "N", "K", "num_blocks", "num_splits", "words_per_split"), "i32"),
     **dict.fromkeys(("hidden_stride", "weight_stride"), "i32"),
     **dict.fromkeys(("inverse_temperature", "temperature", "soft_cap", "discount", "factor"), "fp32"),
-    **dict.fromkeys(("lower", "upper", "dual", "kl_coefficient"), "fp32"),
+    **dict.fromkeys(("lower", "upper", "dual", "kl_coefficient", "kl_clip"), "fp32"),
 }
 """Of the kernels' arguments, by name; all others point to fp32."""
 TILE = {

@@ -66,6 +66,14 @@ def test_what_is_gamed_is_named(columns, wanted, seed):
     assert wanted in names(series(seed=seed, **columns))
 
 
+def test_what_rounding_makes_of_equal_rewards_is_no_gain():
+    """Parts that are added up in another order: 0.9999999999999999, and later 1."""
+    records = [record | {"reward_min": 1 - 2**-53, "reward_max": 1.0} for record in series(grade=(0.5, 0.5), noise=0)]
+    for step, record in enumerate(records):
+        record["reward"] = 1 - 2**-53 if step < STEPS // 2 else 1.0
+    assert "reward_gap" not in names(records)
+
+
 def test_the_scales_are_the_runs_own():
     """A reward of thousands against a grader of hundredths: the same alarm, and the same silence."""
 

@@ -8,10 +8,20 @@ import numpy as np
 from titan_rl.data.types import Rollout
 
 _EPSILON = 1e-6
+_ROUNDING = 1e-9
+"""A reward that is negative by no more is 0."""
+
+
+def check_rewards(rollouts: list[Rollout]) -> None:
+    """Errors: ValueError that names a sample whose reward is not finite."""
+    for rollout in rollouts:
+        if not np.isfinite(rollout.reward):
+            raise ValueError(f"the reward of sample {rollout.sample} is {rollout.reward}: give a finite number")
 
 
 def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
-    """Float64 [G]."""
+    """Float64 [G]. Errors: ValueError that names a sample whose reward is not finite."""
+    check_rewards(rollouts)
     return np.array([rollout.reward for rollout in rollouts], np.float64)
 
 
@@ -49,15 +59,21 @@ def leave_one_out(rewards_G: np.ndarray) -> np.ndarray:
 
 
 def over_mean(rewards_G: np.ndarray) -> np.ndarray:
-    """(r_i - mean) / (mean + 1e-6); zeros where the mean is not positive.
+    """(r_i - mean) / (mean + 1e-6), of rewards that are not negative; so none is above G - 1. Zeros if all are equal.
 
     Of rewards 0 and 1 the gradient is then that of the mean over the right answers alone, an estimate of that of
-    log(share of right answers), less a baseline.
+    log(share of right answers), less a baseline. Of rewards of both signs the mean may be as near to 0 as it likes.
+
+    Errors: ValueError for a negative reward among others.
 
     Source: MaxRL, arXiv 2602.02710.
     """
-    mean = rewards_G.mean()
-    return centred(rewards_G) / (mean + _EPSILON) if mean > 0 else np.zeros_like(rewards_G)
+    centred_G = centred(rewards_G)
+    if not centred_G.any():
+        return centred_G
+    if (lowest := rewards_G.min()) < -_ROUNDING:
+        raise ValueError(f"a reward is {lowest:g}, and the group's mean divides: give rewards from 0 up, or take grpo")
+    return centred_G / (rewards_G.mean() + _EPSILON)
 
 
 def at_last_token(rewards_G: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:

@@ -108,6 +108,8 @@ class Algorithm(ABC):
     """A keyword-only dataclass of the algorithm's own keys in ``[algorithm]``, which are checked strictly."""
     trains_on: ClassVar[Literal["rollouts", "demonstrations", "pairs", "labels"]] = "rollouts"
     """What the model learns from: its own answers, or data that others wrote (algorithms/registry.py)."""
+    rewards: ClassVar[Literal["any", "not_negative", "unused"]] = "any"
+    """Which ones advantages can be made of; ``unused``: none are, they are only shown."""
     head: ClassVar[Literal["vocabulary", "value"]] = "vocabulary"
     """Of the model that learns: what its last layer gives for each trained token."""
     needs: Needs = NO_NEEDS

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from titan_rl.algorithms.advantages import check_rewards
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.sft import SFT
 from titan_rl.algorithms.shaping import shaped
@@ -18,17 +19,28 @@ from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model_tokens
 
 
+def scored_rollouts(group: Group) -> list[Rollout]:
+    """Those that advantages are made of: all but timeouts and failures of the machinery."""
+    return [rollout for rollout in group.rollouts if rollout.status in ("ok", "truncated")]
+
+
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
-    """Those that may reach the loss: a timeout or a failure of the machinery never does."""
-    allowed = {"ok", "truncated"} if config.train_truncated else {"ok"}
-    return [rollout for rollout in group.rollouts if rollout.status in allowed]
+    """Those of them that may reach the loss."""
+    return [rollout for rollout in scored_rollouts(group) if _is_usable(rollout, config)]
+
+
+def _is_usable(rollout: Rollout, config: AlgorithmConfig) -> bool:
+    return rollout.status == "ok" or config.train_truncated
 
 
 def comparable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
-    """Those of them that have a peer: it takes two, of one seat where an episode has several, to compare."""
-    usable = usable_rollouts(group, config)
-    count = Counter(rollout.seat for rollout in usable)
-    return [rollout for rollout in usable if count[rollout.seat] >= 2]
+    """Those that may reach the loss and have a peer, of one seat where an episode has several, to be compared with."""
+    return [rollout for rollout in _with_peers(scored_rollouts(group)) if _is_usable(rollout, config)]
+
+
+def _with_peers(rollouts: list[Rollout]) -> list[Rollout]:
+    count = Counter(rollout.seat for rollout in rollouts)
+    return [rollout for rollout in rollouts if count[rollout.seat] >= 2]
 
 
 def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
@@ -75,16 +87,31 @@ def _advantages_by_seat(algorithm: Algorithm, rollouts: list[Rollout]) -> list[f
     found: dict[int, float | np.ndarray] = {}
     for seat in dict.fromkeys(rollout.seat for rollout in rollouts):
         places = [place for place, rollout in enumerate(rollouts) if rollout.seat == seat]
-        advantages = checked_advantages(algorithm, [rollouts[place] for place in places])
+        check_rewards(peers := [rollouts[place] for place in places])
+        advantages = checked_advantages(algorithm, peers)
         found |= zip(places, advantages, strict=True)
     return [found[place] for place in range(len(rollouts))]
 
 
-def _samples(prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm) -> list[Sample]:
-    """Errors: RuntimeError that names the prompt."""
+def _given(rollouts: list[Rollout]) -> list[float | np.ndarray]:
+    """By a loop of one's own; empty if it gave none. Errors: ValueError if it gave some."""
+    given = {rollout.sample: rollout.advantage for rollout in rollouts if rollout.advantage is not None}
+    if given and (left := [rollout.sample for rollout in rollouts if rollout.sample not in given]):
+        raise ValueError(f"sample {left[0]} has no advantage, and {min(given)} has: give one to each, or to none")
+    return list(given.values())
+
+
+def _samples(
+    prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm, compared: list[Rollout] | None = None
+) -> list[Sample]:
+    """``compared``: all that advantages are made of, these among them. Errors: RuntimeError that names the prompt."""
+    compared = rollouts if compared is None else compared
     try:
-        given = [rollout.advantage for rollout in rollouts if rollout.advantage is not None]
-        advantages = given if len(given) == len(rollouts) else _advantages_by_seat(algorithm, rollouts)
+        advantages = _given(rollouts)
+        if not advantages:
+            numbers = [rollout.sample for rollout in compared]
+            found = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
+            advantages = [found[rollout.sample] for rollout in rollouts]
     except Exception as error:  # a user's algorithm may raise anything
         raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
     return [
@@ -109,9 +136,12 @@ def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
 
 
 def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[Sample]:
-    """Advantages are made of shaped rewards; an outcome is what was verified, whatever an answer looks like."""
-    rollouts = comparable_rollouts(group, config.algorithm) or usable_rollouts(group, config.algorithm)
-    samples = _samples(group.prompt_id, shaped(rollouts, config), algorithm)
+    """Advantages are made of shaped rewards, of samples that are not trained on, too; an outcome is what was verified,
+    whatever an answer looks like."""
+    scored = scored_rollouts(group)
+    compared = _with_peers(scored) or scored
+    rollouts = [rollout for rollout in compared if _is_usable(rollout, config.algorithm)]
+    samples = _samples(group.prompt_id, rollouts, algorithm, shaped(compared, config))
     if algorithm.needs.implicit_reward:
         outcomes = [rollout.outcome for rollout in rollouts]
         samples = [replace(sample, outcome=outcome) for sample, outcome in zip(samples, outcomes, strict=True)]

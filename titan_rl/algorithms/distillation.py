@@ -45,6 +45,7 @@ class DistillationSettings(PolicyGradientSettings):
 
 class Distillation(PolicyGradient):
     Settings = DistillationSettings
+    rewards = "unused"
 
     def __init__(self, settings: DistillationSettings | None = None):
         super().__init__(settings)
@@ -68,9 +69,11 @@ class Distillation(PolicyGradient):
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if self.settings.top_k:
-            kl_S = binned_divergence(provided(inputs.word_logprob_SK), provided(inputs.teacher_word_logprob_SK))
-            kl_S = torch.where(inputs.weight_S > 0, kl_S, 0)
-            return (kl_S * inputs.weight_S).sum(), {"teacher_kl": kl_S.sum()}
+            words = provided(inputs.word_logprob_SK), provided(inputs.teacher_word_logprob_SK)
+            counted_S = inputs.weight_S > 0
+            # what counts for nothing may hold any number: two equal distributions stand in its place
+            kl_S = binned_divergence(*(torch.where(counted_S[:, None], word_SK, 0) for word_SK in words))
+            return (kl_S * inputs.weight_S).sum(), {"teacher_kl": kl_S.detach().sum()}
         loss, metrics = super().loss(inputs)
         kl_S = inputs.logprob_S.detach() - provided(inputs.teacher_logprob_S)
         return loss, metrics | {"teacher_kl": torch.where(inputs.weight_S > 0, kl_S, 0).sum()}

@@ -38,6 +38,8 @@ class DPO(OfflineAlgorithm):
         def __post_init__(self) -> None:
             if self.label_smoothing and self.loss in ("ipo", "hinge"):
                 raise ValueError(f"label_smoothing has no meaning with loss = {self.loss!r}: leave it out")
+            if not self.label_smoothing and self.loss == "robust":
+                raise ValueError("loss = 'robust' is 'sigmoid' with label_smoothing = 0: set label_smoothing")
 
     trains_on = "pairs"
     needs = Needs(reference=True)

@@ -5,21 +5,21 @@ Groups come in the order of their admission, never of their arrival, so a batch 
 
 from collections.abc import Callable
 
-from titan_rl.algorithms.batching import usable_rollouts
-from titan_rl.config.schema import AlgorithmConfig, Config, FilterConfig
+from titan_rl.algorithms.batching import scored_rollouts
+from titan_rl.config.schema import Config, FilterConfig
 from titan_rl.data.types import Group, correct
 
 REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 """Why groups are left out, by the names that ledger and metrics have for it."""
 
 
-def filter_reason(group: Group, wanted: FilterConfig, algorithm: AlgorithmConfig) -> str | None:
+def filter_reason(group: Group, wanted: FilterConfig) -> str | None:
     """Why a group that could be trained on is left out, if it is: pass rates by the task's own rewards, signal by the
-    ones that are trained on, before they are shaped.
+    ones that are trained on, before they are shaped. All samples that were scored count, whichever are trained on.
 
     Source: dynamic sampling, DAPO, arXiv 2503.14476, section 3.2: 0 < the group's right answers < G.
     """
-    rollouts = usable_rollouts(group, algorithm)
+    rollouts = scored_rollouts(group)
     if wanted.all_truncated and all(rollout.status == "truncated" for rollout in rollouts):
         return "all_truncated"
     pass_rate = sum(correct(rollout.true_reward) for rollout in rollouts) / len(rollouts)
@@ -43,9 +43,7 @@ class Selection:
     def __init__(self, config: Config):
         self.size, self.num_wanted = config.rollout.prompts_per_step, config.algorithm.updates_per_batch
         self._num_refills = config.filter.max_refills * self.size
-        self._reason: Callable[[Group], str | None] = lambda group: filter_reason(
-            group, config.filter, config.algorithm
-        )
+        self._reason: Callable[[Group], str | None] = lambda group: filter_reason(group, config.filter)
         self._sampled: list[tuple[Group, str | None]] = []
         self._in_place: list[int] = []
         """Of those, the numbers of the ones that nobody was sampled in place of."""

@@ -1,6 +1,10 @@
 """GRPO, and Dr.GRPO and "clip higher" as settings of it: a group's mean reward is the baseline, the ratio is clipped.
 
-Source: arXiv 2402.03300, equation 3. Dr.GRPO, 2503.20783: ``normalize_std = false``, ``aggregation = "constant"``.
+The paper's loss is the mean over samples of each one's, ``aggregation = "sequence"``, with a ``kl_coefficient`` and k3;
+the default, ``"token"`` and no divergence, is DAPO's.
+
+Source: arXiv 2402.03300, equations 3 and 4.
+Dr.GRPO, 2503.20783: ``normalize_std = false``, ``aggregation = "constant"``.
 """
 
 from dataclasses import dataclass

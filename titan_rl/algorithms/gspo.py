@@ -1,6 +1,7 @@
 """GSPO: the ratio is a sample's, the geometric mean of its tokens', and so is the clipping.
 
-The paper's loss is the mean over samples of each one's: ``aggregation = "sequence"``.
+The paper's loss is the mean over samples of each one's: ``aggregation = "sequence"``. It does not cut the mean
+log-ratio, which is cut at +-20 here, and at 10 from above in verl.
 
 Source: arXiv 2507.18071, equations 5 and 7; GSPO-token: 13 and 14.
 """

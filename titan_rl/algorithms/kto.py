@@ -4,10 +4,11 @@ With r an answer's log-ratio to the reference, and z >= 0 the policy's divergenc
 
     loss = w_D (1 - s(beta (r - z)))  of a desirable answer,   w_U (1 - s(beta (z - r)))  of an undesirable one.
 
-z is one number for a whole step, without a gradient: the mean log-ratio of questions with answers to others (packing
-them is the controller's part: data.examples.mismatched), under the weights before the step's update. It is measured by
-a pass of its own, over all ranks, so no layout can change it, and reaches the loss in the advantage of each sample:
-``1 + z`` of a desirable one, ``-(1 + z)`` of another (``with_zero``).
+z is one number for a whole step, without a gradient: the mean log-ratio of the step's questions, each with the answer
+to another question, under the weights before the step's update. The answers are the step's own, or where all of it asks
+the same, of other rows (data.examples.mismatched). So a step takes two rows or more, and the data two questions. It is
+measured by a pass of its own, over all ranks, so no layout can change it, and reaches the loss in the advantage of each
+sample: ``1 + z`` of a desirable one, ``-(1 + z)`` of another (``with_zero``).
 
 Source: arXiv 2402.01306, equations 7 and 8, section 4.2.
 """

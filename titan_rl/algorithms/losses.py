@@ -10,5 +10,7 @@ import torch
 
 
 def negative_log_likelihood(logprob_S: torch.Tensor, advantage_S: torch.Tensor, weight_S: torch.Tensor) -> torch.Tensor:
-    """Of what was written, weighted by the advantage."""
+    """Of what was written, weighted by the advantage; what weighs nothing counts for nothing, whatever it holds."""
+    counted_S = weight_S > 0
+    logprob_S, advantage_S = (torch.where(counted_S, values_S, 0) for values_S in (logprob_S, advantage_S))
     return -(logprob_S * advantage_S * weight_S).sum()

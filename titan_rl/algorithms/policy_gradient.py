@@ -10,8 +10,9 @@ with surrogates and KL as kernels/policy_loss.py has them, i as off_policy.py.
 Dimensions: S trained tokens of a row.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -37,7 +38,9 @@ class PolicyGradientSettings:
     """Whether it is added to each token's loss, or taken off each token's reward: the advantage of a token then has
     the (discounted) penalties from there on taken off it, with no baseline of their own."""
     kl_estimator: Estimator = "k3"
-    """As kernels/policy_loss.py has them; in rewards k1 is the one whose gradient is right."""
+    """As kernels/policy_loss.py has them; k1 is of rewards alone, where its gradient is the right one."""
+    kl_clip: Annotated[float, Field(gt=0)] | None = None
+    """The divergence of a token counts for no more than this, with no gradient beyond; None: no such bound."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Of the mean entropy, which the loss has taken off it."""
     decoupled: bool = False
@@ -68,6 +71,26 @@ class PolicyGradientSettings:
         for is_wrong, said in _WRONG:
             if is_wrong(self):
                 raise ValueError(said)
+        for keys, has_effect, mend in _IDLE:
+            if not has_effect(self) and (idle := self._changed(keys)):
+                raise ValueError(f"{idle[0]} has no effect: {mend}, or leave it out")
+
+    def check_updates(self, updates_per_batch: int) -> None:
+        """Errors: ValueError for a bound of ratios that are all 1."""
+        if (
+            self.decoupled
+            and updates_per_batch == 1
+            and (idle := self._changed(("clip_low", "clip_high", "dual_clip")))
+        ):
+            raise ValueError(
+                f"{idle[0]} has no effect: with decoupled = true and updates_per_batch = 1 every ratio is 1: raise "
+                f"updates_per_batch, or leave it out"
+            )
+
+    def _changed(self, keys: tuple[str, ...]) -> list[str]:
+        """Those of these that have another value than by default."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return [key for key in keys if getattr(self, key) != defaults[key]]
 
 
 _WRONG: list[tuple[Callable[[PolicyGradientSettings], bool], str]] = [
@@ -78,6 +101,11 @@ _WRONG: list[tuple[Callable[[PolicyGradientSettings], bool], str]] = [
     (
         lambda s: s.kl_in == "reward" and s.kl_estimator == "k3_unbiased",
         "kl_estimator = 'k3_unbiased' differs from 'k3' by its gradient, which rewards have none of: take k1",
+    ),
+    (
+        lambda s: s.kl_in == "loss" and s.kl_coefficient > 0 and s.kl_estimator == "k1",
+        "kl_estimator = 'k1' in the loss has a gradient that is 0 on average: take 'k2', 'k3' or 'k3_unbiased', or set "
+        "kl_in = 'reward'",
     ),
     (
         lambda s: s.importance != "none" and not s.decoupled,
@@ -99,12 +127,27 @@ _WRONG: list[tuple[Callable[[PolicyGradientSettings], bool], str]] = [
         lambda s: s.reject_high is not None and s.reject_low > s.reject_high,
         "reject_low is above reject_high: every sample would be left out",
     ),
-    (
-        lambda s: s.reject == "none" and (s.reject_low > 0 or s.reject_high is not None or s.reject_only_negative),
-        "reject_low, reject_high and reject_only_negative are of what reject names: set reject, or leave them out",
-    ),
 ]
 """Settings that do not go together, and how to mend them."""
+
+_IDLE: list[tuple[tuple[str, ...], Callable[[PolicyGradientSettings], bool], str]] = [
+    (
+        ("kl_estimator", "kl_clip"),
+        lambda s: s.kl_coefficient > 0,
+        "kl_coefficient = 0 weighs no divergence: set that",
+    ),
+    (
+        ("importance_bound", "importance_low", "importance_high"),
+        lambda s: s.importance != "none",
+        "it is of what importance names: set importance",
+    ),
+    (
+        ("reject_low", "reject_high", "reject_only_negative"),
+        lambda s: s.reject != "none",
+        "it is of what reject names: set reject",
+    ),
+]
+"""Keys that only count beside another, when they do, and what else to set."""
 
 
 class PolicyGradient(Algorithm):
@@ -134,12 +177,17 @@ class PolicyGradient(Algorithm):
             dual_clip=s.dual_clip,
             kl_coefficient=s.kl_coefficient if s.kl_in == "loss" else 0.0,
             kl_estimator=s.kl_estimator,
+            kl_clip=self._kl_clip,
         )
 
     @property
     def level(self) -> Literal["token", "sequence", "sequence_token"]:
         """Of ratios."""
         return "token"
+
+    @property
+    def _kl_clip(self) -> float:
+        return math.inf if self.settings.kl_clip is None else self.settings.kl_clip
 
     def refine(self, inputs: LossInputs) -> Refined:
         """Advantages, less the penalties from each token on where they are part of the reward."""
@@ -150,7 +198,7 @@ class PolicyGradient(Algorithm):
     def _penalty(self, inputs: LossInputs) -> torch.Tensor:
         """The reward of each token has this taken off it: kl_coefficient times the divergence of who sampled it."""
         reference_S = provided(inputs.reference_logprob_S)
-        kl_S = divergence(self._old_logprob(inputs), reference_S, self.settings.kl_estimator)
+        kl_S = divergence(self._old_logprob(inputs), reference_S, self.settings.kl_estimator, self._kl_clip)
         return self.settings.kl_coefficient * kl_S
 
     def _old_logprob(self, inputs: LossInputs) -> torch.Tensor:

@@ -37,9 +37,10 @@ def sums(values_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor:
 
 
 def last_values(values_S: torch.Tensor, member_NS: torch.Tensor) -> torch.Tensor:
-    """At each sample's last token that counts, [N]; 0 where none does."""
+    """At each sample's last token that counts, [N]; 0 where none does, NaN if it is not finite."""
     last_N = torch.where(member_NS, torch.arange(len(values_S), device=values_S.device), 0).amax(-1)
-    return torch.where(member_NS.any(-1), values_S[last_N], 0.0)
+    last_values_N = torch.where(member_NS.any(-1), values_S[last_N], 0.0)
+    return torch.where(last_values_N.isfinite(), last_values_N, torch.nan)
 
 
 # pairs

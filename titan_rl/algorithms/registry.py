@@ -19,6 +19,7 @@ from titan_rl.algorithms.gspo import GSPO
 from titan_rl.algorithms.kto import KTO
 from titan_rl.algorithms.maxrl import MaxRL
 from titan_rl.algorithms.offline import OfflineAlgorithm
+from titan_rl.algorithms.policy_gradient import PolicyGradientSettings
 from titan_rl.algorithms.ppo import PPO
 from titan_rl.algorithms.prime import PRIME
 from titan_rl.algorithms.reference_free import ORPO, SimPO
@@ -62,7 +63,9 @@ def make_algorithm(config: AlgorithmConfig, folders: Sequence[str], *, on_data: 
     cls = _find(said, config.name, folders)
     _check_class(said, cls)
     _check_source(said, cls, on_data)
+    _check_shaping(said, cls, config)
     settings = _build_settings(said, cls, config.options)
+    _check_updates(settings, config.updates_per_batch)
     try:
         algorithm = cls(settings)
     except Exception as error:  # a user's algorithm may raise anything
@@ -130,6 +133,16 @@ def _check_source(said: str, cls: type[Algorithm], on_data: bool) -> None:
         raise ConfigError(f"{said} learns from {cls.trains_on} that others wrote: set data.file")
 
 
+def _check_shaping(said: str, cls: type[Algorithm], config: AlgorithmConfig) -> None:
+    """Errors: ConfigError for punishments that the algorithm cannot learn from."""
+    if config.overlong_penalty != AlgorithmConfig.overlong_penalty and not config.overlong_buffer:
+        raise ConfigError("algorithm.overlong_penalty has no effect without algorithm.overlong_buffer: set that, too")
+    if not config.overlong_buffer or cls.rewards == "any":
+        return
+    why = "which learns nothing from rewards" if cls.rewards == "unused" else "whose rewards must not be negative"
+    raise ConfigError(f"algorithm.overlong_buffer takes from rewards, and {said}, {why}: leave it out, or take dapo")
+
+
 def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) -> Any:
     try:
         return build_section(cls.Settings, options, "algorithm", also_known=_COMMON_KEYS)
@@ -137,6 +150,15 @@ def _build_settings(said: str, cls: type[Algorithm], options: dict[str, Any]) ->
         raise
     except Exception as error:  # a type that cannot be checked, or what a user's __post_init__ raises
         raise ConfigError(f"{said}: its Settings cannot be made: {what_happened(error)}") from None
+
+
+def _check_updates(settings: Any, updates_per_batch: int) -> None:
+    """Errors: ConfigError for settings that have no effect with so many updates."""
+    if isinstance(settings, PolicyGradientSettings):
+        try:
+            settings.check_updates(updates_per_batch)
+        except ValueError as error:
+            raise ConfigError(f"algorithm.{error}") from None
 
 
 def _check_needs(said: str, needs: Any) -> None:

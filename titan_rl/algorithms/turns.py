@@ -52,6 +52,8 @@ def returns_of_turns(rollout: Rollout, discount: float) -> np.ndarray:
     returns[-1] += round(rollout.reward - sum(rollout.turn_rewards), _DIGITS)
     for turn in range(len(returns) - 2, -1, -1):
         returns[turn] += discount * returns[turn + 1]
+    if not np.isfinite(returns).all():
+        raise ValueError(f"a reward of sample {rollout.sample} is not finite: give finite numbers")
     return returns
 
 

@@ -26,6 +26,8 @@ def generalized_advantages(
 
     A_t = d_t + discount trace A_{t+1} with d_t = r_t + discount V_{t+1} - V_t, and return R_t = A_t + V_t. Past a
     sample's last token all are 0, also where it ran out of tokens. With trace 1 and discount 1, R is what came after.
+    V_{t+1} is of the next token that the model wrote, whatever tools wrote between, as in verl; OpenRLHF decays through
+    that.
 
     Source: arXiv 1506.02438, equation 16; ``trace`` is its lambda. ``offsets_N``: base.LossInputs.
     """
@@ -47,6 +49,9 @@ def value_loss(
 
     Source: OpenAI baselines, ppo2/model.py (of arXiv 1707.06347); verl and TRL have the same.
     """
+    counted_S = weight_S > 0
+    # what counts for nothing may hold any number
+    value_S, old_value_S, return_S = (torch.where(counted_S, x_S, 0) for x_S in (value_S, old_value_S, return_S))
     squared_S = (value_S - return_S).square()
     is_clipped_S = torch.zeros_like(weight_S, dtype=torch.bool)
     if clip is not None:
@@ -55,9 +60,7 @@ def value_loss(
         is_beyond_S = (value_S.detach() - old_value_S).abs() > clip
         is_clipped_S = is_beyond_S & (bounded_squared_S.detach() > squared_S.detach())
         squared_S = torch.maximum(squared_S, bounded_squared_S)
-    counted_S = weight_S > 0
-    # what counts for nothing may hold any number
-    loss = (torch.where(counted_S, squared_S, 0) * weight_S).sum() / 2
+    loss = (squared_S * weight_S).sum() / 2
     return loss, _value_sums(value_S.detach()[counted_S], return_S[counted_S]) | {
         "clipped": is_clipped_S[counted_S].sum()
     }
@@ -77,10 +80,12 @@ def _value_sums(value_S: torch.Tensor, return_S: torch.Tensor) -> dict[str, torc
 
 def explained_variance(sums: dict[str, float], count: float) -> float:
     """1 - Var(R - V) / Var(R) over the tokens that were summed up: 1 for a critic that foretells every return, 0 for
-    one that knows no more than their mean, below for one that knows less. 0 where all returns are equal."""
+    one that knows no more than their mean, below for one that knows less. 0 where all returns are equal
+    but for rounding."""
 
     def variance(name: str) -> float:
         return sums[f"{name}_squared"] / max(count, 1) - (sums[name] / max(count, 1)) ** 2
 
     spread = variance("return")
-    return 1 - variance("error") / spread if spread > 1e-12 else 0.0
+    mean_square = sums["return_squared"] / max(count, 1)  # of which the spread may be what rounding left
+    return 1 - variance("error") / spread if spread > 1e-12 * mean_square else 0.0

@@ -110,7 +110,8 @@ class AlgorithmConfig:
     updates_per_batch: Count = 1
     """Optimizer steps that a batch is split into."""
     train_truncated: bool = True
-    """Whether samples that ran out of tokens are trained on (with the reward that they got)."""
+    """Whether samples that ran out of tokens are trained on, with the reward that they got; the others of their group
+    are compared with them either way (false: DAPO's overlong filtering)."""
     overlong_buffer: Whole = 0
     """Tokens before rollout.max_new_tokens in which an answer costs more the longer it is (DAPO); 0: none do."""
     overlong_penalty: Annotated[float, Field(gt=0, le=1e6)] = 1.0

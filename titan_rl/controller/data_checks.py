@@ -29,6 +29,11 @@ def check_settings(config: Config, algorithm: Algorithm) -> None:
         raise ConfigError(f"[sft] steps are steps before another algorithm's: with {said} set training.steps instead")
     if config.sft.steps and algorithm.head != "vocabulary":
         raise ConfigError(f"[sft] steps need a model that writes: with {said} leave them out")
+    if algorithm.trains_on == "labels" and config.data.examples_per_step == 1:
+        raise ConfigError(
+            f"data.examples_per_step = 1: with {said} a row's question is measured with another row's answer: set 2 or "
+            f"more"
+        )
 
 
 def load_dataset(
@@ -55,4 +60,10 @@ def load_dataset(
         limits["max_held_out"] = config.eval.prompts
     is_chat = data.chat or any(not isinstance(answer, str) for asked in rows[0] for answer in asked.answers)
     check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
-    return make_dataset(*rows, data, tokenizer, **limits)
+    dataset = make_dataset(*rows, data, tokenizer, **limits)
+    if kind == "labels" and len({example.text for example in dataset.train}) == 1:
+        raise ConfigError(
+            f"data.file = {data.file!r}: all rows to train on ask the same, and algorithm.name = "
+            f"{config.algorithm.name!r} needs answers to other questions: add such rows"
+        )
+    return dataset

@@ -125,7 +125,7 @@ class DataSteps:
         """Labelled examples with what KTO measures by other rows: its z, of the weights as they are."""
         if not self._is_labelled:
             return examples
-        others = [each for each in mismatched(examples) if each.num_tokens <= self.layout.row_tokens]
+        others = mismatched(examples, self.dataset.train, self.layout.row_tokens)
         metrics = await trainer.evaluate(self._pack(others)) if others else StepMetrics()
         divergence = _means(metrics, {"": len(others)}).get(_LOG_RATIO, 0.0)
         # with a zero that is no number all samples would be at fault: the step itself tells whose are not finite

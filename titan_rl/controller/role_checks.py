@@ -61,6 +61,11 @@ def check_reward_model(config: Config, algorithm: Algorithm, family: Family | No
         if config.reward_model.reads_end:
             raise ConfigError("reward_model.reads_end has no effect without reward_model.path: leave it out")
         return
+    if algorithm.rewards == "not_negative":
+        raise ConfigError(
+            f"{said} gives rewards of both signs, and algorithm.name = {config.algorithm.name!r} divides by a group's "
+            f"mean: take grpo"
+        )
     try:
         model = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:

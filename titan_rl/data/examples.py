@@ -5,8 +5,9 @@ chosen one first, which never part (packing.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 
@@ -93,21 +94,28 @@ def _check_known(tokenizer: Tokenizer, asked: Asked, samples: list[Sample]) -> N
     )
 
 
-def mismatched(examples: list[Example]) -> list[Example]:
-    """Each example's question with the answer to the one before it, and the first's with the last's: what KTO measures
-    its zero on (arXiv 2402.01306, section 4.2). Of samples whose answer comes last."""
-    answers = [examples[number - 1].samples[0] for number in range(len(examples))]
-    return [
-        Example(example.place, example.text, (_with_answer(example.samples[0], answer),))
-        for example, answer in zip(examples, answers, strict=True)
-    ]
+def mismatched(examples: list[Example], others: list[Example], row_tokens: int) -> list[Example]:
+    """Each example's question with the answer to another question: the nearest before it, going round, or else the
+    first of ``others``. What KTO measures its zero on (arXiv 2402.01306, section 4.2). Of samples whose answer comes
+    last; a question for which no answer fits into ``row_tokens`` is left out."""
+    found = []
+    for number, example in enumerate(examples):
+        candidates = chain(reversed(examples[:number]), reversed(examples[number:]), others)
+        answers = (other.samples[0] for other in candidates if other.text != example.text)
+        pairs = (pair for answer in answers if (pair := _with_answer(example, answer)).num_tokens <= row_tokens)
+        found += islice(pairs, 1)
+    return found
 
 
-def _with_answer(sample: Sample, other: Sample) -> Sample:
+def _with_answer(example: Example, other: Sample) -> Example:
+    sample = example.samples[0]
     begin, start = (int(is_model(each.provenance).argmax()) for each in (sample, other))
     tokens = np.concatenate([sample.tokens[:begin], other.tokens[start:]])
     provenance = np.concatenate([sample.provenance[:begin], other.provenance[start:]])
-    return Sample(tokens, provenance, np.zeros(len(tokens), np.float32), 0.0, sample.prompt_id, sample.sample)
+    logprobs = np.zeros(len(tokens), np.float32)
+    return replace(
+        example, samples=(replace(sample, tokens=tokens, provenance=provenance, logprobs=logprobs, advantage=0.0),)
+    )
 
 
 def as_pairs(examples: list[Example], row_tokens: int) -> list[Example]:

@@ -128,7 +128,8 @@ class Rollout:
     turn_rewards: list[float] = field(default_factory=list)
     """Of each answer, where the task gives such; part of ``reward``, whose rest is the last answer's."""
     advantage: float | None = None
-    """Of all tokens that the model wrote, as a loop of one's own has it; none: the algorithm's."""
+    """Of all tokens that the model wrote, as a loop of one's own has it, of all trained samples of a group; none: the
+    algorithm's."""
     task_reward: float | None = None
     """What the task itself gives, where ``reward`` is a reward model's."""
     text: str = ""

@@ -13,6 +13,8 @@ WINDOW = 10
 """Steps of a window. So the first alarm may come after 20 steps."""
 SURE = 4.0
 """Standard errors."""
+_ROUNDING = 1e-9
+"""A range that is no larger part of the largest value is none."""
 Records = Sequence[dict[str, float]]
 
 
@@ -57,7 +59,9 @@ def change(records: Records, name: str) -> Change | None:
     error_W = np.sqrt((variance_W[:-WINDOW] + variance_W[-1]) / WINDOW)
     span = 1.0
     if f"{name}_max" in records[-1]:
-        span = max(record[f"{name}_max"] for record in records) - min(record[f"{name}_min"] for record in records)
+        largest = max(record[f"{name}_max"] for record in records)
+        span = largest - min(record[f"{name}_min"] for record in records)
+        span = 0.0 if span <= _ROUNDING * abs(largest) else span
     return Change(mean_W[-1], mean_W[:-WINDOW], error_W, span)
 
 

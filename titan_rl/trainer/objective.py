@@ -68,7 +68,8 @@ def loss_and_sums(
     counted_S = inputs.weight_S > 0
     sums = {name: value.detach() for name, value in metrics.items()}
     sums |= agreement_sums(inputs.logprob_S, inputs.sampling_logprob_S, counted_S)
-    sums |= {"loss": loss.detach(), "entropy": (inputs.entropy_S.detach() * counted_S).sum(), "count": counted_S.sum()}
+    entropy_S = torch.where(counted_S, inputs.entropy_S.detach(), 0)
+    sums |= {"loss": loss.detach(), "entropy": entropy_S.sum(), "count": counted_S.sum()}
     return loss, sums
 
 
