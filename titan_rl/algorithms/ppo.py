@@ -48,7 +48,7 @@ class PPO(PolicyGradient):
         rewards_S, s = inputs.advantage_S, self.settings
         if s.kl_in == "reward":
             rewards_S = rewards_S - self._penalty(inputs)
-        columns = rewards_S, provided(inputs.value_S), provided(inputs.offsets_N), s.discount
+        columns = rewards_S, provided(inputs.value_S), inputs.returns_offsets, s.discount
         advantage_S, return_S = generalized_advantages(*columns, s.gae_lambda, implementation=self.implementation)
         if s.critic_lambda is not None:
             return_S = generalized_advantages(*columns, s.critic_lambda, implementation=self.implementation)[1]
