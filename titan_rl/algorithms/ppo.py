@@ -1,6 +1,6 @@
 """PPO with a critic: generalized advantage estimates, by the values of a model that learns beside the policy.
 
-    r_t = (the sample's reward at its last token, 0 before) - kl_coefficient KL_t   (with kl_in = "reward")
+    r_t = (the sample's reward at each branch's last token, 0 before) - kl_coefficient KL_t   (with kl_in = "reward")
     A, R = generalized advantages of r and of the critic's values;   A is whitened over the whole step
 
 The policy's loss is PPO's, with all that algorithms without a critic have too (policy_gradient.py); the critic learns R

@@ -4,7 +4,7 @@ What samples share comes once: a group's prompt, and what branches of a rollout 
 part is a segment, which sees those that it goes on from and itself (models/attention.py). The last token of a sample is
 only ever a target, so it is left out of the row. Weights are worked out over the whole batch here, once, so that no
 layout can change a loss. A rollout weighs the same whatever number of branches it is in; where they come to lie in
-several rows, the rows say so, and the trainer puts together what is asked of a whole rollout (trainer/whole_rollouts.py).
+several rows, these say so, and the trainer puts together what is asked of the whole (trainer/whole_rollouts.py).
 
 Dimensions: T tokens of a row or a sample, S trained tokens of a row.
 """
@@ -228,9 +228,10 @@ class _RowBuilder:
 
 def _outcomes(samples: Sequence[Sample], shares: Sequence[Share], counts: list[int]) -> dict[str, np.ndarray]:
     """``OUTCOME_COLUMNS``, where samples have outcomes."""
-    if any(sample.outcome is None for sample in samples):
+    outcomes = [sample.outcome for sample in samples if sample.outcome is not None]
+    if len(outcomes) < len(samples):
         return {}
-    columns = [sample.outcome for sample in samples], [share.outcome_weight for share in shares]
+    columns = outcomes, [share.outcome_weight for share in shares]
     return {
         name: np.repeat(column, counts).astype(np.float32)
         for name, column in zip(OUTCOME_COLUMNS, columns, strict=True)

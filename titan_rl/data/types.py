@@ -275,7 +275,7 @@ class Row:
 
     @property
     def offsets_N(self) -> np.ndarray:
-        """int64 [N + 1]: rollout n has the trained tokens [offsets_N[n], offsets_N[n + 1]) here, of all its branches."""
+        """int64 [N + 1]: rollout n has here, of all branches, the trained tokens [offsets_N[n], offsets_N[n + 1])."""
         return self.branch_offsets[[*self._firsts, -1]]
 
     @property

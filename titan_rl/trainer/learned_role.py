@@ -28,12 +28,12 @@ from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Row
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bad_numbers import find_culprits
-from titan_rl.trainer.whole_rollouts import joined_loss
 from titan_rl.trainer.optimizer import build_optimizer, load_schedule
 from titan_rl.trainer.preparation import completed
 from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, is_first_of_rows, sum_over_ranks
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig, learned_titan
+from titan_rl.trainer.whole_rollouts import joined_loss
 
 Told = dict[str, float] | BadNumbers
 """Of a batch: metrics, or why nothing of it was applied."""

@@ -27,7 +27,6 @@ from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.shards import Shard
 from titan_rl.trainer.bridge import Bridge
-from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 from titan_rl.trainer.learned_role import LearnedRole, Taught, Told
 from titan_rl.trainer.learned_roles import learned_beside
 from titan_rl.trainer.learning import LearningModel
@@ -53,6 +52,7 @@ from titan_rl.trainer.supervised import supervised_steps
 from titan_rl.trainer.taught_step import taught_step
 from titan_rl.trainer.titan_config import TitanConfig
 from titan_rl.trainer.update import Gradients, apply_gradients, make_gradients
+from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 
 
 class Learner(Side):
