@@ -21,7 +21,8 @@ from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
     """Those that may reach the loss: never a timeout, a failure of the machinery, or one without a trained token."""
     allowed = {"ok", "truncated"} if config.train_truncated else {"ok"}
-    return [rollout for rollout in group.rollouts if rollout.status in allowed and rollout.num_model_tokens]
+    written = [rollout for rollout in group.rollouts if rollout.num_model_tokens]
+    return [rollout for rollout in written if rollout.status in allowed]
 
 
 def comparable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:

@@ -209,7 +209,7 @@ class _RowBuilder:
         samples, shares, source, target, logprob = zip(*self._in_rollouts(), strict=True)
         counts = [len(target_S) for target_S in target]
         advantages = [_checked_advantage(sample, count) for sample, count in zip(samples, counts, strict=True)]
-        branches = [share.branch for share in shares]
+        branches, weights = [share.branch for share in shares], [share.weight for share in shares]
         return Row(
             tokens_T=np.concatenate(self.tokens).astype(np.int64),
             positions_T=np.concatenate(self.positions).astype(np.int64),
@@ -218,7 +218,7 @@ class _RowBuilder:
             target_S=np.concatenate(target).astype(np.int64),
             logprob_S=np.concatenate(logprob).astype(np.float32),
             advantage_S=_repeated(advantages, counts).astype(np.float32),
-            weight_S=np.repeat([share.weight for share in shares], counts).astype(np.float32),
+            weight_S=np.repeat(weights, counts).astype(np.float32),
             owners=[(s.prompt_id, s.sample, count) for s, count in zip(samples, counts, strict=True)],
             found=_outcomes(samples, shares, counts),
             rollouts=branches,
