@@ -73,8 +73,8 @@ FAULTS = (
         "loss_normalized_by_microbatch",
         "Weights sum to 1 in each packed row, not in the batch of the step",
         "titan_rl/data/packing.py",
-        "np.repeat(self.weights, counts)",
-        "np.repeat(self.weights / np.dot(self.weights, counts), counts)",
+        "np.repeat(weights, counts)",
+        "np.repeat(weights / np.dot(weights, counts), counts)",
         ("data/test_packing.py::test_layout_changes_no_weight",),
     ),
     Fault(

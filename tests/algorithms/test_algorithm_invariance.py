@@ -37,6 +37,13 @@ TOLD = [
     if make_algorithm(AlgorithmConfig(name=name, options=options), []).is_token_sum
 ]
 CASE = pytest.mark.parametrize(("name", "options"), CASES)
+ROLLOUTS = [
+    *((name, {}) for name in ("grpo", "gspo")),
+    *((name, options) for name, options in CASES if "importance" in options or "kl_in" in options),
+    *((name, KL | {"entropy_coefficient": 0.01, **REJECT}) for name in ("grpo", "gspo")),
+    ("turn_grpo", {"decoupled": True, "importance": "sequence", "importance_high": 1.02}),
+]
+"""Ratios and returns of whole rollouts, and one of tokens alone."""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,19 @@ def test_layout_changes_neither_loss_nor_gradient(make_learner, name, options):
     assert flat.norm() > 0 and totals["count"] > 0
     for layout in ({"row_tokens": 20}, {"row_tokens": 40, "share_prefix": False}, {"row_tokens": 1000}):
         other_totals, other_flat = gradient(learner, **layout)
+        assert other_totals == pytest.approx(totals, rel=1e-5, abs=1e-6)
+        assert (other_flat - flat).norm() < 1e-5 * flat.norm()
+
+
+@pytest.mark.parametrize(("name", "options"), ROLLOUTS)
+def test_branches_of_a_rollout_may_lie_in_any_rows(make_learner, name, options):
+    """With ratios of whole rollouts, and what is taken off rewards, as in one row that holds them all."""
+    learner = make_learner(name, options)
+    totals, flat = gradient(learner, row_tokens=1000, share_prefix=False, branches=True)
+    assert flat.norm() > 0 and totals["count"] > 0
+    assert any(row.split for row in batch_of(0, row_tokens=20, branches=True).rows[0])
+    for layout in ({"row_tokens": 20}, {"row_tokens": 40, "share_prefix": False}, {"row_tokens": 1000}):
+        other_totals, other_flat = gradient(learner, **layout, branches=True)
         assert other_totals == pytest.approx(totals, rel=1e-5, abs=1e-6)
         assert (other_flat - flat).norm() < 1e-5 * flat.norm()
 

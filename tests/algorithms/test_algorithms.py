@@ -421,6 +421,7 @@ def test_columns_that_nobody_provides_are_none():
     inputs = LossInputs(*[torch.zeros(2)] * 5)
     assert [f.name for f in fields(inputs) if getattr(inputs, f.name) is None] == [
         "offsets_N",
+        "branch_offsets",
         "reference_logprob_S",
         "proximal_logprob_S",
         "value_S",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from titan_rl.algorithms.batching import sample_outcomes
@@ -209,7 +210,7 @@ def test_killed_at_any_moment_it_is_proved_and_keeps_what_it_said(tmp_path):
 
 
 def rollout(sample: int, status: str) -> Rollout:
-    return Rollout("p", sample, *[None] * 4, turns=[], status=status)
+    return Rollout("p", sample, None, np.ones(1, np.int8), None, None, turns=[], status=status)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Packed batches of random tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -19,11 +21,13 @@ def batch_of(
     with_outcomes: bool = False,
     num_still: int = 0,
     prompts: str = "p",
+    branches: bool = False,
     **layout: int,
 ) -> Batch:
     """Three groups of four samples, about as likely as the untrained model finds them; ``scale`` of advantages;
     a sample whose advantage is above 0 has the outcome 1. ``num_still``: of the first groups, whose advantages are 0.
-    ``prompts``: how their names begin.
+    ``prompts``: how their names begin. ``branches``: whether samples are rollouts of up to three conversations, every
+    second of which begins with the prompt; then each rollout weighs the same.
 
     Some tokens are a tool's, not the model's. ``layout``: ``num_ranks`` and ``row_multiple``.
     """
@@ -42,13 +46,27 @@ def batch_of(
             advantage = scale * float(rng.normal()) if group >= num_still else 0.0
             outcome = float(advantage > 0) if with_outcomes else None
             groups[-1].append(Sample(tokens, provenance, logprobs, advantage, f"{prompts}{group}", sample, outcome))
+            if branches:
+                groups[-1] += [_branch(groups[-1][-1], number, prompt) for number in range(1, 1 + sample % 3)]
+    aggregation = "sequence" if branches else "token"
     return pack(
         groups,
         row_tokens=row_tokens,
         share_prefix=share_prefix,
-        weigh=lambda samples: token_weights(samples, "token", 16),
+        weigh=lambda samples: token_weights(samples, aggregation, 16),
         **{"num_ranks": 1} | layout,
     )
+
+
+def _branch(first: Sample, number: int, prompt: np.ndarray) -> Sample:
+    """Another conversation of a rollout."""
+    rng = np.random.default_rng([*first.tokens.tolist(), number])
+    context = prompt if number % 2 else rng.integers(3, VOCABULARY, 5)
+    tokens = np.concatenate([context, rng.integers(3, VOCABULARY, rng.integers(1, 9))])
+    provenance = np.full(len(tokens), Provenance.MODEL, np.int8)
+    provenance[: len(context)] = Provenance.TEMPLATE
+    logprobs = rng.normal(-4.6, 0.2, len(tokens)).astype(np.float32)
+    return replace(first, tokens=tokens, provenance=provenance, logprobs=logprobs, branch=number)
 
 
 POISON = 123.0

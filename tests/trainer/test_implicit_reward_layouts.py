@@ -1,4 +1,8 @@
-"""A step of PRIME comes out the same however its models are spread over ranks, and a group's samples over rows."""
+"""A step of PRIME comes out the same however its models are spread over ranks, and a group's samples over rows.
+
+Some samples are rollouts of several branches, which lie in several rows and on both ranks: outcomes, baselines and
+the ratios that samples are rejected by are of whole rollouts.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +34,13 @@ class Step:
 
 def prime_step(layout: Layout, models: Path, out: Path, update: str = "", **packing) -> Step:
     """Two updates on groups that lie on several ranks and in several rows; ``update``: as ``out``'s name ends."""
+    reject = {"reject": "geometric", "reject_low": 0.95, "reject_high": 1.05}
     from titan_rl.trainer.learner import Learner
     from titan_rl.trainer.titan_config import build_titan
 
     adam = {"lr": 1e-3, "eps": EPS}
     tables = {
-        "algorithm": {"name": "prime", "discount": 0.9, "updates_per_batch": 2},
+        "algorithm": {"name": "prime", "discount": 0.9, "updates_per_batch": 2} | reject,
         "reference": {"path": str(models / "reference")},
         "implicit_reward": {"path": str(models / "implicit_reward"), "beta": 0.5, "optimizer": adam, "updates": 2},
         "optimizer": adam,
@@ -45,9 +50,8 @@ def prime_step(layout: Layout, models: Path, out: Path, update: str = "", **pack
     config = load_config(None, tables)
     titan = build_titan(config)
     learner = Learner(config, titan, models / layout.model)
-    shape = dict(
-        num_ranks=titan.batch_degree, row_multiple=titan.row_multiple, with_outcomes=True, row_tokens=ROW_TOKENS
-    )
+    shape = dict(num_ranks=titan.batch_degree, row_multiple=titan.row_multiple)
+    shape |= dict(with_outcomes=True, branches=True, row_tokens=ROW_TOKENS)
     mine = titan.batch_rank(dist.get_rank())
     batches = [batch_of(seed, **shape | packing).rows[mine] for seed in (0, 1)]
     metrics = learner.train_step(batches, [True, True])[-1]
@@ -92,8 +96,11 @@ def test_packing_changes_nothing(folder, alone, packing):
 
 
 def test_groups_are_spread_and_the_step_is_one_to_speak_of(alone):
-    ranks = batch_of(1, num_ranks=2, row_tokens=ROW_TOKENS).rows
+    ranks = batch_of(1, num_ranks=2, row_tokens=ROW_TOKENS, branches=True).rows
     groups_of_ranks = [{owner[0] for row in rows for owner in row.owners} for rows in ranks]
     assert set.intersection(*groups_of_ranks), "no group has samples on both"
+    split_of_ranks = [{number for row in rows for number in row.split} for rows in ranks]
+    assert set.intersection(*split_of_ranks), "no rollout has branches on both"
     before, after = (alone[update].metrics for update in UPDATES)
+    assert 0 < before["rejected_fraction"] < 1
     assert before["implicit_reward_mean"] != 0 and abs(before["loss"] - after["loss"]) > 1e-4

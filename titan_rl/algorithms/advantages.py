@@ -5,7 +5,7 @@ Dimensions: G samples of a group.
 
 import numpy as np
 
-from titan_rl.data.types import Rollout
+from titan_rl.data.types import Rollout, all_equal, num_model_tokens
 
 _EPSILON = 1e-6
 _ROUNDING = 1e-9
@@ -26,11 +26,11 @@ def rewards_of(rollouts: list[Rollout]) -> np.ndarray:
 
 
 def centred(rewards_G: np.ndarray) -> np.ndarray:
-    """Each reward less the group's mean; exactly zero if all are equal.
+    """Each reward less the group's mean; exactly zero if all are equal but for rounding.
 
     Source: Dr.GRPO, arXiv 2503.20783, section 3.2.
     """
-    if (rewards_G == rewards_G[0]).all():  # the mean of equal numbers may be off by a rounding error
+    if all_equal(rewards_G):  # their differences are rounding, and so is what their mean is off by
         return np.zeros_like(rewards_G)
     return rewards_G - rewards_G.mean()
 
@@ -77,8 +77,15 @@ def over_mean(rewards_G: np.ndarray) -> np.ndarray:
 
 
 def at_last_token(rewards_G: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
-    """Each sample's reward as one of its last token, of all that the model wrote [num_model_tokens]; zeros before."""
-    rewards = [np.zeros(rollout.num_model_tokens) for rollout in rollouts]
-    for of_tokens, reward in zip(rewards, rewards_G, strict=True):
-        of_tokens[-1:] = reward
+    """Each rollout's reward as one of the last token of each of its branches; zeros elsewhere.
+
+    Float64 [num_model_tokens] of each. Returns are summed up within a branch, so every branch ends in the reward.
+    """
+    return [_at_ends(reward, rollout) for reward, rollout in zip(rewards_G, rollouts, strict=True)]
+
+
+def _at_ends(reward: float, rollout: Rollout) -> np.ndarray:
+    counts = np.array([num_model_tokens(rollout.provenance[start:stop]) for start, stop in rollout.spans])
+    rewards = np.zeros(counts.sum())
+    rewards[counts.cumsum()[counts > 0] - 1] = reward
     return rewards

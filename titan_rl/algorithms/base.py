@@ -32,8 +32,13 @@ class LossInputs:
     entropy_S: torch.Tensor
     """Of the distribution that predicted each token; detached, unless ``Needs.entropy_gradient``."""
     offsets_N: torch.Tensor | None = None
-    """int64 [N + 1], from 0 to S: sample n of the row has the tokens [offsets_N[n], offsets_N[n + 1]). No sample is
-    split over rows. None where ``is_token_sum`` has the loss of a part of a row computed."""
+    """int64 [N + 1], from 0 to S: sample n of the row, a whole rollout with all its branches, has the tokens
+    [offsets_N[n], offsets_N[n + 1]). No sample is split over rows: of one whose branches lie in several, all tokens
+    stand together in one of their own, and weigh 0 where they lie (trainer/whole_rollouts.py). None where
+    ``is_token_sum`` has the loss of a part of a row computed."""
+    branch_offsets: torch.Tensor | None = None
+    """Where advantages are refined, the same of the samples' branches, which do not see each other; None: each sample
+    is one."""
     reference_logprob_S: torch.Tensor | None = None
     """Under the frozen reference model."""
     proximal_logprob_S: torch.Tensor | None = None
@@ -52,6 +57,11 @@ class LossInputs:
     """The implicit reward of each token, before this step's first update of the policy."""
     group_sums_NM: torch.Tensor | None = None
     """Float64 [N, M], where advantages are refined: what ``group_terms`` gave, summed up over the sample's group."""
+
+    @property
+    def returns_offsets(self) -> torch.Tensor:
+        """Within which rewards of tokens are summed up: those of branches, each of which ends by itself."""
+        return provided(self.offsets_N) if self.branch_offsets is None else self.branch_offsets
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,9 @@ class Algorithm(ABC):
     is_token_sum: bool = False
     """The loss is a sum over tokens of something of each token's log-probability, advantage and weight alone. The head
     may then be told its gradient chunk by chunk, which saves the logits' second computation."""
+    asks_of_whole_rollouts: bool = True
+    """Unless it is a token sum: the loss asks something of a sample's tokens together, such as their ratio. Where a
+    rollout's branches lie in several rows, that costs an update one more forward pass."""
     normalizes_batch: bool = False
     """Refined advantages are brought to mean 0 and deviation 1 over all trained tokens of a step, of all ranks."""
     is_still_without_advantage: bool = True
@@ -128,6 +141,11 @@ class Algorithm(ABC):
     def __init__(self, settings: Any = None):
         """``settings``: a ``Settings``; None: its defaults."""
         self.settings = self.Settings() if settings is None else settings
+
+    @property
+    def needs_whole_rollouts(self) -> bool:
+        """Whether the loss of a token depends on others of its rollout."""
+        return self.asks_of_whole_rollouts and not self.is_token_sum
 
     @abstractmethod
     def advantages(self, rollouts: list[Rollout]) -> Advantages:
@@ -151,7 +169,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """A row's loss, and what is counted beside it.
+        """A row's loss, and what is counted beside it. A token whose weight is 0 has no part in either.
 
         The loss, a scalar, is a sum weighted by ``weight_S``: it adds up over rows and ranks as it is. The dict holds
         scalars, each a sum over the trained tokens (where ``weight_S > 0``); they reach the metrics as means over the

@@ -20,8 +20,9 @@ from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model
 
 
 def scored_rollouts(group: Group) -> list[Rollout]:
-    """Those that advantages are made of: all but timeouts and failures of the machinery."""
-    return [rollout for rollout in group.rollouts if rollout.status in ("ok", "truncated")]
+    """Those that advantages are made of: no timeout, no failure of the machinery, none without a trained token."""
+    written = [rollout for rollout in group.rollouts if rollout.num_model_tokens]
+    return [rollout for rollout in written if rollout.status in ("ok", "truncated")]
 
 
 def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
@@ -49,15 +50,20 @@ def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
         return group.refused
     if comparable_rollouts(group, config):
         return None
-    statuses = [rollout.status for rollout in group.rollouts]
-    return max(("infra_error", "timeout", "truncated"), key=statuses.count)
+    reasons, faults = [_reason(rollout) for rollout in group.rollouts], ("infra_error", "timeout", "truncated")
+    return "unasked" if "unasked" in reasons and not {*faults} & {*reasons} else max(faults, key=reasons.count)
+
+
+def _reason(rollout: Rollout) -> str:
+    """Why a rollout that is not usable is none: its status, or that the model wrote no token of it."""
+    return "unasked" if rollout.status == "ok" and not rollout.num_model_tokens else rollout.status
 
 
 def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> list[str | None]:
     """Of each sample, by its number: None if it may be trained on, or why it is discarded (records/ledger.py)."""
     if group.refused:
         return [group.refused] * num_samples
-    outcomes: dict[int, str | None] = {rollout.sample: rollout.status for rollout in group.rollouts}
+    outcomes: dict[int, str | None] = {rollout.sample: _reason(rollout) for rollout in group.rollouts}
     outcomes |= {rollout.sample: "no_peers" for rollout in usable_rollouts(group, config)}
     outcomes |= {rollout.sample: None for rollout in comparable_rollouts(group, config)}
     return [outcomes.get(sample, "infra_error") for sample in range(num_samples)]
@@ -122,15 +128,13 @@ def _samples(
 
 def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
     """One for each conversation, which is all that its tokens see."""
-    if not rollout.branches:
-        return [sample]
     branches, begin = [], 0
-    for start, stop in rollout.spans:
-        provenance = sample.provenance[start:stop]
+    for number, (start, stop) in enumerate(rollout.spans):
+        own, provenance = slice(start, stop), sample.provenance[start:stop]
         end = begin + num_model_tokens(provenance)
         advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
-        tokens, logprobs = sample.tokens[start:stop], sample.logprobs[start:stop]
-        branches.append(replace(sample, tokens=tokens, provenance=provenance, logprobs=logprobs, advantage=advantage))
+        found = dict(tokens=sample.tokens[own], provenance=provenance, logprobs=sample.logprobs[own])
+        branches.append(replace(sample, **found, advantage=advantage, branch=number))
         begin = end
     return branches
 

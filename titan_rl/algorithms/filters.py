@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from titan_rl.algorithms.batching import scored_rollouts
 from titan_rl.config.schema import Config, FilterConfig
-from titan_rl.data.types import Group, correct
+from titan_rl.data.types import Group, all_equal, correct
 
 REASONS = ("no_signal", "too_easy", "too_hard", "all_truncated")
 """Why groups are left out, by the names that ledger and metrics have for it."""
@@ -27,7 +27,7 @@ def filter_reason(group: Group, wanted: FilterConfig) -> str | None:
         return "too_hard"
     if pass_rate > wanted.max_pass_rate:
         return "too_easy"
-    if wanted.no_signal and len({rollout.reward for rollout in rollouts}) == 1:
+    if wanted.no_signal and all_equal(rollout.reward for rollout in rollouts):
         return "no_signal"
     return None
 

@@ -5,7 +5,7 @@ under the generator as it was when it sampled the token: other weights, in an as
 All are constants: no gradient flows. A log-ratio is cut at +-20 after it was summed up or averaged, as verl cuts it.
 What is infinite becomes NaN, which no bound hides.
 
-Dimensions: S trained tokens of a row, N samples.
+Dimensions: S trained tokens of a row, N samples, each with all its branches.
 """
 
 from typing import Literal

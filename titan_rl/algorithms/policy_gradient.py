@@ -162,12 +162,10 @@ class PolicyGradient(Algorithm):
         self.needs = Needs(
             reference=s.kl_coefficient > 0, proximal=s.decoupled, entropy_gradient=s.entropy_coefficient > 0
         )
-        self.is_token_sum = (
-            self.level == "token"
-            and s.importance in ("none", "token")
-            and s.reject == "none"
-            and not s.entropy_coefficient
+        self.asks_of_whole_rollouts = (
+            self.level != "token" or s.importance in ("sequence", "geometric") or s.reject != "none"
         )
+        self.is_token_sum = not self.asks_of_whole_rollouts and not s.entropy_coefficient
         self.is_still_without_advantage = not s.kl_coefficient and not s.entropy_coefficient
         self.objective = Objective(
             kind=self.kind,
@@ -206,8 +204,8 @@ class PolicyGradient(Algorithm):
         return provided(inputs.proximal_logprob_S) if self.settings.decoupled else inputs.sampling_logprob_S
 
     def _to_go(self, inputs: LossInputs, rewards_S: torch.Tensor, discount: float = 1.0) -> torch.Tensor:
-        offsets_N = provided(inputs.offsets_N)
-        return rewards_to_go(rewards_S, inputs.weight_S, offsets_N, discount, implementation=self.implementation)
+        offsets = inputs.returns_offsets
+        return rewards_to_go(rewards_S, inputs.weight_S, offsets, discount, implementation=self.implementation)
 
     def loss(self, inputs: LossInputs) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         weight_S, rejections = self._kept(inputs)

@@ -1,6 +1,6 @@
 """PPO with a critic: generalized advantage estimates, by the values of a model that learns beside the policy.
 
-    r_t = (the sample's reward at its last token, 0 before) - kl_coefficient KL_t   (with kl_in = "reward")
+    r_t = (the sample's reward at each branch's last token, 0 before) - kl_coefficient KL_t   (with kl_in = "reward")
     A, R = generalized advantages of r and of the critic's values;   A is whitened over the whole step
 
 The policy's loss is PPO's, with all that algorithms without a critic have too (policy_gradient.py); the critic learns R
@@ -48,7 +48,7 @@ class PPO(PolicyGradient):
         rewards_S, s = inputs.advantage_S, self.settings
         if s.kl_in == "reward":
             rewards_S = rewards_S - self._penalty(inputs)
-        columns = rewards_S, provided(inputs.value_S), provided(inputs.offsets_N), s.discount
+        columns = rewards_S, provided(inputs.value_S), inputs.returns_offsets, s.discount
         advantage_S, return_S = generalized_advantages(*columns, s.gae_lambda, implementation=self.implementation)
         if s.critic_lambda is not None:
             return_S = generalized_advantages(*columns, s.critic_lambda, implementation=self.implementation)[1]

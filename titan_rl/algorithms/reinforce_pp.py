@@ -2,7 +2,8 @@
 
     A_t = sum_{t' >= t} discount^(t' - t) (r_t' - kl_coefficient KL_t');    then (A - mean) / deviation of all tokens
 
-r is the sample's reward at its last token, 0 before; with ``baseline`` less the group's mean first.
+r is the sample's reward at each branch's last token, 0 before; with ``baseline`` less the group's mean first. The sum
+is over the branch's tokens.
 
 Source: arXiv 2501.03262, both forms.
 """

@@ -21,9 +21,6 @@ from titan_rl.algorithms.advantages import group_relative
 from titan_rl.algorithms.grpo import GRPO
 from titan_rl.data.types import Rollout
 
-_DIGITS = 12
-"""Of a reward that was added up: without the rounding, equal ones would differ."""
-
 
 class TurnGRPO(GRPO):
     @dataclass(kw_only=True)
@@ -37,7 +34,7 @@ class TurnGRPO(GRPO):
 
     def advantages(self, rollouts: list[Rollout]) -> list[np.ndarray]:
         returns = [returns_of_turns(rollout, self.settings.discount) for rollout in rollouts]
-        for turn in range(max(map(len, returns))):
+        for turn in range(max(map(len, returns), default=0)):
             there = [number for number, of_turns in enumerate(returns) if turn < len(of_turns)]
             returns_G = np.array([returns[number][turn] for number in there])
             for number, advantage in zip(there, group_relative(returns_G, self.settings.normalize_std), strict=True):
@@ -49,7 +46,7 @@ def returns_of_turns(rollout: Rollout, discount: float) -> np.ndarray:
     """Of each turn, what is earned from it on: float64 [number of turns]."""
     returns = np.zeros(len(rollout.turns))
     returns[: len(rollout.turn_rewards)] = rollout.turn_rewards
-    returns[-1] += round(rollout.reward - sum(rollout.turn_rewards), _DIGITS)
+    returns[-1:] += rollout.reward - sum(rollout.turn_rewards)
     for turn in range(len(returns) - 2, -1, -1):
         returns[turn] += discount * returns[turn + 1]
     if not np.isfinite(returns).all():

@@ -106,7 +106,8 @@ class AlgorithmConfig:
     name: str = "grpo"
     """A registered algorithm (algorithms/registry.py), or ``pkg.module:name`` of your own."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    """Mean over the step's tokens; over its samples of each one's mean; or over samples x max_new_tokens (Dr.GRPO)."""
+    """Mean over the step's tokens; over its rollouts of each one's mean; or over rollouts x max_new_tokens (Dr.GRPO),
+    the longest single answer."""
     updates_per_batch: Count = 1
     """Optimizer steps that a batch is split into."""
     train_truncated: bool = True

@@ -3,6 +3,7 @@
 Dimensions: T tokens of one rollout or one packed row, S trained tokens of a row.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
@@ -24,6 +25,26 @@ the ``unasked`` one of a seat whose turn never came."""
 def correct(reward: float) -> bool:
     """Whether a reward counts as a right answer in accuracies and pass rates."""
     return reward >= 1.0 - 1e-9
+
+
+_ROUNDING = 1e-12
+"""Of the largest of several numbers, or of 1: what sums of the same numbers in other orders stay within."""
+
+
+def all_equal(numbers: Iterable[float] | np.ndarray) -> bool:
+    """Whether numbers are equal but for rounding; not if one of them is not finite."""
+    values = np.fromiter(numbers, np.float64) if not isinstance(numbers, np.ndarray) else numbers
+    if not len(values):
+        return True
+    if not np.isfinite(values).all():
+        return False
+    low, high = float(values.min()), float(values.max())
+    return high - low <= _ROUNDING * max(1.0, abs(low), abs(high))
+
+
+def all_zero(numbers: np.ndarray | float) -> bool:
+    """Whether numbers are 0 but for rounding; not if one of them is not finite."""
+    return bool((np.abs(numbers) <= _ROUNDING).all())
 
 
 class Provenance(IntEnum):
@@ -192,7 +213,7 @@ class Group(OnePiece):
 
 @dataclass(frozen=True)
 class Sample:
-    """What the packer needs of a rollout."""
+    """What the packer needs of a rollout, or of one of its branches."""
 
     tokens: np.ndarray
     provenance: np.ndarray
@@ -203,6 +224,8 @@ class Sample:
     sample: int = 0
     outcome: float | None = None
     """What was verified of it, from 0 to 1, where a model is to learn that."""
+    branch: int = 0
+    """Of a rollout's several conversations, which: one above 0 is of the same rollout as the sample before it."""
 
 
 @dataclass(frozen=True)
@@ -234,17 +257,43 @@ class Row:
     weight_S: np.ndarray
     """Weight of each trained token in the loss; the loss is a plain sum over all rows of all ranks."""
     owners: list[tuple[str, int, int]] = field(default_factory=list)
-    """(prompt, sample, number of its trained tokens) in the order of the tokens: who to name if one is at fault."""
+    """(prompt, sample, number of its trained tokens) of each branch in the order of the tokens: who to name if one is
+    at fault. Those of a rollout's branches stand together."""
+    rollouts: list[tuple[int, int]] = field(default_factory=list)
+    """Of each owner, the number of its rollout in the batch and of the branch in it; empty: each is one by itself."""
+    split: frozenset[int] = frozenset()
+    """Numbers of rollouts of which other rows of the batch hold branches, too."""
     found: dict[str, np.ndarray] = field(default_factory=dict)
     """Float32 [S] or [S, K] each: what model roles found of each trained token, by the names of
     algorithms.base.LossInputs; int64 [S, K], which words it is that a teacher spoke of; and from the beginning
     ``OUTCOME_COLUMNS``, of samples that have an outcome."""
 
     @property
-    def offsets_N(self) -> np.ndarray:
-        """int64 [N + 1]: sample n has the trained tokens [offsets_N[n], offsets_N[n + 1])."""
+    def branch_offsets(self) -> np.ndarray:
+        """int64: of each owner the trained tokens [branch_offsets[b], branch_offsets[b + 1])."""
         counts = [count for _, _, count in self.owners] or [len(self.target_S)]
         return np.cumsum([0, *counts], dtype=np.int64)
+
+    @property
+    def offsets_N(self) -> np.ndarray:
+        """int64 [N + 1]: rollout n has here, of all branches, the trained tokens [offsets_N[n], offsets_N[n + 1])."""
+        return self.branch_offsets[[*self._firsts, -1]]
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        """(prompt, sample) of each rollout."""
+        return [self.owners[place][:2] for place in self._firsts] if self.owners else []
+
+    @property
+    def are_whole(self) -> list[bool]:
+        """Of each rollout, whether all its branches are here."""
+        return [not self.rollouts or self.rollouts[place][0] not in self.split for place in self._firsts]
+
+    @property
+    def _firsts(self) -> list[int]:
+        """Of each rollout, the place of its first branch among the owners."""
+        numbers = [number for number, _ in self.rollouts] or range(max(len(self.owners), 1))
+        return [0, *(place for place, (one, other) in enumerate(pairwise(numbers), 1) if one != other)]
 
 
 @dataclass(frozen=True)

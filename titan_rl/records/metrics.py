@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.data.files import LineFile
-from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, is_model
+from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, all_equal, is_model
 from titan_rl.environments.base import correct
 from titan_rl.records.trackers import Trackers
 
@@ -22,7 +22,7 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
     """What the groups of a step look like, whatever was trained of them."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     scored = _scored(rollouts)
-    lags = [version - int(r.versions[is_model(r.provenance)].min()) for r in scored]
+    lags = [version - int(r.versions[is_model(r.provenance)].min()) for r in scored if r.num_model_tokens]
     return {
         **_with_range("reward", [r.reward for r in scored]),
         **({} if scored[0].task_reward is None else {"task_reward": float(np.mean([r.true_reward for r in scored]))}),
@@ -96,7 +96,7 @@ def effective_number(counts: Counter[str]) -> float:
 
 
 def _has_signal(rollouts: list[Rollout]) -> bool:
-    return len({rollout.reward for rollout in rollouts if rollout.status in ("ok", "truncated")}) > 1
+    return not all_equal(rollout.reward for rollout in _scored(rollouts))
 
 
 def mean_metrics(metrics: list[StepMetrics]) -> StepMetrics:

@@ -68,10 +68,11 @@ def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
 
 
 def only(row: Row, unit: Unit) -> Row:
-    """The row with nothing but these trained tokens."""
+    """The row with nothing but these trained tokens, which are not compared with what other rows hold."""
     columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
     found = {name: values[unit.tokens] for name, values in row.found.items()}
-    return replace(row, **{name: getattr(row, name)[unit.tokens] for name in columns}, found=found, owners=unit.owners)
+    own = {name: getattr(row, name)[unit.tokens] for name in columns}
+    return replace(row, **own, found=found, owners=unit.owners, rollouts=[], split=frozenset())
 
 
 def _is_finite(values: np.ndarray | float) -> bool:

@@ -25,6 +25,7 @@ class ImplicitReward(LearnedRole):
     name, gives, head = "implicit_reward", "logprob", "vocabulary"
     columns = ("reference_logprob_S", "process_reward_S", *OUTCOME_COLUMNS)
     sums = OUTCOME_SUMS
+    asks_of_whole_rollouts = True  # one outcome is of all that was written
 
     @property
     def learns_first(self) -> bool:

@@ -33,6 +33,7 @@ from titan_rl.trainer.preparation import completed
 from titan_rl.trainer.ranks import clipped_gradient_norm, is_finite_everywhere, is_first_of_rows, sum_over_ranks
 from titan_rl.trainer.sharded_model import Columns, ShardedModel
 from titan_rl.trainer.titan_config import TitanConfig, learned_titan
+from titan_rl.trainer.whole_rollouts import joined_loss
 
 Told = dict[str, float] | BadNumbers
 """Of a batch: metrics, or why nothing of it was applied."""
@@ -103,6 +104,11 @@ class Taught(ABC):
         """Nothing more is asked of it in this step of the run."""
 
 
+def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
+    for name, value in sums.items():
+        totals[name] += value
+
+
 class LearnedRole(Taught):
     name: ClassVar[str]
     """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
@@ -113,6 +119,8 @@ class LearnedRole(Taught):
     """Float32 [S] each, of the rows that it learns from."""
     sums: ClassVar[tuple[str, ...]]
     """What ``_loss`` counts besides."""
+    asks_of_whole_rollouts: ClassVar[bool] = False
+    """Whether ``_loss`` asks something of all tokens of a rollout together."""
     settings: Any
     """``CriticConfig`` or ``ImplicitRewardConfig`` (config/role_sections.py)."""
     samples_per_loss, names_rows = 1, False
@@ -234,18 +242,29 @@ class LearnedRole(Taught):
         names = ("loss", "count", *self.sums)
         totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in names}
         self.statistics.clear()
+        rows = self.completed(rows)
 
         def loss(statistics: torch.Tensor, index: int, columns: Columns) -> torch.Tensor:
             statistics_KS = statistics.reshape(-1, statistics.shape[-1])
             self.statistics[index] = statistics_KS.detach()
-            found, sums = self._loss(statistics_KS[0], columns)
-            sums = sums | {"loss": found.detach(), "count": (columns["weight_S"] > 0).sum()}
-            for name, value in sums.items():
-                totals[name] += value
+            found, sums = self._loss_and_sums(statistics_KS, columns)
+            _add(totals, sums)
             return found
 
-        self.model.forward_backward(self.completed(rows), loss)
+        if not self.asks_of_whole_rollouts:
+            self.model.forward_backward(rows, loss)
+            return totals
+        is_counted = self._is_counted and (self.model.pipeline is None or self.model.pipeline.has_last)
+        joined = joined_loss(self.model, rows, self._loss_and_sums, is_counted=is_counted)
+        _add(totals, joined.sums)
+        self.model.forward_backward(joined.rows, joined.added_to(loss))
         return totals
+
+    def _loss_and_sums(
+        self, statistics_KS: torch.Tensor, columns: Columns
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, sums = self._loss(statistics_KS[0], columns)
+        return loss, sums | {"loss": loss.detach(), "count": (columns["weight_S"] > 0).sum()}
 
     # what a search for bad numbers asks (bad_numbers.py)
 

@@ -52,6 +52,7 @@ from titan_rl.trainer.supervised import supervised_steps
 from titan_rl.trainer.taught_step import taught_step
 from titan_rl.trainer.titan_config import TitanConfig
 from titan_rl.trainer.update import Gradients, apply_gradients, make_gradients
+from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 
 
 class Learner(Side):
@@ -181,6 +182,13 @@ class Learner(Side):
         add_sums(totals, sums)
         return loss
 
+    def _joined(self, rows: list[Row]) -> JoinedLoss | None:
+        """What the loss asks of rollouts whose branches lie in several rows, if it asks something of whole ones."""
+        if not self.algorithm.needs_whole_rollouts:
+            return None
+        loss = partial(loss_and_sums, self.algorithm)
+        return joined_loss(self.policy, rows, loss, self._asked, is_counted=self._sees and self.is_counted)
+
     def _asked(self, columns: Columns) -> dict:
         """What the head is told besides its targets."""
         if self.algorithm.head == "value":
@@ -200,7 +208,11 @@ class Learner(Side):
         totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
         self.statistics.clear()
         still = still_rows(self.algorithm, rows, self.device)
-        self.policy.forward_backward(rows, partial(self._loss, totals=totals), self._asked, still)
+        loss = partial(self._loss, totals=totals)
+        if (joined := self._joined(rows)) is not None:
+            rows, loss = joined.rows, joined.added_to(loss)
+            add_sums(totals, joined.sums)
+        self.policy.forward_backward(rows, loss, self._asked, still)
         return totals
 
     def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from titan_rl.algorithms.base import Algorithm, LossInputs
-from titan_rl.data.types import Row
+from titan_rl.data.types import Row, all_zero
 from titan_rl.trainer.objective import loss_inputs, no_statistics
 from titan_rl.trainer.ranks import anywhere, gathered, sum_over_ranks
 from titan_rl.trainer.sharded_model import ShardedModel
+from titan_rl.trainer.whole_rollouts import Join, join
 
 _EPSILON = 1e-8
 Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
@@ -52,10 +53,12 @@ def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) ->
 
 
 def still_rows(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
-    """Numbers of rows whose advantages, as the loss gets them, are all 0 on every rank, and whose gradient is, too."""
+    """Numbers of rows whose advantages, as the loss gets them, are all 0 on every rank, and whose gradient is, too.
+
+    A row with branches of a rollout that has others elsewhere is none: what those earn may be asked of these."""
     if not algorithm.is_still_without_advantage:
         return set()
-    moves = anywhere([bool((row.advantage_S != 0).any()) for row in rows], device)
+    moves = anywhere([not all_zero(row.advantage_S) or bool(row.split) for row in rows], device)
     return {index for index, does in enumerate(moves) if not does}
 
 
@@ -72,22 +75,67 @@ def with_advantages(
     ``sees``: whether this rank has what roles found; the others take part in what all ranks do together.
     ``is_counted``: of ranks that have the same rows, one must be.
     """
-    rows, is_counted = [row for rows in batches for row in rows], sees and is_counted
+    is_counted = sees and is_counted
     if is_refined(algorithm):
-        inputs = [_inputs(algorithm, row, model) for row in rows] if sees else []
-        if type(algorithm).group_terms is not Algorithm.group_terms:
-            inputs = _with_group_sums(algorithm, rows, inputs, is_counted=is_counted)
-        rows = [_refined(algorithm, row, given) for row, given in zip(rows, inputs, strict=True)] if sees else rows
+        batches = _refined_batches(algorithm, batches, model, sees=sees, is_counted=is_counted)
+    rows = [row for rows in batches for row in rows]
     if algorithm.normalizes_batch:
         rows = whitened(rows, model.device, is_counted=is_counted)
     rest = iter(rows)
     return [[next(rest) for _ in rows] for rows in batches]
 
 
+def _compares_groups(algorithm: Algorithm) -> bool:
+    return type(algorithm).group_terms is not Algorithm.group_terms
+
+
+def _refined_batches(
+    algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
+) -> list[list[Row]]:
+    """Each row by itself, but for what lies in several: that stands in one more row of its own meanwhile."""
+    joins = [Join(rows) for rows in batches]
+    if algorithm.needs_whole_rollouts or _compares_groups(algorithm):
+        joins = [join(rows, model.device, is_counted=is_counted) for rows in batches]
+    wholes = {number: joined.whole for number, joined in enumerate(joins) if joined.whole is not None}
+    rows = [*(row for joined in joins for row in joined.rows), *wholes.values()]
+    inputs = [_inputs(algorithm, row, model) for row in rows] if sees else []
+    if _compares_groups(algorithm):
+        counts = [is_counted] * (len(rows) - len(wholes)) + [joins[number].speaks for number in wholes]
+        inputs = _with_group_sums(algorithm, rows, inputs, counts)
+    if not sees:
+        return batches
+    refined = iter([_refined(algorithm, row, given) for row, given in zip(rows, inputs, strict=True)])
+    alone = [[next(refined) for _ in joined.rows] for joined in joins]
+    found = dict(zip(wholes, refined, strict=True))
+    return [
+        [_given_back(joined, index, row, one, found.get(number)) for index, (row, one) in enumerate(both)]
+        for number, (joined, both) in enumerate(zip(joins, map(_pairs, batches, alone), strict=True))
+    ]
+
+
+def _pairs(rows: list[Row], refined: list[Row]) -> list[tuple[Row, Row]]:
+    return list(zip(rows, refined, strict=True))
+
+
+def _given_back(joined: Join, index: int, row: Row, alone: Row, whole: Row | None) -> Row:
+    """The row as it was, with what was found of it by itself and, of split rollouts, together."""
+    if whole is None:
+        return replace(row, advantage_S=alone.advantage_S, found=row.found | _returns(alone))
+    advantage_S = joined.given_back(alone.advantage_S, index, whole.advantage_S)
+    there = _returns(whole)
+    returns = {name: joined.given_back(values, index, there[name]) for name, values in _returns(alone).items()}
+    return replace(row, advantage_S=advantage_S, found=row.found | returns)
+
+
+def _returns(row: Row) -> dict[str, np.ndarray]:
+    return {name: row.found[name] for name in ("return_S",) if name in row.found}
+
+
 def _inputs(algorithm: Algorithm, row: Row, model: ShardedModel) -> LossInputs:
     columns = model.columns(row)
     statistics = no_statistics(algorithm, len(row.target_S), model.device)
-    return loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
+    inputs = loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
+    return replace(inputs, branch_offsets=torch.from_numpy(row.branch_offsets).to(model.device))
 
 
 @torch.no_grad()
@@ -99,18 +147,19 @@ def _refined(algorithm: Algorithm, row: Row, inputs: LossInputs) -> Row:
 
 @torch.no_grad()
 def _with_group_sums(
-    algorithm: Algorithm, rows: list[Row], inputs: list[LossInputs], *, is_counted: bool
+    algorithm: Algorithm, rows: list[Row], inputs: list[LossInputs], counts: list[bool]
 ) -> list[LossInputs]:
     """Each row's with ``group_sums_NM``. All ranks call this together: their samples are compared, in one collective.
 
+    ``counts``: of each row, whether this rank counts it; rollouts that lie in several rows count where they are whole.
     Numbers are sorted before they are added up, so the sums are the same to the bit wherever a sample lies.
     """
     all_terms = [algorithm.group_terms(given).double() for given in inputs]
     mine = [
         (prompt_id, numbers)
-        for row, terms_NM in zip(rows, all_terms, strict=False)
-        for (prompt_id, _, _), numbers in zip(row.owners, terms_NM.tolist(), strict=False)
-        if is_counted and np.isfinite(numbers).all()
+        for row, terms_NM, is_counted in zip(rows, all_terms, counts, strict=False)
+        for (prompt_id, _), is_whole, numbers in zip(row.samples, row.are_whole, terms_NM.tolist(), strict=False)
+        if is_counted and is_whole and np.isfinite(numbers).all()
     ]
     groups = defaultdict(list)
     for prompt_id, numbers in (entry for entries in gathered(mine) for entry in entries):
@@ -119,7 +168,7 @@ def _with_group_sums(
 
     def of(row: Row, terms_NM: torch.Tensor) -> torch.Tensor:
         nothing = np.zeros(terms_NM.shape[1])  # of samples without a finite one in their group, and of what fills up
-        found = [sums.get(prompt_id, nothing) for prompt_id, _, _ in row.owners] or [nothing]
+        found = [sums.get(prompt_id, nothing) for prompt_id, _ in row.samples] or [nothing]
         return torch.from_numpy(np.stack(found)).to(terms_NM.device)
 
     return [replace(g, group_sums_NM=of(r, t)) for g, r, t in zip(inputs, rows, all_terms, strict=False)]

@@ -49,9 +49,19 @@ def is_finite_everywhere(value: float, on: torch.device) -> bool:
     return not bad.item()
 
 
+def is_alone() -> bool:
+    """Whether there is no other rank."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def rank() -> int:
+    """This one's, among all."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def anywhere(flags: list[bool], on: torch.device) -> list[bool]:
     """Of each, whether it is so on any rank. All ranks have as many."""
-    if dist.get_world_size() == 1:
+    if is_alone():
         return flags
     found = torch.tensor(flags, dtype=torch.int32, device=on)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
@@ -60,6 +70,8 @@ def anywhere(flags: list[bool], on: torch.device) -> list[bool]:
 
 def gathered(value: T) -> list[T]:
     """Every rank's, in their order; anything that pickles."""
+    if is_alone():
+        return [value]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone

@@ -159,10 +159,12 @@ class ShardedModel:
                     module.set_reshard_after_backward(not yes, recurse=False)
 
     @torch.no_grad()
-    def measure(self, rows: list[Row], **asked: Any) -> list[torch.Tensor | None]:
+    def measure(
+        self, rows: list[Row], asked_of: Callable[[Columns], dict] = lambda columns: {}, **asked: Any
+    ) -> list[torch.Tensor | None]:
         """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
 
-        ``asked``: what the head is told besides.
+        ``asked``: what the head is told besides; ``asked_of``: for each row.
 
         None on the stages of a pipeline that are not the last.
         """
@@ -170,7 +172,7 @@ class ShardedModel:
         with self._computing() as model:
             for row in rows:
                 columns = self.columns(row)
-                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked_of(columns) | asked
                 if self.pipeline is None:
                     found.append(model(tokens, **keywords))
                 else:

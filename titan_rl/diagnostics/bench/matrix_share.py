@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from titan_rl.data.types import Group
+from titan_rl.data.types import Group, all_equal
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.records.rollouts import read_rollouts
 
@@ -50,7 +50,7 @@ def _operations(groups: list[Group], model: str) -> float:
     for group in groups:
         prompt = group.rollouts[0].turns[0].start
         answers = sum(len(rollout.tokens) - prompt for rollout in group.rollouts)
-        passes = 6 if len({rollout.reward for rollout in group.rollouts}) > 1 else 2
+        passes = 2 if all_equal(rollout.reward for rollout in group.rollouts) else 6
         total += passes * (layer * hf["num_hidden_layers"] * (prompt + answers) + hidden * hf["vocab_size"] * answers)
     return total
 

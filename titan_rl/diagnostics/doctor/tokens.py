@@ -112,7 +112,8 @@ def _check_rows(groups: list[Group], batch: Batch) -> None:
     rollouts = {(r.prompt_id, r.sample): r for group in groups for r in group.rollouts}
     found: dict[tuple[str, int], list[int]] = {key: [] for key in rollouts}
     for row in (row for rows in batch.rows for row in rows):
-        for (prompt_id, sample, _), begin, end in zip(row.owners, row.offsets_N, row.offsets_N[1:], strict=False):
+        offsets = row.branch_offsets
+        for (prompt_id, sample, _), begin, end in zip(row.owners, offsets, offsets[1:], strict=False):
             trained = row.weight_S[begin:end] > 0
             found[prompt_id, sample] += row.target_S[begin:end][trained].tolist()
     for key, rollout in rollouts.items():
