@@ -19,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.schema import (
-    JUDGE,
     OUR_SECTIONS,
     TITAN_SECTIONS,
     AlgorithmConfig,
@@ -32,6 +31,8 @@ RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
+SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chance", 1), "hosts": ("launcher", "local")}
+"""Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
 T = TypeVar("T")
 _NUM_NAMED = 40
 
@@ -195,7 +196,8 @@ def load_config(
     sections and the algorithm's own keys are checked where they are built, as they need torch. ``with_models``: whether
     directories of models are looked for, and looked at."""
     file = None if path is None else find_config(path)
-    tables = _merge(read_toml(file) if file else {}, overrides or {})
+    overrides = overrides or {}
+    tables = _merge(_without_switched_off(read_toml(file) if file else {}, overrides), overrides)
     _check_sections(tables)
     config = _build(tables)
     if not config.run.plugin_path:
@@ -203,6 +205,17 @@ def load_config(
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
     return _with_directories(config) if with_models else config
+
+
+def _without_switched_off(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """A file's tables but for sections that the overrides turn off."""
+
+    def is_off(name: str) -> bool:
+        key, value = SWITCHES.get(name, ("", None))
+        given = overrides.get(name)
+        return isinstance(given, dict) and key in given and given[key] == value
+
+    return {name: table for name, table in tables.items() if not is_off(name)}
 
 
 def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:
@@ -274,16 +287,8 @@ def _check_combinations(config: Config) -> None:
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
             "request running: leave one of them out"
         )
-    if config.mesh.launcher != "local" and not config.mesh.worker_loops:
-        raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
-    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
-        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
-    if config.task.judge and JUDGE not in (config.task.reward, *config.task.rewards, config.eval.grader):
-        raise ConfigError(
-            "[task.judge] judges nothing: set task.reward = 'judge', name it in task.rewards, or leave it out"
-        )
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
 

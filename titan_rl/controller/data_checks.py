@@ -14,14 +14,8 @@ MADE = "task"
 
 
 def check_settings(config: Config, algorithm: Algorithm) -> None:
-    """Errors: ConfigError for a setting that would have no effect, or another one than its name says."""
+    """Errors: ConfigError for a setting that would have another effect than its name says."""
     said = f"algorithm.name = {config.algorithm.name!r}"
-    if config.algorithm.updates_per_batch > 1:
-        raise ConfigError("algorithm.updates_per_batch is of rollouts: with data.file set data.examples_per_step lower")
-    if config.algorithm.aggregation != "token" and algorithm.trains_on != "demonstrations":
-        raise ConfigError(
-            f"algorithm.aggregation has no effect: with {said} each of the {algorithm.trains_on} counts alike"
-        )
     if config.recovery.bad_numbers == "rollback":
         raise ConfigError("recovery.bad_numbers = 'rollback' would meet the same rows of data.file again: leave it out")
     if config.sft.steps and algorithm.trains_on == "demonstrations":

@@ -27,6 +27,7 @@ from titan_rl.controller.forecast.simulation import as_words, simulated
 from titan_rl.controller.forecast.step import forecast
 from titan_rl.controller.memory_plan import GIB, Need, check_memory, host_needs, memory_needs
 from titan_rl.controller.preflight import Checked, check_generator_layout, check_placement, read_config, resolve
+from titan_rl.controller.unread import check_read
 from titan_rl.trainer.layout import check_compile, check_layout
 
 _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
@@ -128,6 +129,7 @@ def _shaped(path: str, role: str, folder: Path) -> str:
 
 
 def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
+    check_read(checked.config, checked.algorithm, checked.titan)
     check_placement(checked.config)
     hf = _hf(checked)
     check_layout(hf, checked.titan.parallelism)

@@ -17,6 +17,7 @@ from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.controller.run_device import device_type, is_on_cpu
+from titan_rl.controller.unread import check_read
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.shards import StoreError
 from titan_rl.data.types import Prompt
@@ -96,6 +97,7 @@ def check(config: Config) -> Checked:
     """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
     checked = resolve(config, config.eval.prompts)
     config = checked.config
+    check_read(config, checked.algorithm, checked.titan)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
     if config.lora.rank and checked.algorithm.head == "value":
@@ -269,8 +271,6 @@ def check_placement(config: Config) -> None:
     if config.placement.mode != "colocated":
         return
     asked = "placement.mode = 'colocated'"
-    if config.data.file:
-        raise ConfigError(f"{asked}: a run on data.file has no generators to take turns with: leave it out")
     if config.rollout.max_staleness:
         raise ConfigError(
             f"{asked}: nothing is sampled while the trainer works, so rollout.max_staleness = "

@@ -163,7 +163,9 @@ def _activation_checkpoint(values: dict[str, Any]) -> ActivationCheckpointing.Co
         raise ConfigError(f"activation_checkpoint.mode = {mode!r}: {nearest(str(mode), _ACTIVATION_CHECKPOINT)}")
     policy = _ACTIVATION_CHECKPOINT[mode]
     if policy is None:
-        return build_section(SelectiveAC.Config, values, "activation_checkpoint") and None
+        if build_section(SelectiveAC.Config, values, "activation_checkpoint") != SelectiveAC.Config():
+            raise ConfigError(f"activation_checkpoint.{min(values)} has no effect with mode = 'none': set mode, too")
+        return None
     return build_section(policy.Config, values, "activation_checkpoint")
 
 
@@ -261,7 +263,7 @@ def _check(config: Config, titan: TitanConfig) -> None:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
     if not 0 < training.max_norm < float("inf"):
         raise ConfigError(f"training.max_norm = {training.max_norm} must be a number above 0")
-    if config.rollout.max_new_tokens >= training.seq_len:
+    if not config.data.file and config.rollout.max_new_tokens >= training.seq_len:
         raise ConfigError(
             f"rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
             f"training.seq_len = {training.seq_len}: raise seq_len"
