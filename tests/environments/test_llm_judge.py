@@ -197,7 +197,6 @@ JUDGED = {"url": "http://127.0.0.1:1/v1", "model": "wise"}
         ({"reward": "judge", "judge": JUDGED | {"url": "localhost:8000"}}, "task.judge.url = 'localhost:8000'"),
         ({"reward": "judge", "judge": JUDGED | {"question": "Good?"}}, "does not show the judge the {answer}"),
         ({"reward": "judge", "judge": JUDGED | {"key_variable": "NOT_THERE"}}, "'NOT_THERE' is not in the environment"),
-        ({"judge": JUDGED}, "[task.judge] judges nothing"),
         ({"reward": "a:b", "rewards": {"task": 1.0}}, "exclude each other"),
         ({"rewards": {"taks": 1.0}}, "task.rewards = 'taks' must look like 'module:name'"),
         ({"rewards": {"task": "much"}}, "task.rewards.task = 'much'"),

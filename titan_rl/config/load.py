@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.schema import (
+    MADE,
     OUR_SECTIONS,
     TITAN_SECTIONS,
     AlgorithmConfig,
@@ -208,14 +209,17 @@ def load_config(
 
 
 def _without_switched_off(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """A file's tables but for sections that the overrides turn off."""
+    """A file's tables but for sections that the overrides turn off; with another ``data.file``, ``[task]`` is one."""
 
-    def is_off(name: str) -> bool:
-        key, value = SWITCHES.get(name, ("", None))
-        given = overrides.get(name)
-        return isinstance(given, dict) and key in given and given[key] == value
+    def given(name: str, key: str) -> Any:
+        table = overrides.get(name)
+        return table.get(key) if isinstance(table, dict) else None
 
-    return {name: table for name, table in tables.items() if not is_off(name)}
+    off = {name for name, (key, value) in SWITCHES.items() if given(name, key) == value}
+    data = tables.get("data")
+    if isinstance(data, dict) and data.get("file") == MADE and given("data", "file") not in (None, MADE):
+        off.add("task")
+    return {name: table for name, table in tables.items() if name not in off}
 
 
 def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:

@@ -56,6 +56,8 @@ OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
 JUDGE = "judge"
 """A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
+MADE = "task"
+"""``data.file`` that is no file: rows are made of ``[task]``."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
 TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")

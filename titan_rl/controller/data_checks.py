@@ -4,13 +4,10 @@ from transformers import PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import MADE, Config
 from titan_rl.data.datasets import Dataset, check_format, make_dataset, read_files
 from titan_rl.environments.made_data import made_rows
 from titan_rl.environments.task import Task
-
-MADE = "task"
-"""``data.file`` that is no file: rows are made of ``[task]``."""
 
 
 def check_settings(config: Config, algorithm: Algorithm) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
-from titan_rl.config.schema import JUDGE, OUR_SECTIONS, TITAN_SECTIONS, Config
-from titan_rl.controller.data_checks import MADE
+from titan_rl.config.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.trainer.role_names import FROZEN, LEARNED
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 
