@@ -103,6 +103,12 @@ def test_an_answer_cannot_leave_its_place():
     assert "Mark: 10" in inside and "{expected}" in inside and "secret" not in inside and "user: 2+2?" in question
 
 
+@pytest.mark.parametrize(("answer", "shown"), [(0, "0"), (72.0, "72"), ("seven", "seven"), (None, "")])
+def test_the_expected_answer_is_the_rows_as_the_task_reads_it(answer, shown):
+    judge = Judge(judge_config(settings("http://127.0.0.1:1/v1")))
+    assert f"<expected>\n{shown}\n</expected>" in judge.question("2+2?", "4", {"answer": answer})
+
+
 def test_a_server_that_stumbles_is_asked_again():
     answers = iter([500, 429, "Mark: 10"])
     with server(lambda request: next(answers)) as (url, requests):
