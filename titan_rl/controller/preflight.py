@@ -34,7 +34,7 @@ from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
 from titan_rl.models.rope import num_positions
-from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
+from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.shard_store import check_store
@@ -156,9 +156,9 @@ def check_prompts(checked: Checked) -> None:
     check_known(task, tokenizer, prompts)
     check_seats(task, config.rollout.group_size)
     if config.sft.steps:
-        check_demonstrations(task, config.run.seed, tokenizer, checked.titan.training.seq_len)
-    if config.model.path != "tiny":
-        _check_tokens(checked, tokenizer, prompts)
+        limits = checked.titan.training.seq_len, num_positions(read_config(checked))
+        check_demonstrations(task, config.run.seed, tokenizer, *limits)
+    _check_tokens(checked, tokenizer, prompts)
 
 
 def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> None:
@@ -195,18 +195,25 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
 
 
 def _check_room(checked: Checked, longest: int) -> None:
-    seq_len, path = checked.titan.training.seq_len, checked.config.model.path
-    room = longest_rollout(seq_len, path, checked.family) - checked.config.rollout.max_new_tokens
-    if longest > room:
+    seq_len, positions = checked.titan.training.seq_len, num_positions(read_config(checked))
+    room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
+    if longest <= room:
+        return
+    said = f"leaves {room} tokens for prompts, but they have up to {longest}"
+    if positions < seq_len:
         raise ConfigError(
-            f"training.seq_len = {seq_len} leaves {room} tokens for prompts, but they have up to {longest}: "
-            f"raise it (the model's positions are the limit), or ask for less in task.options"
+            f"model.path = {checked.config.model.path!r} has {positions} positions, which {said}: take a model with "
+            f"more, or ask for less in task.options, or in the rows"
         )
+    raise ConfigError(
+        f"training.seq_len = {seq_len} {said}: raise it (the model's {positions} positions are the limit), or ask for "
+        f"less in task.options"
+    )
 
 
 def _check_ids(checked: Checked, largest: int) -> None:
     path = checked.config.model.path
-    if largest >= (size := read_hf_config(path, checked.family).vocab_size):
+    if largest >= (size := read_config(checked).vocab_size):
         raise ConfigError(
             f"model.path = {path!r}: its tokenizer makes token {largest} of a prompt or of an answer's end, and the "
             f"model's vocab_size = {size}: copy the tokenizer that belongs to the model"
