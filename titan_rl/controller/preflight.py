@@ -170,7 +170,7 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts:
     for prompt in prompts:
         tokens = encode_prompt(checked.task, tokenizer, prompt)
         longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
-    _check_room(checked, longest)
+    check_room(checked, longest)
     _check_ids(checked, largest)
 
 
@@ -194,7 +194,8 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _check_room(checked: Checked, longest: int) -> None:
+def check_room(checked: Checked, longest: int) -> None:
+    """Errors: ConfigError for prompts of so many tokens that leave no room for an answer."""
     seq_len, positions = checked.titan.training.seq_len, num_positions(read_config(checked))
     room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
     if longest <= room:

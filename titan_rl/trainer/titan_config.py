@@ -10,7 +10,7 @@ from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
 
-from titan_rl.config.load import ConfigError, build_section, nearest
+from titan_rl.config.load import ConfigError, build_section, nearest, nearest_key
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Layout
 
@@ -129,7 +129,7 @@ def _optimizer(values: dict, section: str = "optimizer") -> OptimizersContainer.
     known = {f.name for f in fields(OptimizersContainer.Config)} | set(_ADAMW)
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known)}")
+            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, known)}")
     if "param_groups" in values:
         if short := set(values) & set(_ADAMW):
             raise ConfigError(
