@@ -132,7 +132,9 @@ def test_prompts_are_looked_at_where_they_are_here(tmp_path, capsys, models):
     file = tmp_path / "questions.jsonl"
     rows = [{"question": "1" * (10 + 10 * n), "answer": n} for n in range(11)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = ("grpo_tiny", "--task.name=jsonl", f'--task.options={{"file": "{file}"}}', "--sft.steps=0")
+    toml = tmp_path / "my.toml"
+    toml.write_text(f"[task]\nname = 'jsonl'\noptions = {{ file = '{file}' }}\n[rollout]\nmax_new_tokens = 3\n")
+    run = (str(toml),)
     plan = json.loads(told(capsys, *run, "--json"))["data"]
     assert 10 <= plan["mean_tokens"] <= plan["longest_tokens"] <= 110
     assert "tokens on average" in told(capsys, *run)

@@ -59,7 +59,15 @@ def test_what_json_cannot_hold_becomes_text_or_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [("72.0", "72"), ("-0.0", "0"), ("1e3", "1000"), ("0.5", "0.5"), ("2.50", "2.5"), ("1e-7", "0.0000001"), ("12", "12")],
+    [
+        ("72.0", "72"),
+        ("-0.0", "0"),
+        ("1e3", "1000"),
+        ("0.5", "0.5"),
+        ("2.50", "2.5"),
+        ("1e-7", "0.0000001"),
+        ("12", "12"),
+    ],
 )
 def test_a_number_is_an_answer_as_one_would_write_it(tmp_path, number, text):
     (tmp_path / "questions.jsonl").write_text("".join(f'{{"prompt": "q{n}", "answer": {number}}}\n' for n in range(9)))

@@ -199,7 +199,11 @@ def test_a_worked_example_that_fits_into_no_row_is_named_before_anything_starts(
 @pytest.mark.parametrize(
     ("model", "seq_len", "said"),
     [
-        ("tiny", 2048, "model.path = 'tiny' has 256 positions, which leaves 240 tokens for prompts, but they have up to"),
+        (
+            "tiny",
+            2048,
+            "model.path = 'tiny' has 256 positions, which leaves 240 tokens for prompts, but they have up to",
+        ),
         ("tiny", 128, "training.seq_len = 128 leaves 112 tokens for prompts, but they have up to 402: raise it"),
         ("directory", 2048, "has 256 positions, which leaves 240 tokens for prompts, but they have up to 402"),
     ],

@@ -28,8 +28,10 @@ def told(plan: DevicePlan) -> list[str]:
     turns = "; trainer and generators take turns" if plan.in_turns else ""
     said = [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
     count, idle = machine.hosts * machine.devices_per_host, idle_devices(plan)
-    mend = "raise generator.replicas, or degrees of [parallelism]" if plan.table.seats.get(GENERATOR) else (
-        "raise degrees of [parallelism]"
+    mend = (
+        "raise generator.replicas, or degrees of [parallelism]"
+        if plan.table.seats.get(GENERATOR)
+        else ("raise degrees of [parallelism]")
     )
     return [*said, f"  {idle} of {count} GPUs idle: {mend}, to use them"] if idle else said
 

@@ -89,8 +89,10 @@ def _judge(run: Run) -> str:
     graded = run.config.eval.grader
     parts = all_tasks(run.config.task).values()
     is_asked = any(JUDGE in (part.reward, *part.rewards) for part in parts) or graded == JUDGE
-    return "" if is_asked else "[task.judge] judges nothing; set task.reward = 'judge', name it in task.rewards, or " + (
-        "leave it out"
+    return (
+        ""
+        if is_asked
+        else "[task.judge] judges nothing; set task.reward = 'judge', name it in task.rewards, or " + ("leave it out")
     )
 
 
@@ -228,7 +230,7 @@ def _set(run: Run) -> Iterator[tuple[str, Any]]:
     tables = as_dict(run.config) | run.titan.as_dict()
     for section in (*OUR_SECTIONS, *TITAN_SECTIONS):
         for key, value in tables[section].items():
-            if (default := defaults[section].get(key, value)) != value:
+            if defaults[section].get(key, value) != value:
                 yield f"{section}.{key}", value
 
 

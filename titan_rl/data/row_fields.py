@@ -40,7 +40,10 @@ def written(value: int | float | Decimal) -> str:
     if exact == exact.to_integral_value() and abs(exact) <= _LARGEST_WHOLE:
         return str(int(exact))
     if len(exact.normalize().as_tuple().digits) > _MOST_DIGITS or not _LEAST <= abs(exact) <= _LARGEST_WHOLE:
-        raise ValueError(f"{value} is a number with a rounding error, or of no common form: write it as text, such as {float(value):.6g}")
+        raise ValueError(
+            f"{value} is a number with a rounding error, or of no common form: write it as text, such as "
+            f"{float(value):.6g}"
+        )
     return format(exact.normalize(), "f")
 
 

@@ -6,8 +6,8 @@ a ConfigError of one line. What the columns must be is checked by whoever wants 
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest

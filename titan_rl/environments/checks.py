@@ -38,8 +38,8 @@ def check_seats(task: Task, group_size: int) -> None:
 
 
 def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens: int, positions: int) -> None:
-    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row, or not into
-    the model's positions. What an environment replies to it is not known here, and not counted."""
+    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row, or not
+    into the model's positions. What an environment replies to it is not known here, and not counted."""
     for prompt in training_prompts(task, seed):
         answers = worked_answers(task_of(task, prompt), prompt)
         said = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]

@@ -19,7 +19,6 @@ from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.files import sampled_checksum
 from titan_rl.models.shards import Shard, decoder_of, expected_shapes
 
-
 MOST_AS_TRAINED = 2_000_000_000
 """Parameters of the largest model that ``auto`` writes in float32, in which it is trained: 8 GB."""
 

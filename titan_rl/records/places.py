@@ -90,7 +90,9 @@ def _directly(root: Path, folders: Iterable[str]) -> Iterator[tuple[Path, Callab
     for name in folders:
         yield root / name, stat.S_ISDIR
         if (root / name).is_dir():
-            yield from ((path, lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode)) for path in (root / name).iterdir())
+            yield from (
+                (path, lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode)) for path in (root / name).iterdir()
+            )
 
 
 def check_no_modules(root: Path) -> None:

@@ -49,7 +49,9 @@ def key_help() -> str:
     for names, cls in _OPTIONS.items():
         lines += _section("task.options", cls, {}, of=f"task.name = {names}")
     lines += ["\n[task.options] of a reasoning-gym family: the family's own (`titan-rl tasks` lists them)"]
-    lines += _section("task.options.NAME", PartConfig, {"weight": 1}, of="task.name = mixture, beside the keys of [task]")
+    lines += _section(
+        "task.options.NAME", PartConfig, {"weight": 1}, of="task.name = mixture, beside the keys of [task]"
+    )
     return "\n".join(lines)
 
 

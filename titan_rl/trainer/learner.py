@@ -318,9 +318,7 @@ class Learner(Side):
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
-    def save_hf(
-        self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto"
-    ) -> None:
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
         self.policy.save(out, dtype)
         if adapter and self.policy.adapters:
             self.policy.adapters.save(self.model_path, Path(adapter))
