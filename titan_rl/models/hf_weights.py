@@ -104,7 +104,7 @@ def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], asked: str) -> 
         if sum(map(math.prod, expected_shapes(spec).values())) > MOST_AS_TRAINED:
             return base
         asked = "float32"
-    return dict.fromkeys(base, getattr(torch, asked))
+    return {name: getattr(torch, asked) for name in base}
 
 
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:
