@@ -229,7 +229,7 @@ def add_arguments(parser: Parser) -> None:
 
 def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) -> None:
     """With every key, which takes the imports of TorchTitan."""
-    from titan_rl.trainer.key_help import key_help
+    from titan_rl.controller.key_help import key_help
 
     type(parser).print_help(parser, file)
     print(key_help(), file=file)
