@@ -351,7 +351,7 @@ class Trainer(Actor):
         return self.learner.digests()
 
     @endpoint
-    def save_hf(self, folder: str, adapter: str = "", beside: str = "") -> None:
+    def save_hf(self, folder: str, adapter: str = "", beside: str = "", dtype: str = "auto") -> None:
         """Write the model as a Hugging Face directory, and besides, where there are such, its adapters to ``adapter``
         and the model that learns beside it into the folder ``beside``."""
-        self.learner.save_hf(folder, adapter, beside)
+        self.learner.save_hf(folder, adapter, beside, dtype)

@@ -209,6 +209,9 @@ def add_arguments(parser: Parser) -> None:
     """What both doors to a run take, besides overrides."""
     parser.add_argument("file", nargs="?", help="TOML of the run, or the name of one that comes with titan_rl")
     parser.add_argument("--resume", action="store_true", help="go on with the newest run of that file, where it was")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the whole configuration as a TOML, checked, and end"
+    )
     parser.add_argument("--config", metavar="FILE", help="the file in TorchTitan's manner")
     parser.add_argument("--module", help="titan_rl: TorchTitan 0.3 wants it beside --config")
     parser.set_defaults(show_help=parser.print_help)
@@ -226,7 +229,7 @@ def add_arguments(parser: Parser) -> None:
 
 def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) -> None:
     """With every key, which takes the imports of TorchTitan."""
-    from titan_rl.trainer.key_help import key_help
+    from titan_rl.controller.key_help import key_help
 
     type(parser).print_help(parser, file)
     print(key_help(), file=file)
@@ -238,7 +241,23 @@ def train_as_asked(options: argparse.Namespace, overrides: dict[str, dict[str, A
     if file is None and not overrides and not options.resume:
         options.show_help(sys.stderr)
         return EXIT_USER
+    if options.print_config:
+        return print_config(file, overrides)
     return train(file, overrides, options.resume)
+
+
+def print_config(config_file: str | None, overrides: dict[str, dict[str, Any]]) -> int:
+    """Every setting of a run, defaults and all, as a TOML that makes the same run. Errors: ConfigError."""
+    config = load_config(config_file, overrides)
+
+    from titan_rl.config.toml_text import toml_text
+    from titan_rl.controller.preflight import resolve
+    from titan_rl.controller.unread import check_read
+
+    checked = resolve(config)
+    check_read(checked.config, checked.algorithm, checked.titan)
+    print(toml_text(checked.as_dict()))
+    return EXIT_OK
 
 
 def _file(options: argparse.Namespace, job: Any) -> str | None:

@@ -12,6 +12,7 @@ from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Group, Prompt, Provenance, Rollout, Turn
 from titan_rl.environments.rewards import as_parts, in_turns
 from titan_rl.environments.scorer import Scorer
+from titan_rl.environments.task import UserCodeError
 from titan_rl.records.rollouts import read_rollouts, write_rollouts
 
 M, T = Provenance.MODEL, Provenance.TEMPLATE
@@ -95,6 +96,10 @@ def test_lists_are_parts_by_their_sum():
     parts = as_parts("score", {"steps": [0.25, 0.5], "style": [0.25, 0], "right": 1.0})
     assert in_turns(parts) == ({"steps": 0.75, "style": 0.25, "right": 1.0}, [0.5, 0.5])
     assert in_turns({"right": 1.0}) == ({"right": 1.0}, [])
+    with pytest.raises(ValueError, match="the part 'a' is \\[\\]"):
+        in_turns({"a": [], "b": 1.0})
+    with pytest.raises(UserCodeError, match="^f gave \\[\\] as 'a': give a number"):
+        as_parts("f", {"a": []})
 
 
 TASK = """

@@ -466,11 +466,6 @@ def test_our_sections_need_no_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_a_launcher_without_worker_loops_would_change_nothing():
-    line = mistake("--mesh.launcher=my_launcher:srun")
-    assert "mesh.launcher" in line and "mesh.worker_loops" in line
-
-
 def test_a_former_section_is_refused_with_its_new_name_and_read_in_records(tmp_path):
     assert "[sft]" in mistake("--warmup.steps=3")
     (tmp_path / "config.json").write_text('{"warmup": {"steps": 3}, "algorithm": {"name": "grpo", "clip_low": 0.1}}')

@@ -41,7 +41,11 @@ def test_a_setting_is_taken_up_by_those_whom_it_concerns(key, effects):
     ("key", "on_data", "said"),
     [
         ("model.path", False, "model.path cannot change while a run goes on; what can: optimizer, lr_scheduler"),
-        ("optimizerx.lr", False, "optimizerx.lr cannot change"),
+        ("optimizerx.lr", False, r"unknown section \[optimizerx\]: did you mean 'optimizer'"),
+        ("rollout.top_q", False, "unknown key rollout.top_q: "),
+        ("rollout.temprature", False, "unknown key rollout.temprature: did you mean 'temperature'"),
+        ("checkpoint.stroe", False, "unknown key checkpoint.stroe: did you mean 'store'"),
+        ("checkpoint.store", False, "checkpoint.store cannot change"),
         ("algorithm.updates_per_batch", False, "counts updates"),
         ("rollout.group_size", False, "the ledger counts"),
         ("generator.replicas", False, r"session.scale\(count\)"),

@@ -148,7 +148,9 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     controller.reporter = SimpleNamespace(enter=lambda *_: None)
     controller.progress = SimpleNamespace(step=6)
     checkpointing, finite = SimpleNamespace(saved_step=3, finish=finish), SimpleNamespace(weights_are_finite=True)
-    controller.ending = Ending(tmp_path, None, checkpointing, finite, controller.progress, save=save, log=print)
+    controller.ending = Ending(
+        tmp_path, None, checkpointing, finite, controller.progress, save=save, log=print, export_dtype="auto"
+    )
     controller._is_between_steps, saved = True, []
     asyncio.run(controller.rescue(RuntimeError("between two steps")))
     assert saved == [6]

@@ -34,6 +34,18 @@ def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):
     assert "--resume" not in text
 
 
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ('{"dtype": "float32"}', "the model is written in float32, as it was trained (checkpoint.export_dtype)"),
+        ('{"torch_dtype": "bfloat16"}', "the model is written in bfloat16, rounded from the float32 that was trained"),
+    ],
+)
+def test_it_says_in_what_the_model_is_written(run_dir, config, line):
+    (run_dir.model / "config.json").write_text(config)
+    assert line in said(run_dir, 5) and "is written in" not in said(RunDir(run_dir.root / "none"), 5)
+
+
 def test_one_that_was_stopped_can_be_gone_on_with(run_dir):
     command = f"titan-rl train my.toml --resume --run.dir '{run_dir.root}'"
     assert f"next: {command}\n" in said(run_dir, 3) and stopping(run_dir, "my.toml").endswith(command)

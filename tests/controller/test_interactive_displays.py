@@ -1,6 +1,7 @@
 """What a notebook's cell shows: coloured tokens, curves and times. What a model wrote stays text."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,9 +11,12 @@ from made_run import made_run
 
 import titan_rl
 from titan_rl.config.load import ConfigError
+from titan_rl.controller.interactive.live import LiveSession
 from titan_rl.controller.interactive.pictures import time_bar
+from titan_rl.controller.interactive.run_view import RunView
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens, shade
 from titan_rl.models.tiny import make_tiny
+from titan_rl.records.rundir import RunDir
 
 PIECES = ["ask", " it\n", "<script>alert(1)</script>", '"\x1b[2J']
 
@@ -35,6 +39,18 @@ def test_tokens_are_text_whatever_they_say():
         "&lt;script&gt;alert(1)&lt;/script&gt;",
         "&quot;\\x1b[2J",
     ]
+
+
+def test_a_run_shows_its_directory_step_and_state(tmp_path):
+    run_dir = RunDir(tmp_path)
+    assert repr(RunView(run_dir)) == f"<run {tmp_path}: step 0, ended>"
+    run_dir.phase.write_text("3 sampling")
+    assert repr(RunView(run_dir)) == f"<run {tmp_path}: step 3, ended>"
+    session = SimpleNamespace(run_dir=run_dir, progress=SimpleNamespace(step=3, steps_asked=9))
+    live = LiveSession(session)
+    assert repr(live) == f"<run {tmp_path}: step 3 of 9, sampling>"
+    live._end("it was closed")
+    assert repr(live) == f"<run {tmp_path}: step 3 of 9, ended: it was closed>"
 
 
 def test_without_html_it_is_a_line():

@@ -120,6 +120,37 @@ def test_overrides_count(models, capsys):
     assert "must divide" in refused(capsys, "qwen3_8b_8h100", "--gpus=8", "--generator.tensor_parallel=3")
 
 
+def test_gpus_that_nobody_uses_are_told(models, capsys):
+    lines = told(capsys, "qwen3_1.7b_h200", "--gpus=8", "--gpu-memory-gib=140")
+    assert "  6 of 8 GPUs idle: raise generator.replicas, or degrees of [parallelism], to use them" in lines
+    assert "idle" not in told(capsys, "qwen3_8b_8h100", "--gpus=8")
+    table = json.loads(told(capsys, "qwen3_1.7b_h200", "--gpus=8", "--gpu-memory-gib=140", "--json"))
+    assert table["idle_devices"] == 6 and len(table["devices"]) == 2
+
+
+def test_prompts_are_looked_at_where_they_are_here(tmp_path, capsys, models):
+    file = tmp_path / "questions.jsonl"
+    rows = [{"question": "1" * (10 + 10 * n), "answer": n} for n in range(11)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    toml = tmp_path / "my.toml"
+    toml.write_text(f"[task]\nname = 'jsonl'\noptions = {{ file = '{file}' }}\n[rollout]\nmax_new_tokens = 3\n")
+    run = (str(toml),)
+    plan = json.loads(told(capsys, *run, "--json"))["data"]
+    assert 10 <= plan["mean_tokens"] <= plan["longest_tokens"] <= 110
+    assert "tokens on average" in told(capsys, *run)
+    rows[3]["question"] = "1" * 402
+    rows[4]["question"] = "2" * 402
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "positions, which leaves 253 tokens for prompts, but they have up to 402" in refused(capsys, *run)
+    file.unlink()
+    assert f"prompts: not looked at, as task.options.file = '{file}' is not here" in told(capsys, *run)
+    assert "not looked at, as the model's tokenizer is not here" in told(capsys, "qwen3_8b_8h100", "--gpus=8")
+
+
+def test_rows_of_a_run_on_data_are_looked_at_too(capsys):
+    assert "rows of data.file: " in told(capsys, "dpo_tiny", "--data.made_rows=40", "--eval.prompts=8")
+
+
 def test_on_a_cpu_it_tells_the_same_as_a_run(capsys):
     assert told(capsys, "quickstart").startswith("memory: about ")
     assert json.loads(told(capsys, "quickstart", "--json"))["processes"][0]["name"] == "trainer"

@@ -1,6 +1,7 @@
 """Data files are read and checked before anything starts: every mistake is one line with its place."""
 
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from titan_rl.config.schema import TaskConfig
 from titan_rl.environments.base import make_task
 from titan_rl.environments.checks import training_prompts
 from titan_rl.environments.prompts import held_out_prompts
+from titan_rl.environments.row_files import read_rows
 
 
 @pytest.mark.parametrize("column", ["prompt", "question"])
@@ -55,6 +57,38 @@ def test_what_json_cannot_hold_becomes_text_or_is_refused(tmp_path):
     assert mistake(tmp_path, file="bytes.parquet").startswith("bytes.parquet row 1: column 'image' holds bytes")
 
 
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("72.0", "72"),
+        ("-0.0", "0"),
+        ("1e3", "1000"),
+        ("0.5", "0.5"),
+        ("2.50", "2.5"),
+        ("1e-7", "0.0000001"),
+        ("12", "12"),
+    ],
+)
+def test_a_number_is_an_answer_as_one_would_write_it(tmp_path, number, text):
+    (tmp_path / "questions.jsonl").write_text("".join(f'{{"prompt": "q{n}", "answer": {number}}}\n' for n in range(9)))
+    task = rows_task(tmp_path)
+    prompt = next(iter(training_prompts(task, 1)))
+    assert prompt.answer == text and task.score(prompt, [text]) == {"exact": 1.0}
+
+
+def test_integers_beside_a_missing_cell_stay_integers_in_parquet(tmp_path):
+    """pandas has no missing integer: the column becomes one of floats."""
+    floats = pa.array([72.0, 7.5, None] * 9, pa.float64())
+    decimals = pa.array([Decimal("72.00"), Decimal("7.50"), None] * 9, pa.decimal128(9, 2))
+    for name, column in (("floats", floats), ("decimals", decimals)):
+        questions = [f"q{n}" for n in range(27)]
+        pq.write_table(pa.table({"question": questions, "answer": column}), tmp_path / f"{name}.parquet")
+        assert {row.answer for row in read_rows(tmp_path / f"{name}.parquet")} == {"72", "7.5", None}
+    single = pa.table({"question": ["q1", "q2"], "answer": pa.array([0.1, 1.0], pa.float32())})
+    pq.write_table(single, tmp_path / "single.parquet")
+    assert "'answer': 0.10000000149011612 is a number with a rounding error" in mistake(tmp_path, file="single.parquet")
+
+
 def test_blank_lines_a_byte_order_mark_and_extra_columns_are_taken(tmp_path):
     (tmp_path / "data.json").write_bytes(
         b'\xef\xbb\xbf{"prompt": "a", "answer": 1}\n\n  \r\n'
@@ -84,6 +118,13 @@ GOOD = '{"prompt": "good", "answer": 1}'
         ('{"prompt": "a", "answer": [1]}', "'answer' is [1]: give text or a number"),
         ('{"prompt": "a\\ud800", "answer": 1}', "'prompt' holds half a character"),
         ('{"prompt": "a", ', "not JSON"),
+        ('{"prompt": "a", "prompt": "b", "answer": 1}', "the key 'prompt' stands there twice: keep one"),
+        ('{"prompt": "a", "x": [{"y": 1, "y": 1}], "answer": 1}', "the key 'y' stands there twice: keep one"),
+        ('{"prompt": "a", "answer": NaN}', "'answer': nan is no answer: give text, or a number"),
+        ('{"prompt": "a", "answer": -Infinity}', "'answer': -inf is no answer"),
+        ('{"prompt": "a", "answer": 1e400}', "'answer': inf is no answer"),
+        ('{"prompt": "a", "answer": 0.30000000000000004}', "'answer': 0.30000000000000004 is a number with a rounding"),
+        ('{"prompt": "a", "answer": 1e300}', "'answer': 1e+300 is a number"),
         ('["prompt"]', "a list: each line must be one JSON object"),
         ("[" * 100_000, "not JSON"),
     ],

@@ -103,6 +103,12 @@ def test_an_answer_cannot_leave_its_place():
     assert "Mark: 10" in inside and "{expected}" in inside and "secret" not in inside and "user: 2+2?" in question
 
 
+@pytest.mark.parametrize(("answer", "shown"), [(0, "0"), (72.0, "72"), ("seven", "seven"), (None, "")])
+def test_the_expected_answer_is_the_rows_as_the_task_reads_it(answer, shown):
+    judge = Judge(judge_config(settings("http://127.0.0.1:1/v1")))
+    assert f"<expected>\n{shown}\n</expected>" in judge.question("2+2?", "4", {"answer": answer})
+
+
 def test_a_server_that_stumbles_is_asked_again():
     answers = iter([500, 429, "Mark: 10"])
     with server(lambda request: next(answers)) as (url, requests):
@@ -197,7 +203,6 @@ JUDGED = {"url": "http://127.0.0.1:1/v1", "model": "wise"}
         ({"reward": "judge", "judge": JUDGED | {"url": "localhost:8000"}}, "task.judge.url = 'localhost:8000'"),
         ({"reward": "judge", "judge": JUDGED | {"question": "Good?"}}, "does not show the judge the {answer}"),
         ({"reward": "judge", "judge": JUDGED | {"key_variable": "NOT_THERE"}}, "'NOT_THERE' is not in the environment"),
-        ({"judge": JUDGED}, "[task.judge] judges nothing"),
         ({"reward": "a:b", "rewards": {"task": 1.0}}, "exclude each other"),
         ({"rewards": {"taks": 1.0}}, "task.rewards = 'taks' must look like 'module:name'"),
         ({"rewards": {"task": "much"}}, "task.rewards.task = 'much'"),

@@ -187,7 +187,9 @@ def test_one_with_several_labels_or_other_tokens_is_refused(path, tmp_path):
         check(load_config(None, {"reward_model": {"path": str(tmp_path / "words")}}))
     with pytest.raises(ConfigError, match="gives rewards of both signs, and algorithm.name = 'maxrl' divides by"):
         check(load_config(None, tables | {"algorithm": {"name": "maxrl"}}))
-    with pytest.raises(ConfigError, match="reward_model.reads_end has no effect without reward_model.path"):
+    with pytest.raises(
+        ConfigError, match="reward_model.reads_end = true has no effect: there is none without reward_model.path"
+    ):
         check(load_config(None, {"reward_model": {"reads_end": True}}))
     with pytest.raises(ConfigError, match="reward_model.path = 'nowhere'"):
         load_config(None, {"reward_model": {"path": "nowhere"}})

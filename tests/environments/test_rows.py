@@ -8,6 +8,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mistakes import assert_one_line
 from row_tasks import mistake, rows_task, sums, texts, write
 
 from titan_rl.config.load import ConfigError
@@ -16,6 +17,7 @@ from titan_rl.environments.checks import check_demonstrations, check_known, trai
 from titan_rl.environments.demonstrations import demonstrate
 from titan_rl.environments.group import encode_prompt
 from titan_rl.environments.prompts import PromptStream, held_out_prompts, sft_stream
+from titan_rl.models.tiny import make_tiny
 from titan_rl.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -187,22 +189,50 @@ def test_characters_that_the_tokenizer_does_not_know_are_named(tmp_path):
 
 def test_a_worked_example_that_fits_into_no_row_is_named_before_anything_starts(tmp_path):
     write(tmp_path, sums(5))  # from 0+0=0 to 4+4=8, and the end
-    check_demonstrations(task := rows_task(tmp_path), 1, TOKENIZER, row_tokens=6)
+    check_demonstrations(task := rows_task(tmp_path), 1, TOKENIZER, row_tokens=6, positions=6)
     with pytest.raises(ConfigError, match=r"^questions.jsonl line \d+: its worked example has 6 tokens.*seq_len = 5"):
-        check_demonstrations(task, 1, TOKENIZER, row_tokens=5)
+        check_demonstrations(task, 1, TOKENIZER, row_tokens=5, positions=6)
+    with pytest.raises(ConfigError, match=r"line \d+: its worked example has 6 tokens, and the model has 5 positions"):
+        check_demonstrations(task, 1, TOKENIZER, row_tokens=6, positions=5)
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "said"),
+    [
+        (
+            "tiny",
+            2048,
+            "model.path = 'tiny' has 256 positions, which leaves 240 tokens for prompts, but they have up to",
+        ),
+        ("tiny", 128, "training.seq_len = 128 leaves 112 tokens for prompts, but they have up to 402: raise it"),
+        ("directory", 2048, "has 256 positions, which leaves 240 tokens for prompts, but they have up to 402"),
+    ],
+)
+def test_questions_that_do_not_fit_are_told_before_anything_starts(tmp_path, model, seq_len, said):
+    """With the tiny model, too, which is no directory yet."""
+    write(tmp_path, [{"question": f"{n}" * 402, "answer": n} for n in range(8)])
+    if model == "directory":
+        make_tiny(tmp_path / "model", seed=1)
+    tables = {
+        "run": {"plugin_path": [str(tmp_path)]},
+        "model": {"path": "tiny" if model == "tiny" else str(tmp_path / "model")},
+        "task": {"name": "jsonl", "options": {"file": "questions.jsonl"}},
+        "training": {"seq_len": seq_len},
+    }
+    assert_one_line(tables, [said])
 
 
 def test_sft_needs_answers_and_says_so(tmp_path):
     (tmp_path / "rows_reward.py").write_text("def reward(prompt, completion, row):\n    return 1.0\n")
     write(tmp_path, sums(20))
     task = rows_task(tmp_path)
-    check_demonstrations(task, 1, TOKENIZER, row_tokens=64)
+    check_demonstrations(task, 1, TOKENIZER, row_tokens=64, positions=64)
     rollout = asyncio.run(demonstrate(prompt := next(sft_stream(task, 1)), task, TOKENIZER, 60))
     assert TOKENIZER.decode(rollout.tokens) == f"{prompt.text}{prompt.answer}<eos>"
     write(tmp_path, [*sums(20), {"prompt": "a"}, {"prompt": "b"}])
     task = rows_task(tmp_path, reward="rows_reward:reward", held_out_share=0.01)
     with pytest.raises(ConfigError, match=r"^questions.jsonl line 2[12]: no 'answer' to learn from.*sft.steps"):
-        check_demonstrations(task, 1, TOKENIZER, row_tokens=64)
+        check_demonstrations(task, 1, TOKENIZER, row_tokens=64, positions=64)
 
 
 def test_prompts_are_tokenized_as_they_are(tmp_path):

@@ -275,7 +275,6 @@ def refusal(**sections) -> str:
         ({"rank": -1}, ["lora.rank = -1"]),
         ({"rank": 4, "alpha": 0.0}, ["lora.alpha = 0.0"]),
         ({"rank": 4, "dropout": 0.1}, ["unknown key lora.dropout"]),
-        ({"targets": ["q_proj"]}, ["lora.rank = 0", "set it"]),
         ({"rank": 4, "adapter": "nowhere"}, ["lora.adapter = 'nowhere'", "cannot read adapter_config.json"]),
     ],
 )

@@ -103,7 +103,7 @@ def test_smollm2_agrees_with_transformers_and_comes_back_bit_for_bit(smollm2, tm
     assert_documents_agree(learner, reference, lengths=[40])
     for share_prefix in (True, False):
         assert_packed_rows_agree(learner, reference, share_prefix)
-    learner.save_hf(tmp_path / "out")
+    learner.save_hf(tmp_path / "out", dtype="bfloat16")
     before, after = (load_file(path / "model.safetensors") for path in (smollm2, tmp_path / "out"))
     assert set(before) == set(after) and all(torch.equal(before[name], after[name]) for name in before)
 
@@ -113,11 +113,50 @@ def test_smollm2_agrees_with_transformers_and_comes_back_bit_for_bit(smollm2, tm
 def test_weights_come_back_bit_for_bit(tmp_path, variant, dtype):
     source, out = tmp_path / "source", tmp_path / "out"
     make_model(source, **VARIANTS[variant]).to(dtype).save_pretrained(source)
-    learner_of(source).save_hf(out)
+    learner_of(source).save_hf(out, dtype=str(dtype).removeprefix("torch."))
     before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
     assert set(before) == set(after)
     for name, tensor in before.items():
         assert after[name].dtype == dtype and torch.equal(after[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "written"),
+    [
+        ("auto", 10**9, torch.float32),
+        ("auto", 10, torch.bfloat16),  # too large a model: as it was begun with
+        ("float32", 10, torch.float32),
+        ("bfloat16", 10**9, torch.bfloat16),
+        ("float16", 10**9, torch.float16),
+    ],
+)
+def test_the_model_that_was_trained_is_the_one_that_is_written(tmp_path, monkeypatch, asked, most, written):
+    """A step of 1e-6 is less than bf16 can show, and is in float32 all the same. config.json says which it is."""
+    monkeypatch.setattr("titan_rl.models.hf_weights.MOST_AS_TRAINED", most)
+    source, out = tmp_path / "source", tmp_path / "out"
+    make_model(source).to(torch.bfloat16).save_pretrained(source)
+    learner = learner_of(source)
+    with torch.no_grad():
+        for parameter in learner.model_parts[0].parameters():
+            parameter.mul_(1 + 1e-6)
+    learner.save_hf(out, dtype=asked)
+    before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {tensor.dtype for tensor in after.values()} == {written}
+    assert json.loads((out / "config.json").read_text())["dtype"] == str(written).removeprefix("torch.")
+    for name, tensor in before.items():
+        assert torch.equal(after[name], (tensor.float() * (1 + 1e-6)).to(written)), name
+    assert AutoModelForCausalLM.from_pretrained(out, dtype="auto").dtype == written
+
+
+def test_a_weight_that_float16_cannot_hold_is_told_and_nothing_is_written(tmp_path):
+    source = tmp_path / "source"
+    make_model(source)
+    learner = learner_of(source)
+    with torch.no_grad():
+        next(learner.model_parts[0].parameters())[0, 0] = 1e6
+    with pytest.raises(ValueError, match="beyond what float16 holds: set checkpoint.export_dtype"):
+        learner.save_hf(tmp_path / "out", dtype="float16")
+    assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
 def test_saved_directory_is_whole(tmp_path):

@@ -10,6 +10,7 @@ import running
 from tree import CONFIGS
 
 from titan_rl import __version__, cli, train
+from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.cli import main
 from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError
@@ -109,6 +110,12 @@ def test_the_help_of_train_lists_every_key_with_its_default_and_a_line(capsys):
     assert "\n  --training.steps  (100)\n" in said and "\n  --optimizer.lr  (1e-05)\n" in said
     assert "\n  --parallelism.tensor_parallel_degree  (1)\n      " in said
     assert "--parallelism.context_parallel_degree" not in said, "it is refused"
+    assert (
+        all(f"\n  {name}: " in said for name in ALGORITHMS) and "\n  --algorithm.clip_high\n      The ratio is" in said
+    )
+    assert "\n  grpo: clip_low (0.2), " in said and "\n  dpo: loss ('sigmoid'), beta (0.1)" in said
+    assert "\n[task.judge]\n  --task.judge.url  (needed)\n" in said
+    assert "\n[task.options] with task.name = jsonl, math\n  --task.options.file  (needed)\n" in said
 
 
 def test_the_version_is_told(capsys):

@@ -12,7 +12,7 @@ import running
 from titan_rl import cli, train
 from titan_rl.config.load import ConfigError
 from titan_rl.records.places import check_own, check_place
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.rundir import RunDir, existing_run_dir
 
 NOBODY = 65534
 
@@ -131,6 +131,31 @@ def test_links_within_and_names_of_others_are_passed_over(tmp_path):
     (tmp_path / "logs" / "out").symlink_to("/etc")
     with pytest.raises(ConfigError, match="logs/out is a link that leads out"):
         check_own(tmp_path, ["config.json"], ["logs"])
+
+
+@pytest.mark.parametrize(
+    ("link", "is_refused"),
+    [
+        ("wandb", True),
+        ("wandb/offline-run-20300101_000000-run", True),
+        ("wandb/latest-run", True),
+        ("wandb/offline-run-1/logs/debug-core.log", False),
+        ("tensorboard/debug-core.log", True),
+        ("logs/deep/debug-core.log", True),
+        ("model/model.safetensors", True),
+    ],
+)
+def test_of_links_that_lead_out_only_those_that_nobody_follows_are_let_pass(tmp_path, link, is_refused):
+    """W&B's log of each of its sessions is a link to its cache."""
+    (tmp_path / "outside").mkdir()
+    path = tmp_path / "run" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "outside")
+    if not is_refused:
+        assert existing_run_dir(tmp_path / "run", write=True).root == tmp_path / "run"
+        return
+    with pytest.raises(ConfigError, match="leads out of the run directory"):
+        existing_run_dir(tmp_path / "run")
 
 
 def test_a_run_directory_that_is_a_link_is_one(tmp_path):

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import MetricsConfig
 from titan_rl.records.metrics import MetricsLog, read_metrics
+from titan_rl.records.rundir import existing_run_dir
 from titan_rl.records.trackers import Trackers, check_trackers
 
 CONFIG = {"run": {"seed": 1}}
@@ -75,6 +76,23 @@ def test_weights_and_biases_is_told_by_the_runs_own_steps(install, tmp_path):
     records = [("log", {"step": 3, "loss": loss}, None) for loss in (2.0, 1.0)]
     begun = [("init", "counts", "run", CONFIG), ("define_metric", "*", "step")]
     assert told.calls == [*begun, *records, ("finish",)]
+
+
+def test_what_weights_and_biases_leaves_in_a_run_directory_keeps_nobody_from_reading_it(tmp_path, monkeypatch):
+    """The package itself, offline, and again as the run goes on."""
+    pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_CACHE_DIR": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    root, said = tmp_path / "run", []
+    root.mkdir()
+    for step in (1, 2):
+        log = MetricsLog(root, Trackers(MetricsConfig(tensorboard=False, wandb=True), root, CONFIG, said.append))
+        log.write({"step": step, "loss": 1.0})
+        log.close()
+        assert said == [] and list((root / "wandb").glob("offline-run-*/*.wandb"))
+        existing_run_dir(root, write=True)
+    leaving = [path for path in root.rglob("*") if path.is_symlink() and root not in path.resolve().parents]
+    assert {path.name for path in leaving} == {"debug-core.log"}, "else the test has nothing to show"
 
 
 def test_trackio_is_told_the_same(install, tmp_path):

@@ -42,7 +42,10 @@ FINISHED = dict(
 
 def overrides(**settings) -> list[str]:
     """``training__steps=3`` becomes ``--training.steps 3``, on top of SMALL."""
-    merged = SMALL | {name.replace("__", "."): value for name, value in settings.items()}
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    data = given.get("data.file")
+    unread = ("rollout.", "task.")[: 0 if data is None else 1 if data == "task" else 2]  # refused in a run on data
+    merged = {name: value for name, value in SMALL.items() if not name.startswith(unread)} | given
     return [
         part
         for name, value in merged.items()

@@ -34,7 +34,7 @@ def made(name: str, path, *, seq_len: int = 512, share_prefix: bool = True, sft:
             "data": {"file": "task", "made_rows": 30, "examples_per_step": 8},
             "eval": {"prompts": 10},
             "optimizer": {"lr": 1e-3},
-            "sft": {"steps": sft, "examples_per_step": 4},
+            "sft": {"steps": sft, "examples_per_step": 4} if sft else {},
             "rollout": {"share_prefix": share_prefix},
             "training": {"steps": 20, "seq_len": seq_len},
         },

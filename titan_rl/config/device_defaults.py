@@ -17,7 +17,9 @@ def for_device(config: Config, *, on_cpu: bool) -> Config:
     with, whatever it is resumed on."""
     training = config.titan.get("training", {})
     ours = {} if on_cpu else {"training": {"mixed_precision_param": "bfloat16"} | training}
-    return replace(config, generator=generator_on(config.generator, on_cpu=on_cpu), titan=config.titan | ours)
+    # without rollouts there is no generator, and what nobody reads stays as it is (controller/unread.py)
+    generator = config.generator if config.data.file else generator_on(config.generator, on_cpu=on_cpu)
+    return replace(config, generator=generator, titan=config.titan | ours)
 
 
 def generator_on(generator: GeneratorConfig, *, on_cpu: bool) -> GeneratorConfig:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.schema import (
-    JUDGE,
+    MADE,
     OUR_SECTIONS,
     TITAN_SECTIONS,
     AlgorithmConfig,
@@ -32,6 +32,41 @@ RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
+SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chance", 1), "hosts": ("launcher", "local")}
+"""Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
+ELSEWHERE = dict.fromkeys(
+    ("epochs", "num_epochs", "num_train_epochs", "total_epochs"),
+    "training.steps: a run counts steps, and goes through data as often as they take",
+) | {
+    "batch_size": "rollout.prompts_per_step, or data.examples_per_step",
+    "learning_rate": "optimizer.lr",
+    "lr": "optimizer.lr",
+    "max_grad_norm": "training.max_norm",
+    "max_length": "training.seq_len",
+    "max_tokens": "rollout.max_new_tokens",
+    "num_generations": "rollout.group_size",
+    "save_steps": "checkpoint.every",
+    "seed": "run.seed",
+    "temperature": "rollout.temperature",
+}
+"""Keys by the names that other systems have for them."""
+SECTIONS_ELSEWHERE = {
+    "actor": "model",
+    "dataset": "data",
+    "env": "task",
+    "environment": "task",
+    "evaluation": "eval",
+    "generation": "rollout",
+    "logging": "metrics",
+    "peft": "lora",
+    "reward": "task",
+    "sampling": "rollout",
+    "scheduler": "lr_scheduler",
+    "trainer": "training",
+    "vllm": "generator",
+    "wandb": "metrics",
+}
+"""The same of sections."""
 T = TypeVar("T")
 _NUM_NAMED = 40
 
@@ -43,9 +78,19 @@ class ConfigError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name."""
     listed = sorted(known)
-    close = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
+    close = sorted(close, key=lambda each: sorted(each) != sorted(name))  # two letters that changed places come first
     more = f" and {len(listed) - _NUM_NAMED} more" if len(listed) > _NUM_NAMED else ""
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(listed[:_NUM_NAMED])}{more}"
+
+
+def nearest_key(key: str, section: str, known: Iterable[str]) -> str:
+    """A hint for a key that the section does not have: what other systems call so, or else the nearest."""
+    wanted = ELSEWHERE.get(key, "")
+    if not wanted or wanted == f"{section}.{key}":
+        return nearest(key, known)
+    same_section = wanted.removeprefix(f"{section}.")
+    return f"did you mean {same_section!r}?" if same_section in set(known) else f"here it is {wanted}"
 
 
 def build_section(cls: type[T], values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> T:
@@ -57,13 +102,16 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
     known = {f.name for f in fields(cls) if not f.name.startswith("_")}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known | set(also_known))}")
+            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, known | set(also_known))}")
     try:
         # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
         return _adapter(cls).validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([section, *(str(part) for part in first["loc"])])
+        if first["type"] == "string_type" and isinstance(first["input"], bool | int | float):
+            text = json.dumps(first["input"])
+            raise ConfigError(f"{where} = {text} is no text: put it in quotes, as in --{where} '\"{text}\"'") from None
         raise ConfigError(f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
@@ -148,8 +196,18 @@ def _toml_value(text: str) -> Any:
     try:
         tables = tomli.loads(f"value = {text}")
     except (ValueError, RecursionError):  # also for numbers and nests beyond what Python reads
-        return text
+        return _json_table(text)
     return tables["value"] if len(tables) == 1 else text
+
+
+def _json_table(text: str) -> Any:
+    """A table as JSON writes it, or else the text itself."""
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _merge(base: dict, over: dict) -> dict:
@@ -184,8 +242,8 @@ def _text_of(path: Path) -> str:
 
 def _toml_to_give(path: Path) -> str:
     close = difflib.get_close_matches(path.stem, shipped(), n=1, cutoff=0.5)
-    hint = f": did you mean {close[0]!r}?" if close else ""
-    return f"give the path of a TOML file, or one of {', '.join(shipped())}{hint}"
+    hint = f"did you mean {close[0]!r}? Else " if close else ""
+    return f"{hint}give the path of a TOML file, or one of {', '.join(shipped())}"
 
 
 def load_config(
@@ -195,7 +253,8 @@ def load_config(
     sections and the algorithm's own keys are checked where they are built, as they need torch. ``with_models``: whether
     directories of models are looked for, and looked at."""
     file = None if path is None else find_config(path)
-    tables = _merge(read_toml(file) if file else {}, overrides or {})
+    overrides = overrides or {}
+    tables = _merge(_without_switched_off(read_toml(file) if file else {}, overrides), overrides)
     _check_sections(tables)
     config = _build(tables)
     if not config.run.plugin_path:
@@ -203,6 +262,20 @@ def load_config(
         config.run.plugin_path = list(dict.fromkeys(map(str, folders)))
     _check_combinations(config)
     return _with_directories(config) if with_models else config
+
+
+def _without_switched_off(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """A file's tables but for sections that the overrides turn off; with another ``data.file``, ``[task]`` is one."""
+
+    def given(name: str, key: str) -> Any:
+        table = overrides.get(name)
+        return table.get(key) if isinstance(table, dict) else None
+
+    off = {name for name, (key, value) in SWITCHES.items() if given(name, key) == value}
+    data = tables.get("data")
+    if isinstance(data, dict) and data.get("file") == MADE and given("data", "file") not in (None, MADE):
+        off.add("task")
+    return {name: table for name, table in tables.items() if name not in off}
 
 
 def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:
@@ -239,7 +312,9 @@ def _check_sections(tables: dict[str, Any]) -> None:
         if name in RENAMED_SECTIONS:
             raise ConfigError(f"[{name}] is called [{RENAMED_SECTIONS[name]}] now: rename the section")
         if name not in known:
-            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest(name, known)}")
+            there = SECTIONS_ELSEWHERE.get(name)
+            hint = f"did you mean [{there}]?" if there else nearest(name, known)
+            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {hint}")
         if not isinstance(table, dict):
             raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
         for key in table:
@@ -274,16 +349,8 @@ def _check_combinations(config: Config) -> None:
             "generator.kv = 'recompute' has nothing to recompute with generator.update = 'drain', which leaves no "
             "request running: leave one of them out"
         )
-    if config.mesh.launcher != "local" and not config.mesh.worker_loops:
-        raise ConfigError("mesh.launcher has nothing to start: set mesh.worker_loops, which is 0")
-    if not config.lora.rank and (config.lora.targets or config.lora.adapter):
-        raise ConfigError("lora.rank = 0 trains the whole model, without adapters: set it, or leave [lora] out")
     if config.model.path == "tiny" and config.task.style == "chat":
         raise ConfigError("task.style = 'chat' needs a chat model: set model.path, or task.style = 'compact' for tiny")
-    if config.task.judge and JUDGE not in (config.task.reward, *config.task.rewards, config.eval.grader):
-        raise ConfigError(
-            "[task.judge] judges nothing: set task.reward = 'judge', name it in task.rewards, or leave it out"
-        )
     if config.task.system_prompt and config.task.style != "chat":
         raise ConfigError("task.system_prompt needs task.style = 'chat': set it, or write the text into the prompts")
 

@@ -60,6 +60,8 @@ OWN_SCORE = "task"
 """The task's own score, among ``task.rewards`` and as ``eval.grader``."""
 JUDGE = "judge"
 """A language model's, among ``task.rewards``, as ``task.reward`` and as ``eval.grader``."""
+MADE = "task"
+"""``data.file`` that is no file: rows are made of ``[task]``."""
 MIXTURE = "mixture"
 """The name of several tasks as one (config/mixture.py)."""
 TASKS_OF_OTHERS = ("openenv", "nemo_gym", "gymnasium", "verifiers")
@@ -264,6 +266,9 @@ class CheckpointConfig:
     store: str = ""
     """Where each rank writes its own files: a folder that all hosts share, or a URL of fsspec's, such as
     ``s3://bucket/runs``; empty: the run directory, to which what ranks of other hosts wrote is carried."""
+    export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """In which the model is written that a run leaves. ``auto``: float32, as it was trained, up to 2 billion
+    parameters; above, as the directory has it that the run began with."""
 
 
 @dataclass(kw_only=True)

@@ -96,7 +96,10 @@ class Controller(Loop):
         self.reporter, self.progress = components.reporter, components.progress
         self.log = components.reporter.display.log
         self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, log=self.log
+            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress),
+            save=self.save,
+            log=self.log,
+            export_dtype=config.checkpoint.export_dtype,
         )
         self.witness = Witness(run_dir, components.meshes.record)
         self._is_between_steps = True

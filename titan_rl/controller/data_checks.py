@@ -4,25 +4,16 @@ from transformers import PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.schema import MADE, Config
 from titan_rl.data.datasets import Dataset, check_format, make_dataset, read_files
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.made_data import made_rows
 from titan_rl.environments.task import Task
 
-MADE = "task"
-"""``data.file`` that is no file: rows are made of ``[task]``."""
-
 
 def check_settings(config: Config, algorithm: Algorithm) -> None:
-    """Errors: ConfigError for a setting that would have no effect, or another one than its name says."""
+    """Errors: ConfigError for a setting that would have another effect than its name says."""
     said = f"algorithm.name = {config.algorithm.name!r}"
-    if config.algorithm.updates_per_batch > 1:
-        raise ConfigError("algorithm.updates_per_batch is of rollouts: with data.file set data.examples_per_step lower")
-    if config.algorithm.aggregation != "token" and algorithm.trains_on != "demonstrations":
-        raise ConfigError(
-            f"algorithm.aggregation has no effect: with {said} each of the {algorithm.trains_on} counts alike"
-        )
     if config.recovery.bad_numbers == "rollback":
         raise ConfigError("recovery.bad_numbers = 'rollback' would meet the same rows of data.file again: leave it out")
     if config.sft.steps and algorithm.trains_on == "demonstrations":

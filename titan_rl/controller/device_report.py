@@ -5,7 +5,7 @@ from typing import Any
 from titan_rl.controller.device_plan import DevicePlan, machine_of, plan_devices
 from titan_rl.controller.memory_plan import GIB, Need, fit_into_memory
 from titan_rl.controller.preflight import Checked
-from titan_rl.mesh.launch.devices import Seat
+from titan_rl.mesh.launch.devices import GENERATOR, Seat
 
 
 def settle(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePlan | None, list[str]]:
@@ -26,7 +26,19 @@ def told(plan: DevicePlan) -> list[str]:
     machine = plan.machine
     first = f"placement on {machine.hosts} x {machine.devices_per_host} GPUs of {machine.memory / GIB:.1f} GiB"
     turns = "; trainer and generators take turns" if plan.in_turns else ""
-    return [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
+    said = [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
+    count, idle = machine.hosts * machine.devices_per_host, idle_devices(plan)
+    mend = (
+        "raise generator.replicas, or degrees of [parallelism]"
+        if plan.table.seats.get(GENERATOR)
+        else ("raise degrees of [parallelism]")
+    )
+    return [*said, f"  {idle} of {count} GPUs idle: {mend}, to use them"] if idle else said
+
+
+def idle_devices(plan: DevicePlan) -> int:
+    """GPUs of the machine on which no process of the run is."""
+    return plan.machine.hosts * plan.machine.devices_per_host - len(plan.needs)
 
 
 def _lines(plan: DevicePlan) -> list[str]:
@@ -82,6 +94,7 @@ def as_json(plan: DevicePlan) -> dict[str, Any]:
         "device_bytes": plan.machine.memory,
         "usable_share": plan.share,
         "kv_cache_bytes": plan.kv_cache,
+        "idle_devices": idle_devices(plan),
         "devices": [
             {"host": s.host, "device": s.device, "bytes": plan.held(s), "processes": listed(needs)}
             for s, needs in plan.needs.items()

@@ -1,8 +1,11 @@
 """Which settings may change while a run goes on, and who must take them up."""
 
+from dataclasses import fields
 from enum import Enum
+from typing import get_type_hints
 
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, nearest, nearest_key
+from titan_rl.config.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 
 
 class Effect(Enum):
@@ -45,10 +48,23 @@ _WHY_NOT = {
 }
 
 
+def _check_there(key: str) -> None:
+    """Errors: ConfigError for a section or a key that no configuration has."""
+    section, _, rest = key.partition(".")
+    if section not in (*OUR_SECTIONS, *TITAN_SECTIONS):
+        raise ConfigError(f"unknown section [{section}]: {nearest(section, (*OUR_SECTIONS, *TITAN_SECTIONS))}")
+    if section in TITAN_SECTIONS or section == "algorithm":  # whose keys are checked where they are built
+        return
+    known, name = {field.name for field in fields(get_type_hints(Config)[section])}, rest.partition(".")[0]
+    if name not in known:
+        raise ConfigError(f"unknown key {section}.{name}: {nearest_key(name, section, known)}")
+
+
 def effects_of(key: str, *, on_data: bool) -> Effects:
     """``on_data``: of a run without a generator. Errors: ConfigError for a setting that must stay."""
     if key in _WHY_NOT:
         raise ConfigError(f"{key} cannot change while a run goes on: {_WHY_NOT[key]}")
+    _check_there(key)
     found = next((effects for name, effects in _EFFECTS.items() if f"{key}.".startswith(f"{name}.")), None)
     if found is None or (on_data and not found <= _OF_RUNS_ON_DATA):
         can = (name for name, effects in _EFFECTS.items() if not on_data or effects <= _OF_RUNS_ON_DATA)

@@ -29,10 +29,12 @@ class Ending:
         *,
         save: Callable[[], Awaitable[None]],
         log: Log,
+        export_dtype: str,
     ):
-        """``save``: begins a checkpoint of the step at hand."""
+        """``save``: begins a checkpoint of the step at hand. ``export_dtype``: of the model that is left."""
         self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
         self.bad_batches, self.progress, self.save, self.log = bad_batches, progress, save, log
+        self.export_dtype = export_dtype
 
     async def complete(self) -> None:
         """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
@@ -67,4 +69,5 @@ class Ending:
 
     async def _save_model(self) -> None:
         run_dir = self.run_dir
-        await self.trainer.call(TrainerEndpoints.save_hf(str(run_dir.model), str(run_dir.adapter), str(run_dir.root)))
+        folders = str(run_dir.model), str(run_dir.adapter), str(run_dir.root)
+        await self.trainer.call(TrainerEndpoints.save_hf(*folders, self.export_dtype))

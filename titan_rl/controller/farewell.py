@@ -1,5 +1,6 @@
 """What a run says last: how it ended, what it leaves and where, and what to do next. Pure."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,9 @@ def farewell(
             yield f"held-out accuracy {when:>6}: {result}"
     left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
     yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
+    if (dtype := _dtype(run_dir.model)) is not None:
+        rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
+        yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
     commands = list(_next_commands(done, asked, run_dir, config_file))
     if commands:
         yield "next: " + "\n      ".join(commands)
@@ -43,6 +47,15 @@ def _next_commands(done: int, asked: int, run_dir: RunDir, config_file: str | No
         yield shlex.join(["titan-rl", "show", str(run_dir.root)])
         if config_file and _holds_model(run_dir.model):
             yield shlex.join(["titan-rl", "eval", str(run_dir.model), "--file", config_file])
+
+
+def _dtype(folder: Path) -> str | None:
+    """What a model's config.json says; None if there is none, or it says none."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return config.get("dtype") or config.get("torch_dtype")
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _holds_model(folder: Path) -> bool:

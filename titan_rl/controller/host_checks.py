@@ -25,7 +25,6 @@ def check_hosts(config: Config) -> HostLauncher | None:
     """What brings the run's other hosts up; None if it has none. Errors: ConfigError."""
     hosts = config.hosts
     if not hosts.is_on:
-        _check_unused(hosts)
         return None
     _check_addresses(hosts)
     launcher = make_host_launcher(hosts, config.run.plugin_path)
@@ -80,12 +79,6 @@ def _own_modules(folders: list[str]) -> list[str]:
         for path in paths
         if any(folder in path.parents for folder in own) and not any(folder in path.parents for folder in theirs)
     ]
-
-
-def _check_unused(hosts: HostsConfig) -> None:
-    if hosts.addresses or hosts.count:
-        key = "addresses" if hosts.addresses else "count"
-        raise ConfigError(f"hosts.{key} is given, and hosts.launcher = 'local' has no other hosts: set it to 'attach'")
 
 
 def _check_addresses(hosts: HostsConfig) -> None:

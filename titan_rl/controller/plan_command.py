@@ -15,7 +15,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--device", help="whose published rates are taken: H100 (the default), H200, A100, B200, MI300X")
     plan.add_argument("--rates", metavar="FILE", help="TOML of rates; --rates.NAME value gives one")
     plan.add_argument("--shape", metavar="NAME", help="a known model or a config.json; --shape.KEY value gives one")
-    plan.add_argument("--prompt-tokens", type=float, metavar="N", help="of a prompt (512)")
+    plan.add_argument("--prompt-tokens", type=float, metavar="N", help="of a prompt (as they are, or 512)")
     plan.add_argument("--answer-tokens", type=float, metavar="N", help="of an answer, on average (half the most)")
     plan.add_argument(
         "--copies", type=int, default=0, metavar="N", help="of the model that trainers send (an engine: 1)"
@@ -28,9 +28,9 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
 def plan(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     """Errors: ConfigError."""
     from titan_rl.controller import planning
-    from titan_rl.controller.forecast.scenarios import PROMPT, Lengths
+    from titan_rl.controller.forecast.scenarios import Lengths
 
-    prompt = PROMPT if options.prompt_tokens is None else options.prompt_tokens
+    prompt = options.prompt_tokens
     if not all(number is None or number > 0 for number in (prompt, options.answer_tokens, options.days)):
         raise ConfigError("--prompt-tokens, --answer-tokens and --days count what there is: give numbers above 0")
     asked = planning.Asked(

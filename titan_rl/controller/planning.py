@@ -1,7 +1,8 @@
 """``titan-rl plan``: where a run's processes would go, what they would hold, and how long a step would take, on a
 machine that need not be here.
 
-Of the model it reads config.json alone: no weights, no tokenizer. Nothing is started.
+Of the model it reads config.json and, where it is there, the tokenizer, to see how long prompts are (plan_data.py): no
+weights. Nothing is started.
 """
 
 import tempfile
@@ -20,13 +21,15 @@ from titan_rl.controller.device_plan import DevicePlan, Machine, Models, machine
 from titan_rl.controller.device_report import as_json, told
 from titan_rl.controller.forecast import report
 from titan_rl.controller.forecast.rates import DEFAULT, Rates, rates_of
-from titan_rl.controller.forecast.scenarios import Lengths, scenario_of
+from titan_rl.controller.forecast.scenarios import PROMPT, Lengths, scenario_of
 from titan_rl.controller.forecast.search import cheapest
 from titan_rl.controller.forecast.shapes import is_known, known, shape_of, write_shape
 from titan_rl.controller.forecast.simulation import as_words, simulated
 from titan_rl.controller.forecast.step import forecast
 from titan_rl.controller.memory_plan import GIB, Need, check_memory, host_needs, memory_needs
+from titan_rl.controller.plan_data import look_at_data
 from titan_rl.controller.preflight import Checked, check_generator_layout, check_placement, read_config, resolve
+from titan_rl.controller.unread import check_read
 from titan_rl.trainer.layout import check_compile, check_layout
 
 _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
@@ -90,14 +93,24 @@ def plan(
     rates = asked.rates_for(machine)
     with _with_shapes(config, asked) as found:
         checked = resolve(found, on_cpu=machine is None)
-        if machine is None:
-            _check_layouts(checked, on_cpu=True)
-            return _on_cpu(checked, rates, asked)
-        assert rates is not None, "a GPU has published ones"
-        if asked.search:
-            return _searched(checked, machine, rates, asked)
-        _check_layouts(checked, on_cpu=False)
-        return _on_gpus(checked, machine, rates, asked)
+        _hf(checked)
+        check_read(checked.config, checked.algorithm, checked.titan)
+        seen = look_at_data(checked)
+        if asked.lengths.prompt is None:
+            asked = replace(asked, lengths=replace(asked.lengths, prompt=seen.mean or PROMPT))
+        lines, table = _planned(checked, machine, rates, asked)
+        return [*lines, seen.line], table | {"data": seen.as_dict()}
+
+
+def _planned(checked: Checked, machine: Machine | None, rates: Rates | None, asked: Asked) -> Told:
+    if machine is None:
+        _check_layouts(checked, on_cpu=True)
+        return _on_cpu(checked, rates, asked)
+    assert rates is not None, "a GPU has published ones"
+    if asked.search:
+        return _searched(checked, machine, rates, asked)
+    _check_layouts(checked, on_cpu=False)
+    return _on_gpus(checked, machine, rates, asked)
 
 
 @contextmanager

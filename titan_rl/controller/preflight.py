@@ -18,6 +18,7 @@ from titan_rl.controller.data_checks import check_settings, load_dataset
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.controller.run_device import device_type, is_on_cpu
+from titan_rl.controller.unread import check_read
 from titan_rl.data.datasets import Dataset
 from titan_rl.data.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
@@ -35,7 +36,7 @@ from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
 from titan_rl.models.rope import num_positions
-from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
+from titan_rl.models.spec import model_spec, read_hf_config
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.shard_store import check_store
@@ -98,6 +99,7 @@ def check(config: Config) -> Checked:
     """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
     checked = resolve(config, config.eval.prompts)
     config = checked.config
+    check_read(config, checked.algorithm, checked.titan)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
     if config.lora.rank and checked.algorithm.head == "value":
@@ -154,9 +156,9 @@ def check_prompts(checked: Checked) -> None:
     check_known(task, tokenizer, prompts)
     check_seats(task, config.rollout.group_size)
     if config.sft.steps:
-        check_demonstrations(task, config.run.seed, tokenizer, checked.titan.training.seq_len)
-    if config.model.path != "tiny":
-        _check_tokens(checked, tokenizer, prompts)
+        limits = checked.titan.training.seq_len, num_positions(read_config(checked))
+        check_demonstrations(task, config.run.seed, tokenizer, *limits)
+    _check_tokens(checked, tokenizer, prompts)
 
 
 def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -187,7 +189,7 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts:
     for prompt in prompts:
         tokens = encode_prompt(checked.task, tokenizer, prompt)
         longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
-    _check_room(checked, longest)
+    check_room(checked, longest)
     _check_ids(checked, largest)
 
 
@@ -206,19 +208,27 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _check_room(checked: Checked, longest: int) -> None:
-    seq_len, path = checked.titan.training.seq_len, checked.config.model.path
-    room = longest_rollout(seq_len, path, checked.family) - checked.config.rollout.max_new_tokens
-    if longest > room:
+def check_room(checked: Checked, longest: int) -> None:
+    """Errors: ConfigError for prompts of so many tokens that leave no room for an answer."""
+    seq_len, positions = checked.titan.training.seq_len, num_positions(read_config(checked))
+    room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
+    if longest <= room:
+        return
+    said = f"leaves {room} tokens for prompts, but they have up to {longest}"
+    if positions < seq_len:
         raise ConfigError(
-            f"training.seq_len = {seq_len} leaves {room} tokens for prompts, but they have up to {longest}: "
-            f"raise it (the model's positions are the limit), or ask for less in task.options"
+            f"model.path = {checked.config.model.path!r} has {positions} positions, which {said}: take a model with "
+            f"more, or ask for less in task.options, or in the rows"
         )
+    raise ConfigError(
+        f"training.seq_len = {seq_len} {said}: raise it (the model's {positions} positions are the limit), or ask for "
+        f"less in task.options"
+    )
 
 
 def _check_ids(checked: Checked, largest: int) -> None:
     path = checked.config.model.path
-    if largest >= (size := read_hf_config(path, checked.family).vocab_size):
+    if largest >= (size := read_config(checked).vocab_size):
         raise ConfigError(
             f"model.path = {path!r}: its tokenizer makes token {largest} of a prompt or of an answer's end, and the "
             f"model's vocab_size = {size}: copy the tokenizer that belongs to the model"
@@ -283,8 +293,6 @@ def check_placement(config: Config) -> None:
     if config.placement.mode != "colocated":
         return
     asked = "placement.mode = 'colocated'"
-    if config.data.file:
-        raise ConfigError(f"{asked}: a run on data.file has no generators to take turns with: leave it out")
     if config.rollout.max_staleness:
         raise ConfigError(
             f"{asked}: nothing is sampled while the trainer works, so rollout.max_staleness = "

@@ -1,7 +1,5 @@
 """Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
 
-from dataclasses import asdict
-
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -18,26 +16,18 @@ from titan_rl.trainer.titan_config import build_titan, learned_titan, role_titan
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
-    """Errors: ConfigError for a role that is described for nothing, that cannot be built or laid out, or that has
-    other tokens than the policy."""
+    """Errors: ConfigError for a role that cannot be built or laid out, or that has other tokens than the policy."""
     for role in FROZEN:
         settings, said = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
         if not getattr(algorithm.needs, role):
-            if asdict(settings) != asdict(type(settings)()):
-                raise ConfigError(f"[{role}] has no effect: {said}, as it is set, needs no {role}; leave it out")
             continue
         if role == "teacher" and not settings.path:
             raise ConfigError(f"{said} needs a teacher: give its Hugging Face directory as teacher.path")
         _check_placement(config, role)
         _check_model(config, role, family, num_words(role, algorithm.needs))
     for role in LEARNED:
-        settings = getattr(config, role)
         if getattr(algorithm.needs, role):
             _check_learned(config, role, family)
-        elif asdict(settings) != asdict(type(settings)()):
-            raise ConfigError(
-                f"[{role}] has no effect: algorithm.name = {config.algorithm.name!r} has none; leave it out"
-            )
 
 
 def _check_placement(config: Config, role: str) -> None:
@@ -58,8 +48,6 @@ def check_reward_model(config: Config, algorithm: Algorithm, family: Family | No
                 f"algorithm.name = {config.algorithm.name!r} needs a reward model: give its directory as "
                 f"reward_model.path"
             )
-        if config.reward_model.reads_end:
-            raise ConfigError("reward_model.reads_end has no effect without reward_model.path: leave it out")
         return
     if algorithm.rewards == "not_negative":
         raise ConfigError(

@@ -62,7 +62,10 @@ class SupervisedController(Loop):
         self.left_out = parts.left_out
         self.log = parts.reporter.display.log
         self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress), save=self.save, log=self.log
+            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress),
+            save=self.save,
+            log=self.log,
+            export_dtype=self.steps.config.checkpoint.export_dtype,
         )
         self._is_between_steps = True
         self._recorded = {int(record["step"]): record for record in read_metrics(run_dir.root) if "loss" in record}

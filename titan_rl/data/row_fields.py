@@ -2,12 +2,18 @@
 
 import difflib
 import json
+import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest
 
 Message = dict[str, str]
+_LARGEST_WHOLE, _LEAST = 2**53, Decimal("1e-15")
+"""Up to the first, doubles hold every whole number."""
+_MOST_DIGITS = 15
+"""Decimal digits that every double holds."""
 _ROLES = ("system", "user", "assistant", "tool")
 _SHOWN_NAMES = 8
 
@@ -19,6 +25,26 @@ def text(place: str, name: str, value: Any) -> str:
     if not value.strip():
         raise ConfigError(f"{place}: {name!r} is empty: give text, or leave the row out")
     return encodable(place, name, value)
+
+
+def written(value: int | float | Decimal) -> str:
+    """A number as an answer would write it: ``72.0``, as pandas has 72 beside a missing cell, is ``72``.
+
+    Errors: ValueError for NaN and infinity, and for a number that has no short form: rounding is all that it holds.
+    """
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no answer: give text, or a number")
+    exact = value if isinstance(value, Decimal) else Decimal(repr(float(value)))
+    if exact == exact.to_integral_value() and abs(exact) <= _LARGEST_WHOLE:
+        return str(int(exact))
+    if len(exact.normalize().as_tuple().digits) > _MOST_DIGITS or not _LEAST <= abs(exact) <= _LARGEST_WHOLE:
+        raise ValueError(
+            f"{value} is a number with a rounding error, or of no common form: write it as text, such as "
+            f"{float(value):.6g}"
+        )
+    return format(exact.normalize(), "f")
 
 
 def encodable(place: str, name: str, text: str) -> str:

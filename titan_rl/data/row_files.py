@@ -6,6 +6,7 @@ a ConfigError of one line. What the columns must be is checked by whoever wants 
 
 import json
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ def data_files(path: Path) -> list[Path]:
     return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
 
 
+class _Twice(ValueError):
+    """A key stands twice in an object of JSON."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Errors: _Twice for a key that stands there twice, of which Python would take the last."""
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Twice(f"the key {twice!r} stands there twice: keep one of them")
+    return columns
+
+
 def _read_json_lines(path: Path) -> Iterator[RawRow]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -54,7 +69,9 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
             if not (line := line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
                 continue
             try:
-                columns = json.loads(line.decode())
+                columns = json.loads(line.decode(), object_pairs_hook=_once)
+            except _Twice as error:
+                raise ConfigError(f"{place}: {error}") from None
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{place}: not JSON: {error}; each line must be one JSON object") from None
             if not isinstance(columns, dict):
@@ -114,11 +131,14 @@ def _plain_rows(path: Path, rows: Any) -> Iterator[RawRow]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """As JSON would have it: a row travels to the scorer as JSON. Dates and decimals become text."""
+    """As JSON would have it: a row travels to the scorer as JSON. Dates and decimals become text, whole ones as
+    integers have it."""
     if isinstance(value, bytes):
         raise ConfigError(f"{where} holds bytes, which a reward function cannot be given: leave the column out")
     if isinstance(value, dict):
         return {str(key): _plain(part, where) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part, where) for part in value]
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value.to_integral_value() if value == value.to_integral_value() else value.normalize(), "f")
     return value if value is None or isinstance(value, str | int | float) else str(value)

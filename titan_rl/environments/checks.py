@@ -38,9 +38,9 @@ def check_seats(task: Task, group_size: int) -> None:
             )
 
 
-def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens: int) -> None:
-    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row. What an
-    environment replies to it is not known here, and not counted."""
+def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens: int, positions: int) -> None:
+    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row, or not
+    into the model's positions. What an environment replies to it is not known here, and not counted."""
     for prompt in training_prompts(task, seed):
         part = task_of(task, prompt)
         is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
@@ -54,6 +54,11 @@ def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens
             raise ConfigError(
                 f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
                 f"training.seq_len = {row_tokens}: raise it, or set sft.steps = 0"
+            )
+        if length > positions:
+            raise ConfigError(
+                f"{place(prompt)}: its worked example has {length} tokens, and the model has {positions} positions: "
+                f"take a model with more, or set sft.steps = 0"
             )
 
 

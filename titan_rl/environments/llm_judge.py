@@ -18,6 +18,7 @@ from titan_rl.config.kinds import Count
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.schema import TaskConfig
+from titan_rl.data.row_fields import written
 
 _SECTION = "task.judge"
 _ATTEMPTS, _PAUSE_SECONDS = 3, 0.2
@@ -60,6 +61,11 @@ class JudgeConfig:
     """That it may take, retries included; ``verifier.score_timeout`` must be longer."""
     key_variable: str = ""
     """The environment variable that holds its API key, which the scorer process alone is given."""
+
+
+def _as_text(answer: Any) -> str:
+    """A row's, as the task itself reads it; empty if it has none."""
+    return "" if answer is None else written(answer) if isinstance(answer, int | float) else str(answer)
 
 
 class JudgeFailed(RuntimeError):
@@ -119,7 +125,7 @@ class Judge:
         asked = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
         shown = {
             "prompt": _MARKS.sub("", asked),
-            "expected": _MARKS.sub("", str(row.get("answer") or "")),
+            "expected": _MARKS.sub("", _as_text(row.get("answer"))),
             "answer": _MARKS.sub("", completion[:_LONGEST]),
             "best": f"{self.config.best:g}",
         }

@@ -111,14 +111,18 @@ def as_parts(name: str, value: Any) -> dict[str, float | list[float]]:
 
 def _numbers(name: str, part: Any, where: str) -> float | list[float]:
     """A list has one for each answer of the rollout."""
+    if isinstance(part, list) and not part:
+        raise UserCodeError(f"{name} gave []{where}: give a number, or a list with one for each answer")
     return [_number(name, each, where) for each in part] if isinstance(part, list) else _number(name, part, where)
 
 
 def in_turns(parts: RewardParts) -> tuple[dict[str, float], list[float]]:
     """Parts of a reward, lists by their sums; and the reward of each answer by all lists together, if there are any.
 
-    Errors: ValueError for lists of different lengths."""
+    Errors: ValueError for lists of different lengths, and for an empty one, which would count as 0."""
     lists = [part for part in parts.values() if isinstance(part, list)]
+    if empty := [name for name, part in parts.items() if part == []]:
+        raise ValueError(f"the part {empty[0]!r} is []: give a number, or a list with one for each answer")
     turn_rewards = [float(sum(rewards)) for rewards in zip(*lists, strict=True)]
     return {name: sum(part) if isinstance(part, list) else part for name, part in parts.items()}, turn_rewards
 

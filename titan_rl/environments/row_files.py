@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.row_fields import Message, encodable, joined, messages, names, shown, text
+from titan_rl.data.row_fields import Message, encodable, joined, messages, names, shown, text, written
 from titan_rl.data.row_files import read_raw_rows
 
 _PROMPTS = ("prompt", "question", "messages")
@@ -65,7 +65,10 @@ def _answer(place: str, value: Any) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{place}: 'answer' is {shown(value)}: give text or a number")
-    return encodable(place, "answer", str(value))
+    try:
+        return encodable(place, "answer", value if isinstance(value, str) else written(value))
+    except ValueError as error:
+        raise ConfigError(f"{place}: 'answer': {error}") from None
 
 
 def _asked(place: str, value: Any) -> list[Message]:

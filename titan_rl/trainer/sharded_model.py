@@ -26,7 +26,7 @@ from titan_rl.data.types import Row
 from titan_rl.models.attention import Form, attention_form, plan_attention
 from titan_rl.models.families import make_family
 from titan_rl.models.heads import has_value_head, load_value_model, save_value_model, value_spec
-from titan_rl.models.hf_weights import load_hf, save_hf
+from titan_rl.models.hf_weights import export_dtypes, load_hf, save_hf
 from titan_rl.models.shards import Shard, decoder_of, local_shards
 from titan_rl.models.spec import model_spec
 from titan_rl.trainer.adapters import Adapters
@@ -219,10 +219,10 @@ class ShardedModel:
             hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
         return hasher.hexdigest()
 
-    def save(self, out: str | Path) -> None:
-        """Write it as a Hugging Face directory, with its adapters merged."""
+    def save(self, out: str | Path, dtype: str) -> None:
+        """Write it as a Hugging Face directory, with its adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
         write = save_value_model if has_value_head(self.spec) else save_hf
-        write(self.shards(), self.path, Path(out), self.dtypes, self.device)
+        write(self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device)
 
 
 def make_sharded(

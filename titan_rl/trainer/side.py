@@ -99,7 +99,7 @@ class Side(ABC):
         """Of the weights that this rank holds and that must never change."""
 
     @abstractmethod
-    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "") -> None:
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
         """``out``: where the policy goes as a Hugging Face directory; ``adapter``: where its adapters go besides, if it
         has any; ``beside``: in which folder the role that learns beside it goes by its name, if there is one. Empty:
-        that is not wanted."""
+        that is not wanted. ``dtype``: of what is written, as ``checkpoint.export_dtype``."""

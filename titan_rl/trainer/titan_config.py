@@ -10,7 +10,7 @@ from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
 
-from titan_rl.config.load import ConfigError, build_section, nearest
+from titan_rl.config.load import ConfigError, build_section, nearest, nearest_key
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Layout
 
@@ -129,7 +129,7 @@ def _optimizer(values: dict, section: str = "optimizer") -> OptimizersContainer.
     known = {f.name for f in fields(OptimizersContainer.Config)} | set(_ADAMW)
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {section}.{key}: {nearest(key, known)}")
+            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, known)}")
     if "param_groups" in values:
         if short := set(values) & set(_ADAMW):
             raise ConfigError(
@@ -163,7 +163,9 @@ def _activation_checkpoint(values: dict[str, Any]) -> ActivationCheckpointing.Co
         raise ConfigError(f"activation_checkpoint.mode = {mode!r}: {nearest(str(mode), _ACTIVATION_CHECKPOINT)}")
     policy = _ACTIVATION_CHECKPOINT[mode]
     if policy is None:
-        return build_section(SelectiveAC.Config, values, "activation_checkpoint") and None
+        if build_section(SelectiveAC.Config, values, "activation_checkpoint") != SelectiveAC.Config():
+            raise ConfigError(f"activation_checkpoint.{min(values)} has no effect with mode = 'none': set mode, too")
+        return None
     return build_section(policy.Config, values, "activation_checkpoint")
 
 
@@ -261,7 +263,7 @@ def _check(config: Config, titan: TitanConfig) -> None:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
     if not 0 < training.max_norm < float("inf"):
         raise ConfigError(f"training.max_norm = {training.max_norm} must be a number above 0")
-    if config.rollout.max_new_tokens >= training.seq_len:
+    if not config.data.file and config.rollout.max_new_tokens >= training.seq_len:
         raise ConfigError(
             f"rollout.max_new_tokens = {config.rollout.max_new_tokens} leaves no room for a prompt in "
             f"training.seq_len = {training.seq_len}: raise seq_len"

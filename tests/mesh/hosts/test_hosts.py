@@ -60,7 +60,6 @@ def test_plain_tcp_is_refused_unless_it_is_asked_for_by_name():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"addresses": TWO}, ("hosts.addresses", "attach")),
         ({"launcher": "slrum"}, ("hosts.launcher", "unknown")),
         ({"launcher": "attach"}, ("nothing to attach to", "titan-rl host")),
         ({"launcher": "attach", "addresses": '["tcp://A:1"]'}, ("hosts.insecure = true",)),

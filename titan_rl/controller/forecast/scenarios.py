@@ -28,8 +28,8 @@ PROMPT = 512.0
 class Lengths:
     """Of a batch, which no TOML says."""
 
-    prompt: float = PROMPT
-    """Tokens of a prompt."""
+    prompt: float | None = PROMPT
+    """Tokens of a prompt; None: as the data has them (planning.py settles it)."""
     answer: float | None = None
     """Of an answer, on average; None: half of what ``rollout.max_new_tokens`` allows."""
 
@@ -46,8 +46,8 @@ def works_beside(models: Models) -> list[tuple[Work, bool]]:
 def batch_of(config: Config, lengths: Lengths) -> Batch:
     longest = float(config.rollout.max_new_tokens)
     answer = longest / 2 if lengths.answer is None else min(lengths.answer, longest)
-    rollout = config.rollout
-    return Batch(rollout.prompts_per_step, rollout.group_size, lengths.prompt, answer, longest, rollout.share_prefix)
+    rollout, prompt = config.rollout, PROMPT if lengths.prompt is None else lengths.prompt
+    return Batch(rollout.prompts_per_step, rollout.group_size, prompt, answer, longest, rollout.share_prefix)
 
 
 def layout_of(titan: TitanConfig, updates: int, devices_per_host: int) -> Layout:

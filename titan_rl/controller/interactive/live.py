@@ -55,6 +55,12 @@ class LiveSession(RunView):
         """The step at hand of a loop of one's own."""
         self._why_ended = ""
 
+    def __repr__(self) -> str:
+        progress = self.session.progress
+        done = f"step {progress.step} of {progress.steps_asked}"
+        state = f"ended: {self._why_ended}" if self._why_ended else self.phase.partition(" ")[2] or "not started"
+        return f"<run {self.root}: {done}, {'in the background, ' if self.is_running else ''}{state}>"
+
     # from start to end
 
     def __await__(self) -> Generator[Any, None, "LiveSession"]:

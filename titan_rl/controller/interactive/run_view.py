@@ -33,6 +33,10 @@ class RunView:
         self._loaded_tokenizer: Tokenizer | None = None
         self._metrics = MetricsReader(run_dir.root)
 
+    def __repr__(self) -> str:
+        step, _, what = self.phase.partition(" ")
+        return f"<run {self.root}: step {step or 0}, {what or 'at work' if self.is_active else 'ended'}>"
+
     @property
     def root(self) -> Path:
         return self.run_dir.root

@@ -12,6 +12,7 @@ from titan_rl.config.load import ConfigError, override_arguments
 from titan_rl.controller.host_checks import check_placed
 from titan_rl.controller.launching.request import Request, Tables
 from titan_rl.controller.preflight import resolve
+from titan_rl.controller.unread import check_read
 from titan_rl.mesh.launch.certificates import make_certificates
 from titan_rl.mesh.launch.resumable import resumable
 from titan_rl.mesh.launch.slurm.commands import SlurmError, check_commands, job_environment, submit
@@ -28,7 +29,8 @@ def launch_on_slurm(request: Request) -> None:
     config = request.load(overrides)
     options = slurm_options(config.hosts)
     check_placed(config, request.nodes)
-    resolve(config)
+    checked = resolve(config)
+    check_read(checked.config, checked.algorithm, checked.titan)
     if not request.is_dry:
         check_commands("launch slurm")
     body = resumable(program(), str(request.file), override_arguments(overrides), str(run_dir))

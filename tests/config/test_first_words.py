@@ -1,0 +1,76 @@
+"""What a newcomer types: names that other systems have, JSON, numbers as text, and a configuration to look at."""
+
+import pytest
+import tomli
+
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.cli import main
+from titan_rl.config.load import ConfigError, load_config, nearest, parse_overrides
+from titan_rl.config.toml_text import toml_text
+from titan_rl.controller.preflight import resolve
+from titan_rl.trainer.titan_config import build_titan
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--algorithm.name=gpro", "did you mean 'grpo'?"),
+        ("--training.epochs=3", "unknown key training.epochs: here it is training.steps: a run counts steps"),
+        ("--training.lr=1e-4", "unknown key training.lr: here it is optimizer.lr"),
+        ("--optimizer.learning_rate=1e-4", "unknown key optimizer.learning_rate: did you mean 'lr'?"),
+        ("--generator.temperature=0.5", "unknown key generator.temperature: here it is rollout.temperature"),
+        ("--sampling.temperature=0.5", "unknown section [sampling]: did you mean [rollout]?"),
+        ("--wandb.project=x", "unknown section [wandb]: did you mean [metrics]?"),
+        ("--run.dir=2026", "run.dir = 2026 is no text: put it in quotes, as in --run.dir '\"2026\"'"),
+        ("--task.system_prompt", "task.system_prompt = true is no text: put it in quotes"),
+    ],
+)
+def test_a_slip_is_told_with_what_was_meant(argument, said):
+    with pytest.raises(ConfigError) as caught:
+        config = load_config(None, parse_overrides([argument]))
+        build_titan(config)
+        make_algorithm(config.algorithm, [])
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_hint_of_the_quotes_works():
+    assert load_config(None, parse_overrides(["--run.dir", '"2026"'])).run.dir == "2026"
+
+
+def test_letters_that_changed_places_come_before_other_ones():
+    assert nearest("gpro", ["gspo", "grpo", "ppo"]) == "did you mean 'grpo'?"
+
+
+def test_the_nearest_file_is_told_first():
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'. Else give the path of a TOML file, or one of"):
+        load_config("quickstrt")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"file": "x.jsonl", "held_out_share": 0.1}', {"file": "x.jsonl", "held_out_share": 0.1}),
+        ('{file = "x.jsonl"}', {"file": "x.jsonl"}),
+        ('{"a": {"b": [1, null]}}', {"a": {"b": [1, None]}}),
+        ("{not either}", "{not either}"),
+        ('["a", "b"]', ["a", "b"]),
+    ],
+)
+def test_a_table_may_be_json(text, value):
+    assert parse_overrides([f"--task.options={text}"]) == {"task": {"options": value}}
+
+
+@pytest.mark.parametrize("file", ["quickstart", "dpo_tiny", "ppo_tiny", "llama_70b_64h100"])
+def test_the_whole_configuration_can_be_printed_and_makes_the_same_run(file, tmp_path):
+    before = resolve(load_config(file, {"run": {"dir": 'a"\\\n\x7fé'}}, with_models=False), on_cpu=True)
+    (tmp_path / "same.toml").write_text(toml_text(before.as_dict()))
+    after = resolve(load_config(tmp_path / "same.toml", with_models=False), on_cpu=True)
+    assert after.as_dict() == before.as_dict()
+
+
+def test_print_config_prints_a_toml_and_starts_nothing(capsys, tmp_path):
+    assert main(["train", "quickstart", "--print-config", "--rollout.group_size=4", f"--run.dir={tmp_path / 'a'}"]) == 0
+    tables = tomli.loads(capsys.readouterr().out)
+    assert tables["rollout"]["group_size"] == 4 and tables["algorithm"]["clip_high"] == 0.2
+    assert not (tmp_path / "a").exists()
+    assert main(["train", "quickstart", "--print-config", "--lora.alpha=2.0"]) == 2

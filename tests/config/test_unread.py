@@ -1,0 +1,247 @@
+"""Every key of a TOML, in every kind of run: one that the run never reads is refused by its name, all others pass."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from tree import CONFIGS
+
+from titan_rl.cli import main
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.schema import OUR_SECTIONS
+from titan_rl.controller.preflight import Checked, resolve
+from titan_rl.controller.unread import check_read
+
+KINDS: dict[str, dict[str, Any]] = {
+    "rollouts": {},
+    "ppo": {"algorithm": {"name": "ppo"}},
+    "ppo, roles apart": {
+        "algorithm": {"name": "ppo", "kl_coefficient": 0.1},
+        "critic": {"placement": "own"},
+        "reference": {"placement": "own"},
+    },
+    "prime": {"algorithm": {"name": "prime"}},
+    "distillation": {"algorithm": {"name": "distillation"}},
+    "lora": {"lora": {"rank": 4}, "algorithm": {"kl_coefficient": 0.1}},
+    "hosts": {"hosts": {"launcher": "attach", "addresses": ["tls://a:1"]}},
+    "colocated": {"placement": {"mode": "colocated"}},
+    "all switches": {
+        "sft": {"steps": 1},
+        "filter": {"no_signal": True},
+        "curriculum": {"least_chance": 0.5},
+        "algorithm": {"overlong_buffer": 2},
+        "metrics": {"wandb": True},
+        "mesh": {"worker_loops": 1},
+        "task": {"reward": "judge", "judge": {"url": "http://a/v1", "model": "b"}},
+        "reward_model": {"path": "there"},
+        "compile": {"enable": True},
+        "parallelism": {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2},
+    },
+    "sft": {"algorithm": {"name": "sft"}, "data": {"file": "task"}},
+    "sft on a file": {"algorithm": {"name": "sft"}, "data": {"file": "a.jsonl", "held_out_file": "b.jsonl"}},
+    "dpo": {"algorithm": {"name": "dpo"}, "data": {"file": "task"}},
+    "dpo on a file": {"algorithm": {"name": "dpo"}, "data": {"file": "a.jsonl"}, "sft": {"steps": 2}},
+    "kto": {"algorithm": {"name": "kto"}, "data": {"file": "a.jsonl"}},
+    "orpo": {"algorithm": {"name": "orpo"}, "data": {"file": "a.jsonl"}},
+    "reward_model": {"algorithm": {"name": "reward_model"}, "data": {"file": "a.jsonl"}},
+    "sft by shares": {"algorithm": {"name": "sft", "aggregation": "constant"}, "data": {"file": "a.jsonl"}},
+}
+OF_ROLLOUTS = {
+    *("rollout", "filter", "curriculum", "generator", "verifier", "reward_model", "eval.grader"),
+    *("task.reward", "task.rewards", "task.judge", "task.sandbox", "task.scoring", "task.keep_special"),
+    *("algorithm.updates_per_batch", "algorithm.train_truncated", "algorithm.overlong_buffer"),
+    *("algorithm.overlong_penalty", "recovery.warm_spares", "placement.mode", "placement.generator"),
+}
+"""What a run on data never reads."""
+KEPT = {"rollout.share_prefix", "generator.gpu_memory_utilization"}
+"""But these, of the same sections: pairs share their prompt, and the trainer's GPU has a limit, too."""
+SWITCHED = {
+    *("lora.alpha", "lora.targets", "lora.adapter", "sft.examples_per_step", "sft.lr", "filter.max_refills"),
+    *("curriculum.memory", "algorithm.overlong_penalty", "metrics.project", "mesh.launcher", "task.judge"),
+    *("reward_model.reads_end", "compile.components", "compile.backend"),
+    *("parallelism.enable_sequence_parallel", "parallelism.pipeline_parallel_schedule"),
+    *(f"parallelism.pipeline_parallel_{key}" for key in ("layers_per_stage", "first_stage_less_layers")),
+    *("parallelism.pipeline_parallel_last_stage_less_layers", "parallelism.module_fqns_per_model_part"),
+}
+"""What is read only where something else is on."""
+ROLES = {"reference", "teacher", "critic", "implicit_reward"}
+APART = {f"placement.{role}" for role in ROLES}
+HOSTS = {"hosts.generator", "hosts.verifier"}
+OF_TASK = {"task"}
+MADE = {"data.made_rows"}
+CHATS = {"model.chat_template_kwargs", "model.chat_template_date"}
+"""Of prompts of style chat, which rows of data may be, too."""
+UNREAD: dict[str, set[str]] = {
+    "rollouts": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
+    "ppo": {*CHATS, "data", "hosts", *(ROLES - {"critic"}), *APART, *SWITCHED},
+    "ppo, roles apart": {
+        *CHATS,
+        *("data", "hosts", "teacher", "implicit_reward", "placement.teacher", "placement.implicit_reward"),
+        *SWITCHED,
+    },
+    "prime": {*CHATS, "data", "hosts", "teacher", "critic", *APART, *SWITCHED},
+    "distillation": {*CHATS, "data", "hosts", *(ROLES - {"teacher"}), *APART, *SWITCHED},
+    "lora": {
+        *CHATS,
+        *("data", "hosts", "reference.path", *(ROLES - {"reference"}), *APART),
+        *(key for key in SWITCHED if not key.startswith("lora.")),
+    },
+    "hosts": {*CHATS, "data", *ROLES, *APART, *SWITCHED},
+    "colocated": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
+    "all switches": {*CHATS, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"},
+    "sft": {
+        *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS),
+        *("data.held_out_file", "data.held_out_share", "data.format"),
+    },
+    "sft on a file": {
+        *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE),
+        "data.held_out_share",
+    },
+    "dpo": {
+        *("hosts", *(ROLES - {"reference"}), *APART, *SWITCHED, *OF_ROLLOUTS, "algorithm.aggregation"),
+        *("data.held_out_file", "data.held_out_share", "data.format"),
+    },
+    "dpo on a file": {
+        *("hosts", *(ROLES - {"reference"}), *APART, *OF_ROLLOUTS, *OF_TASK, *MADE, "algorithm.aggregation"),
+        *(key for key in SWITCHED if not key.startswith("sft.")),
+    },
+    "kto": {
+        *("hosts", *(ROLES - {"reference"}), *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE),
+        "algorithm.aggregation",
+    },
+    "orpo": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE, "algorithm.aggregation"},
+    "reward_model": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE, "algorithm.aggregation"},
+    "sft by shares": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE},
+}
+"""Sections and keys, by kind of run."""
+READ = {"sft by shares": {"rollout.max_new_tokens"}}
+"""Keys of unread sections that this kind reads all the same."""
+OF_KIND = {"data.file", "algorithm.name", "hosts.launcher"}
+"""Keys that would make the run one of another kind."""
+SWITCHES = {"sft.steps", "lora.rank", "curriculum.least_chance", "compile.enable", "task.reward", "task.rewards"}
+PLACES = {f"{role}.placement" for role in ROLES}
+
+
+def is_unread(kind: str, key: str) -> bool:
+    section = key.partition(".")[0]
+    if key in KEPT or key in READ.get(kind, ()):
+        return False
+    return key in UNREAD[kind] or section in UNREAD[kind]
+
+
+def other(value: Any) -> Any:
+    """Of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x"
+    return ["x"] if isinstance(value, list | tuple) else {"x": 1} if isinstance(value, dict) else "x"
+
+
+def keys(checked: Checked) -> Iterator[tuple[str, Checked]]:
+    """Every key, and the run with another value there."""
+    config, titan = checked.config, checked.titan
+    for section in OUR_SECTIONS:
+        table = getattr(config, section)
+        for each in fields(table):
+            changed = replace(table, **{each.name: other(getattr(table, each.name))})
+            if f"{section}.{each.name}" not in ("algorithm.options", *OF_KIND):
+                yield f"{section}.{each.name}", replace(checked, config=replace(config, **{section: changed}))
+    for section in ("training", "parallelism", "lr_scheduler", "compile", "comm", "debug"):
+        table = getattr(titan, section)
+        assert is_dataclass(table)
+        for each in fields(table):
+            changed = replace(table, **{each.name: getattr(table, each.name)})
+            object.__setattr__(changed, each.name, other(getattr(table, each.name)))
+            yield f"{section}.{each.name}", replace(checked, titan=replace(titan, **{section: changed}))
+
+
+def resolved(kind: str) -> Checked:
+    return resolve(load_config(None, KINDS[kind], with_models=False), on_cpu=True)
+
+
+def refusal(checked: Checked) -> str:
+    try:
+        check_read(checked.config, checked.algorithm, checked.titan)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_that_a_run_never_reads_is_refused_by_its_name(kind):
+    checked = resolved(kind)
+    assert not refusal(checked), "the run as it is"
+    for key, changed in keys(checked):
+        line = refusal(changed)
+        if is_unread(kind, key):
+            assert line.startswith(f"{key} = ") and "has no effect: " in line and "\n" not in line, (key, line)
+            assert "leave it out" in line or "set " in line, f"{line}: what is the mend?"
+        elif not (key in SWITCHES or key in PLACES or key.startswith(("filter.", "metrics.", "parallelism."))):
+            assert not line, (key, line)
+
+
+def test_all_keys_are_tried():
+    tried = {key for key, _ in keys(resolved("rollouts"))}
+    assert {key.partition(".")[0] for key in tried} >= set(OUR_SECTIONS) and len(tried) > 150
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """A run that is not refused would begin here."""
+    monkeypatch.setattr("titan_rl.train.can_begin_ahead", lambda config: False)
+    monkeypatch.setattr("titan_rl.train.drive", lambda work: pytest.fail("the run was taken"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["quickstart", "--data.chat=true"], "data.chat = true: [data] has no effect"),
+        (["dpo_tiny", "--filter.no_signal"], "filter.no_signal = true: [filter] has no effect"),
+        (["dpo_tiny", "--rollout.temperature=1.5"], "rollout.temperature = 1.5: [rollout] has no effect"),
+        (["quickstart", "--lora.alpha=3.0"], "lora.alpha = 3.0 has no effect: lora.rank = 0"),
+        (["quickstart", "--hosts.options.partitions=x"], 'hosts.options = {"partitions": "x"}: [hosts] has no effect'),
+        (["quickstart", "--critic.updates=2"], "critic.updates = 2: [critic] has no effect"),
+        (["quickstart", "--activation_checkpoint.preserve_rng_state=false"], "has no effect with mode = 'none'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_command_that_sets_it_is_told_in_one_line(capsys, tmp_path, nothing_starts, command, arguments, named):
+    run = [f"--run.dir={tmp_path / 'run'}"]
+    assert main([command, *arguments, *run]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert named in line and not (tmp_path / "run").exists()
+
+
+def test_a_file_that_says_it_is_refused_as_a_command_is(tmp_path, capsys, nothing_starts):
+    file = tmp_path / "a.toml"
+    file.write_text("[algorithm]\nname = 'sft'\n[data]\nfile = 'task'\n[verifier]\nprocs = 2\n")
+    assert main(["train", str(file), f"--run.dir={tmp_path / 'run'}"]) == 2
+    assert "verifier.procs = 2: [verifier] has no effect: a run on data.file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.stem)
+def test_no_shipped_file_sets_what_its_run_never_reads(file):
+    checked = resolve(load_config(file, with_models=False), on_cpu=True)
+    check_read(checked.config, checked.algorithm, checked.titan)
+
+
+@pytest.mark.parametrize(
+    ("file", "switch"),
+    [
+        ("quickstart", {"sft": {"steps": 0}}),
+        ("lora_tiny", {"lora": {"rank": 0}}),
+        ("dpo_tiny", {"data": {"file": "pairs.jsonl"}}),
+    ],
+)
+def test_a_switch_turned_off_on_the_command_line_takes_its_section_with_it(file, switch):
+    checked = resolve(load_config(file, switch), on_cpu=True)
+    check_read(checked.config, checked.algorithm, checked.titan)
+
+
+def test_what_the_command_line_says_itself_beside_a_switch_is_refused():
+    checked = resolve(load_config("quickstart", {"sft": {"steps": 0, "lr": 0.1}}), on_cpu=True)
+    assert "sft.lr = 0.1 has no effect: sft.steps = 0 leaves SFT out" in refusal(checked)

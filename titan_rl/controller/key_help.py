@@ -1,0 +1,110 @@
+"""Every key of a TOML with its default and a line about it: what ``titan-rl train --help`` ends with.
+
+The lines are those that stand under the fields in the sources, ours and TorchTitan's.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any, get_type_hints
+
+from titan_rl.algorithms.policy_gradient import PolicyGradientSettings
+from titan_rl.algorithms.registry import ALGORITHMS
+from titan_rl.config.mixture import PartConfig
+from titan_rl.config.schema import OUR_SECTIONS, Config
+from titan_rl.environments.calculator import CalculatorOptions
+from titan_rl.environments.code_task import CodeOptions
+from titan_rl.environments.gymnasium_task import GymnasiumOptions
+from titan_rl.environments.llm_judge import JudgeConfig
+from titan_rl.environments.rows import RowsOptions
+from titan_rl.environments.servers.nemo_gym import NemoGymOptions
+from titan_rl.environments.servers.openenv import OpenEnvOptions
+from titan_rl.environments.treasure import TreasureOptions
+from titan_rl.trainer.titan_config import titan_keys
+
+_WIDTH = 110
+_NEEDED = "needed"
+"""In place of the default of a key that has none."""
+_OPTIONS = {
+    "jsonl, math": RowsOptions,
+    "code": CodeOptions,
+    "calculator": CalculatorOptions,
+    "treasure": TreasureOptions,
+    "gymnasium": GymnasiumOptions,
+    "openenv": OpenEnvOptions,
+    "nemo_gym": NemoGymOptions,
+}
+"""``[task.options]`` by the names of the tasks that take them."""
+
+
+def key_help() -> str:
+    """All sections, ours first; then the keys that only some algorithms and tasks have."""
+    ours = get_type_hints(Config)
+    lines = [line for section in OUR_SECTIONS for line in _section(section, ours[section], {})]
+    for section, (cls, known) in titan_keys().items():
+        lines += _section(section, cls, known)
+    lines += [*_of_algorithms(), *_section("task.judge", JudgeConfig, {})]
+    for names, cls in _OPTIONS.items():
+        lines += _section("task.options", cls, {}, of=f"task.name = {names}")
+    lines += ["\n[task.options] of a reasoning-gym family: the family's own (`titan-rl tasks` lists them)"]
+    lines += _section(
+        "task.options.NAME", PartConfig, {"weight": 1}, of="task.name = mixture, beside the keys of [task]"
+    )
+    return "\n".join(lines)
+
+
+def _of_algorithms() -> Iterator[str]:
+    """Each algorithm's own keys with its defaults; then a line about each key."""
+    yield "\n[algorithm], keys of each algorithm's own"
+    said = _field_lines(PolicyGradientSettings)  # and not what an algorithm says of its own default
+    for name, algorithm in ALGORITHMS.items():
+        cls = algorithm.Settings
+        said = _lines_of(cls) | said
+        keys = ", ".join(f"{f.name} ({_default(f)!r})" for f in fields(cls))
+        yield _filled(f"{name}: {keys or 'none'}", "  ", "      ")
+    for key, line in sorted(said.items()):
+        yield f"  --algorithm.{key}"
+        yield _filled(line, "      ", "      ")
+
+
+def _section(section: str, cls: type, known: dict[str, Any], of: str = "") -> Iterator[str]:
+    """``known``: the keys that are taken, to their defaults; empty: all, with those of the class. ``of``: where the
+    section is so."""
+    said = _lines_of(cls)
+    keys = known or {f.name: _default(f) for f in fields(cls) if not f.name.startswith("_")}
+    yield f"\n[{section}]" + (f" with {of}" if of else "")
+    for key, default in keys.items():
+        shown = default if default is _NEEDED else repr(default)
+        yield f"  --{section}.{key}  ({shown if len(shown) < _WIDTH else shown[: _WIDTH // 2] + ' ...'})"
+        if line := said.get(key):
+            yield _filled(line, "      ", "      ")
+
+
+def _filled(line: str, first: str, more: str) -> str:
+    return textwrap.fill(line, _WIDTH, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)
+
+
+def _default(field: Field) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not MISSING else _NEEDED
+
+
+def _lines_of(cls: type) -> dict[str, str]:
+    """Field to what is said of it, by the class or by those that it is made of."""
+    return {name: line for base in reversed(cls.__mro__[:-1]) for name, line in _field_lines(base).items()}
+
+
+def _field_lines(cls: type) -> dict[str, str]:
+    """Field to what the string under it says."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    pairs = zip(definition.body, definition.body[1:], strict=False)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
