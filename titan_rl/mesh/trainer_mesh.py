@@ -238,7 +238,8 @@ class TrainerMesh:
         if self.snapshots is None or self._catch_up is None:
             raise ActorFault(f"{ActorDied(dead, 'the run went on')}: recovery is off, so this ends the run")
         if self._num_repairs > _MAX_REPAIRS:
-            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between")
+            last = ActorDied(dead, "the run went on")
+            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between; at last {last}")
 
     async def _replace(self, dead: dict[int, ActorProcess]) -> int | None:
         """Others for the dead. All ranks are then at the newest step that every one had, no later than the run's.
