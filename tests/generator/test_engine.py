@@ -1,4 +1,4 @@
-"""What becomes of requests that vLLM does not take, and of all others when an engine fails. vLLM's own part is faked."""
+"""Requests that vLLM does not take, and all others when an engine fails. vLLM's own part is faked."""
 
 import queue
 import threading

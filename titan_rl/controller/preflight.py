@@ -26,7 +26,7 @@ from titan_rl.environments.chat import check_chat_template
 from titan_rl.environments.checks import check_demonstrations, check_known, check_seats, training_prompts
 from titan_rl.environments.grading import check_grader
 from titan_rl.environments.group import encode_prompt
-from titan_rl.environments.llm_judge import check_judges
+from titan_rl.environments.llm_judge import ask_judges, check_judges
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -120,6 +120,7 @@ def check(config: Config) -> Checked:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
     if config.task.sandbox:
         check_server(config.task.sandbox)
+    ask_judges(config.task)
     checked.task.check_ready()
     return checked
 
