@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from titan_rl.config.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.config.load import ConfigError, overriding
 from titan_rl.config.plugins import forget, reference_to
 from titan_rl.controller.checkpointing import SaveError
@@ -247,12 +248,17 @@ class LiveSession(RunView):
     ) -> list[str]:
         """What the policy, as the generators have it, answers to texts or conversations.
 
-        Errors: ValueError for one that leaves no room for an answer."""
+        Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at."""
         self._check_open()
         rollout, tokenizer = self.session.config.rollout, await asyncio.to_thread(lambda: self.tokenizer)
         seeds = random.Random(seed)
         room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
         heat = rollout.temperature if temperature is None else temperature
+        if heat and not LEAST_TEMPERATURE <= heat <= MOST_TEMPERATURE or room < 1:
+            raise ValueError(
+                f"temperature = {heat}, max_new_tokens = {room}: give a temperature from {LEAST_TEMPERATURE} to "
+                f"{MOST_TEMPERATURE}, or 0 for the likeliest tokens, and 1 new token or more"
+            )
         tokens, most = [encode_messages(tokenizer, prompt) for prompt in prompts], self.session.meshes.max_tokens
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
