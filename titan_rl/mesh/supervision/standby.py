@@ -11,7 +11,6 @@ from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.remote_call import PreparedEndpoints
 
-
 _MAX_LOST = 3
 """Standbys in a row that died while they waited, after which no other is made unless somebody asks for one again."""
 
