@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from titan_rl.config.load import ConfigError, load_config, read_resolved
 from titan_rl.config.schema import Config
@@ -87,5 +88,7 @@ def learning_rates(titan: TitanConfig, updates_per_step: int, step: int) -> tupl
     rate = titan.optimizer.param_groups[0].optimizer_kwargs.get("lr", _TORCHS_RATE)
     lone, num_updates = replace(titan, optimizer=adamw(lr=rate)), titan.training.steps * updates_per_step
     _, schedule = build_optimizer(lone, [nn.Linear(1, 1)], num_updates)
-    factor, following = schedule.schedulers[0].lr_lambdas[0], step * updates_per_step
+    [one] = schedule.schedulers
+    assert isinstance(one, LambdaLR), "TorchTitan has no other kind"
+    factor, following = one.lr_lambdas[0], step * updates_per_step
     return rate * factor(following - 1), rate * factor(following)
