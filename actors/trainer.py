@@ -281,7 +281,7 @@ class Trainer(Actor):
             fail_if_told()
             made = self.gradients
             assert made is not None
-            answer = made if isinstance(made, BadNumbers) else apply_gradients(self.learner, made, has_signal)
+            answer = made if isinstance(made, BadNumbers) else apply_gradients(self.policy_side, made, has_signal)
             self._end_step(snapshot)
             return answer
 

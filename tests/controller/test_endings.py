@@ -14,12 +14,16 @@ from types import SimpleNamespace
 import pytest
 
 from titan_rl.config.load import ConfigError
+from titan_rl.controller.ending import Ending
+from titan_rl.controller.farewell import stopping
+from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.mesh.launch import scratch
 from titan_rl.mesh.supervision.actor_process import ActorFault, ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.hosts import Host
 from titan_rl.mesh.supervision.processes import ending, new_mark, running
 from titan_rl.mesh.supervision.reaper import reap
+from titan_rl.records.rundir import RunDir
 from titan_rl.train import run_to_end
 
 SLEEP = "import time; time.sleep(60)"
@@ -222,6 +226,78 @@ def test_a_start_that_is_cut_off_fails_in_silence(tmp_path):
         return complaints
 
     assert asyncio.run(run()) == []
+
+
+# what is new when it ends
+
+
+def rescued(timeout: float, error: BaseException, *, step: int = 3, is_between_steps: bool = True) -> list[str]:
+    """What a run says that ends with 2 steps saved, where a checkpoint takes 0.2 s and may take ``timeout``."""
+    said, trainer = [], SimpleNamespace()
+
+    async def run() -> None:
+        async def write() -> None:
+            await asyncio.sleep(0.2)
+            checkpointing.saved_step = step
+
+        async def save() -> None:
+            checkpointing.writing = asyncio.create_task(write())
+
+        async def finish() -> None:
+            if checkpointing.writing is not None:
+                await checkpointing.writing
+
+        async def call(request) -> None:
+            said.append(request.endpoint)
+
+        trainer.call = call
+        checkpointing = SimpleNamespace(timeout=timeout, finish=finish, saved_step=2, writing=None)
+        ending = Ending(
+            *(RunDir(Path("run")), trainer, checkpointing, SimpleNamespace(weights_are_finite=True)),
+            SimpleNamespace(step=step),
+            save=save,
+            log=said.append,
+        )
+        await ending.rescue(error, is_between_steps=is_between_steps)
+
+    asyncio.run(run())
+    return said
+
+
+def test_the_last_checkpoint_may_take_as_long_as_any_other_and_is_told_when_it_is_there():
+    assert rescued(1800.0, Stopped()) == ["step 3 is saved", "save_hf"]
+    assert rescued(1800.0, ActorFault("no generator is left")) == ["step 3 is saved"]
+    assert rescued(0.01, Stopped()) == ["could not save step 3: writing the last checkpoint did not end within 0.01 s"]
+
+
+@pytest.mark.parametrize("settings", [dict(step=2), dict(step=0), dict(is_between_steps=False)])
+def test_where_nothing_is_new_nothing_is_saved(settings):
+    assert rescued(1800.0, Stopped(), **settings) == []
+
+
+def test_who_asks_to_stop_is_not_told_of_what_is_not_saved_yet():
+    assert "is saved;" in (line := stopping(RunDir(Path("run")), "a.toml")) and "which is saved" not in line
+
+
+def test_recorded_steps_that_are_trained_again_end_between_two(monkeypatch):
+    """In the middle of one the trainer would be a step ahead of what its checkpoint says."""
+    trained, stop = [], StopRequest()
+
+    async def train_again(trainer, step, recorded) -> None:
+        trained.append(step)
+        if step == 5:
+            stop.ask()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("titan_rl.controller.recovery.last_recorded", lambda *_: 9)
+    monkeypatch.setattr("titan_rl.controller.recovery.read_metrics", lambda *_: [])
+    recovery = object.__new__(Recovery)
+    recovery.progress, recovery._train_again = SimpleNamespace(step=3), train_again
+    recovery.run_dir = SimpleNamespace(rollouts=None, root=None)
+    recovery.ledger = SimpleNamespace(last_trained_step=lambda: 9)
+    with pytest.raises(Stopped):
+        asyncio.run(recovery.train_recorded(None, stop.check))
+    assert trained == [4, 5]
 
 
 # exit codes

@@ -17,6 +17,7 @@ from titan_rl.config.schema import AlgorithmConfig, Config, FilterConfig, Rollou
 from titan_rl.controller.admission import Admission
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
+from titan_rl.mesh.faults_in_a_row import FaultsInARow
 from titan_rl.records.events import read_events
 from titan_rl.records.ledger import Ledger
 from titan_rl.records.ledger_audit import flaws
@@ -128,6 +129,7 @@ class Dispatcher:
     def __init__(self, seed: int, publishing, share: float):
         self.chance, self.publishing, self.share = random.Random(seed), publishing, share
         self.asked: list[str] = []
+        self.faults = FaultsInARow()
 
     async def run_group(self, prompt, sampling) -> Group:
         self.asked.append(prompt.id)

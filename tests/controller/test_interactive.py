@@ -152,6 +152,9 @@ async def _step_by_step(session, other) -> None:
         await session.trainer.call(lambda learner: (each for each in ()))
     with pytest.raises(ValueError, match="prompt 1 and 3 new tokens are more than"):
         await session.generate(["short", "long " * 1000], max_new_tokens=3)
+    for beyond in ({"temperature": 2.5}, {"temperature": 0.001}, {"temperature": -1.0}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match="give a temperature from 0.01 to 2.0, or 0"):
+            await session.generate(["short"], **beyond)
 
 
 async def _interrupted(session) -> None:

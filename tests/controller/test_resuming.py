@@ -14,6 +14,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.controller import recorded_config, resuming
 from titan_rl.controller.preflight import resolve
 from titan_rl.controller.recovery import Recovery
+from titan_rl.controller.resumed_settings import learning_rates, resumed_settings
 from titan_rl.controller.session import Session
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics import replay
@@ -141,6 +142,69 @@ def test_sft_matters_only_without_a_checkpoint(run, tmp_path):
         check(run(0), sft__steps=20)
     shutil.rmtree(tmp_path / "run")
     assert check(run(1), sft__steps=20) == LAST
+
+
+# what is said of settings that are other ones now
+
+
+def told(run_dir: RunDir, **settings) -> list[str]:
+    return resumed_settings(run_dir, resolve(made_run.config_of(run_dir.root, **settings)))
+
+
+DECAY = dict(lr_scheduler__decay_ratio=1.0, optimizer__lr=1e-3, training__steps=LAST)
+
+
+@pytest.fixture
+def decaying(tmp_path):
+    return made_run.made_run(tmp_path / "decaying", checkpoint=LAST, **DECAY)
+
+
+def test_a_resume_with_the_same_settings_says_nothing(run, decaying):
+    assert told(run()) == [] and told(decaying, **DECAY) == []
+
+
+def test_settings_that_are_other_ones_are_said(run):
+    [line] = told(run(), rollout__prompts_per_step=8, algorithm__clip_high=0.5, task__options__max_value=60)
+    assert line.startswith(f"other settings from step {LAST + 1} on: ")
+    assert "rollout.prompts_per_step = 8 (was 4)" in line and "algorithm.clip_high = 0.5 (was 0.2)" in line
+    assert "run.dir" not in line and "max_value" not in line
+
+
+def test_a_learning_rate_that_jumps_is_said_with_the_key_that_keeps_it(decaying):
+    """The second of 2 steps is at a half, the third of 20 at nine tenths."""
+    settings, jump = told(decaying, **DECAY | dict(training__steps=20))
+    assert settings == f"other settings from step {LAST + 1} on: training.steps = 20 (was 2)"
+    assert jump == (
+        "learning rate: 0.0005 at step 2, 0.0009 at step 3, since its schedule is that of 20 steps now, no more of "
+        "2; lr_scheduler.total_steps = 2 keeps that one, and its last rate behind it"
+    )
+
+
+def test_a_schedule_that_is_told_to_go_on_does(decaying):
+    asked = DECAY | dict(training__steps=20, lr_scheduler__total_steps=LAST)
+    [settings] = told(decaying, **asked)
+    assert "lr_scheduler.total_steps = 2 (was null)" in settings and "learning rate" not in settings
+    titan = resolve(made_run.config_of(decaying.root, **asked)).titan
+    last, following = learning_rates(titan, 1, LAST)
+    assert following == last and learning_rates(titan, 1, 19) == (last, last)
+
+
+def test_a_rate_that_was_changed_is_said(run):
+    settings, jump = told(run(), optimizer__lr=5e-4, training__steps=9)
+    assert "optimizer.param_groups.0.optimizer_kwargs.lr = 0.0005 (was 0.001)" in settings
+    assert jump == "learning rate: 0.001 at step 2, 0.0005 at step 3, by the settings that are other ones now"
+
+
+def test_a_constant_rate_does_not_depend_on_the_number_of_steps(run):
+    [line] = told(run(), training__steps=50)
+    assert line == "other settings from step 3 on: training.steps = 50 (was 2)"
+
+
+def test_a_critics_schedule_changes_with_the_number_of_steps():
+    before = {"lr_scheduler.decay_ratio": 0.0, "critic.lr_scheduler.decay_ratio": 0.5, "training.steps": 10}
+    assert resuming.first_change(before, before | {"training.steps": 20}) == "training.steps"
+    constant = before | {"critic.lr_scheduler.decay_ratio": 0.0}
+    assert resuming.first_change(constant, constant | {"training.steps": 20}) == ""
 
 
 # the configuration that steps were trained under

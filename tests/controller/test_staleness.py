@@ -14,6 +14,7 @@ from titan_rl.controller.admission import Admission
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
+from titan_rl.mesh.faults_in_a_row import FaultsInARow
 
 
 def simulate(seed: int, groups_per_step: int, max_staleness: int, start: int, num_steps: int = 30) -> list[int]:
@@ -93,7 +94,7 @@ class Weights:
 
 class Sampler:
     def __init__(self, weights: Weights):
-        self.weights, self.asked_under = weights, []
+        self.weights, self.asked_under, self.faults = weights, [], FaultsInARow()
 
     async def run_group(self, prompt, sampling) -> Group:
         self.asked_under.append(self.weights.live)

@@ -220,4 +220,47 @@ def test_a_deadline_that_cuts_the_judge_off_is_refused():
     judged = {"name": "gcd", "reward": "judge", "judge": JUDGED}
     with pytest.raises(ConfigError, match="verifier.score_timeout = 5 ends before task.judge.seconds = 60"):
         check(load_config(None, {"task": judged}))
-    check(load_config(None, {"task": judged, "verifier": {"score_timeout": 61.0}}))
+    with server(lambda request: "Mark: 3") as (url, _):
+        judged["judge"] = JUDGED | {"url": url}
+        check(load_config(None, {"task": judged, "verifier": {"score_timeout": 61.0}}))
+
+
+def refused(url: str, **task) -> str:
+    """The line of a run whose judge is there, for ``task.reward`` or as the grader."""
+    judged = {"name": "gcd", "reward": "judge", "judge": settings(url)} | task
+    tables = {"task": judged, "verifier": {"score_timeout": 61.0}}
+    with pytest.raises(ConfigError) as caught:
+        check(load_config(None, tables))
+    [line] = str(caught.value).splitlines()
+    return line
+
+
+def test_a_judge_that_is_not_there_is_told_before_the_start():
+    with server(lambda request: "Mark: 3") as (url, requests):
+        check(
+            load_config(
+                None, {"task": {"reward": "judge", "judge": settings(url)}, "verifier": {"score_timeout": 61.0}}
+            )
+        )
+    assert len(requests) == 1 and "How much is 2 + 2?" in requests[0]["messages"][0]["content"]
+    line = refused(url)
+    assert f"no judge at task.judge.url = '{url}': the judge failed 3 times: ConnectError" in line
+    assert "start its server, or correct [task.judge]" in line
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"), [(503, "503"), ("I like it", "does not end with a mark"), ({}, "no message")]
+)
+def test_a_judge_that_does_not_mark_is_told_before_the_start(reply, said):
+    with server(lambda request: reply) as (url, _):
+        assert said in refused(url)
+
+
+def test_every_judge_of_a_mixture_is_asked_once():
+    with server(lambda request: "Mark: 3") as (url, requests):
+        part = {"reward": "judge", "judge": settings(url)}
+        three = {"gcd": part, "lcm": part, "count_bits": part | {"judge": settings(url, model="other")}}
+        check(load_config(None, {"task": {"name": "mixture", "options": three}, "verifier": {"score_timeout": 61.0}}))
+        assert sorted(request["model"] for request in requests) == ["other", "wise"]
+    line = refused(url, name="mixture", reward="", judge={}, options={"gcd": part, "lcm": {}})
+    assert f"no judge at task.options.gcd.judge.url = '{url}'" in line

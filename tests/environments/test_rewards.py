@@ -20,6 +20,7 @@ from titan_rl.environments.rewards import as_parts
 from titan_rl.environments.score import Score
 from titan_rl.environments.scorer import Scorer
 from titan_rl.environments.task import UserCodeError
+from titan_rl.mesh.faults_in_a_row import FaultsInARow
 from titan_rl.models.tokenizer import character_tokenizer
 
 REWARDS = '''
@@ -214,7 +215,7 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
             return groups[-1]
 
         try:
-            meshes = SimpleNamespace(max_tokens=64, dispatcher=SimpleNamespace(run_group=group))
+            meshes = SimpleNamespace(max_tokens=64, dispatcher=SimpleNamespace(run_group=group, faults=FaultsInARow()))
             await evaluate(meshes, held_out_prompts(made, 2), RolloutConfig(max_new_tokens=8, max_retries=0))
         finally:
             await scorer.stop()

@@ -224,6 +224,26 @@ def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
     assert running.gone(children) and not any(marked({MARK: mark}) for mark in marks)
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_does_what_is_due_at_exit_and_takes_nothing_apart(code):
+    """As triton's binding library would have it, which prints forty lines then."""
+    program = f"""
+import atexit, threading, time
+from titan_rl.mesh.supervision.fork_server import leave
+
+class Held:
+    def __del__(self):
+        print("taken apart")
+
+held = Held()
+atexit.register(print, "due")
+threading.Thread(target=lambda: (time.sleep(0.1), print("ended", end=" "))).start()
+leave({code})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "ended due\n", "")
+
+
 def actors_of(root: Path) -> dict[str, int]:
     """Process ids of a run's actors, by name."""
     return {name: int(pid) for pid, name in json.loads((root / "pids.json").read_text()).items()}

@@ -1,6 +1,9 @@
 """A prompt that kills its engine is discarded by name; its neighbours are not, and the run goes on."""
 
 import asyncio
+import re
+import sys
+import time
 from collections import Counter
 from itertools import count
 from types import SimpleNamespace
@@ -10,13 +13,16 @@ import pytest
 
 from titan_rl.config.schema import Config
 from titan_rl.controller.admission import Admission
+from titan_rl.controller.retries import sampled
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.mesh import dispatch
 from titan_rl.mesh.dispatch import Dispatcher
+from titan_rl.mesh.faults_in_a_row import EveryPromptFails, FaultsInARow
 from titan_rl.mesh.replica import Replica, actor_of
-from titan_rl.mesh.router import NoneLeft, Router
+from titan_rl.mesh.router import Router
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.deadlines import DeadlineError, together
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.suspects import Suspects
 from titan_rl.records.ledger import Ledger
@@ -163,16 +169,172 @@ def test_who_kills_engines_is_refused_and_nobody_else(monkeypatch, engines, max_
 
 def test_several_poisons_do_not_use_up_the_replacements(monkeypatch):
     """More deaths than faults in a row are allowed, and one engine only."""
-    poison = {"p0", "p3", "p4", "p8", "p11"}
-    mesh, refused = sample_all(monkeypatch, NAMES, engines=1, kills=poison, max_retries=4)
+    poison = {"p3", "p8"}  # three in a row would be the run's fault
+    mesh, refused = sample_all(monkeypatch, NAMES, engines=1, kills=poison, max_retries=8)
     assert {name for name, why in refused.items() if why} == poison
     assert mesh.deaths["generator"] > 12
 
 
-def test_an_engine_that_nothing_survives_still_ends_the_run(monkeypatch):
-    names = [f"p{number}" for number in range(100)]
-    with pytest.raises(NoneLeft, match=r"12 faults without a group between them: prompt p\d+ is poison"):
-        sample_all(monkeypatch, names, engines=1, kills=names)
+def fails_for_every_prompt(monkeypatch, **settings) -> tuple[Mesh, str]:
+    """What a hundred prompts end with that are sampled side by side."""
+    meshes, names = [], [f"p{number}" for number in range(100)]
+
+    class Remembered(Mesh):
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            meshes.append(self)
+
+    monkeypatch.setattr(sys.modules[__name__], "Mesh", Remembered)
+    with pytest.raises(EveryPromptFails) as caught:
+        sample_all(monkeypatch, names, **{name: names if value == "all" else value for name, value in settings.items()})
+    return meshes[0], str(caught.value)
+
+
+def test_an_engine_that_nothing_survives_ends_the_run_by_name(monkeypatch):
+    mesh, said = fails_for_every_prompt(monkeypatch, engines=1, kills="all")
+    assert re.fullmatch(r"3 prompts in a row \((p\d+(, )?){3}\) were given up alike: generator died", said)
+    assert mesh.deaths["generator"] == 4, "one with all there, and one with each alone"
+
+
+def test_a_verifier_that_nothing_survives_ends_the_run_by_name(monkeypatch):
+    _, said = fails_for_every_prompt(monkeypatch, engines=1, kills_verifier="all")
+    assert said.endswith("were given up alike: verifier died")
+
+
+def test_who_is_asked_after_the_end_is_told_of_it(monkeypatch):
+    mesh, said = fails_for_every_prompt(monkeypatch, engines=1, kills="all")
+    with pytest.raises(EveryPromptFails) as caught:
+        asyncio.run(mesh.dispatcher.run_group(prompt("another"), SAMPLING))
+    assert str(caught.value) == said
+
+
+def test_three_in_a_row_for_one_reason_and_each_after_the_one_before():
+    faults, now = FaultsInARow(), time.monotonic
+    for number in range(9):  # under way together: what they all need may have been away for a moment
+        faults.given_up(f"train/{number}", "no route to host", began=0.0)
+    assert faults.patience == 4
+    faults.given_up("train/9", "no route to host", now())
+    for _ in range(3):
+        faults.given_up("train/9", "no route to host", now())  # one prompt, however often
+    faults.given_up("train/10", "KeyError: 'answer'", now())  # another reason
+    for number in range(11, 20):
+        faults.given_up(f"train/{number}", "KeyError: 'answer'", now())
+        faults.answered()
+    faults.given_up("train/20", "train/20 has an odd <object at 0x7f00aa00bb>", now())
+    faults.given_up("train/21", "train/21 has an odd <object at 0x7f00aa00cc>", now())
+    with pytest.raises(EveryPromptFails) as caught:
+        faults.given_up("train/22", "train/22 has an odd <object at 0x7f00aa00dd>", now())
+    assert str(caught.value) == (
+        "3 prompts in a row (train/20, train/21, train/22) were given up alike: a prompt has an odd <object at 0x...>"
+    )
+
+
+def test_what_engines_died_of_before_is_told_with_what_they_die_of_last(monkeypatch):
+    """As of one that stood still after another had said what it could not do."""
+
+    async def run() -> Group:
+        mesh = Mesh(1, strikes=["failed: its answer did not end", "failed: temperature must be in [0, 2]"])
+        monkeypatch.setattr(dispatch, "call", mesh.call)
+        return await mesh.dispatcher.run_group(prompt("p0"), SAMPLING)
+
+    group = asyncio.run(run())
+    assert group.refused == "poison"
+    told = ["generator failed: temperature must be in [0, 2]", "generator failed: its answer did not end"]
+    assert group.replica_failure.split("; ") == told
+
+
+def test_a_silence_is_told_long_before_it_ends(monkeypatch):
+    """Once, however many wait."""
+
+    async def run():
+        mesh = Mesh(1)
+        mesh.config.verifier.episode_timeout = 0.05
+
+        async def call(verifier, request, *, seconds, what):
+            await asyncio.sleep(0.03)
+            return await mesh.call(verifier, request, seconds=seconds, what=what)
+
+        monkeypatch.setattr(dispatch, "call", call)
+        await asyncio.gather(*(mesh.dispatcher.run_group(prompt(name), SAMPLING) for name in NAMES))
+        return mesh
+
+    mesh = asyncio.run(run())
+    [line] = mesh.said
+    assert line.startswith("no group has ended for 0.01 s") and "verifier.episode_timeout = 0.05 s" in line
+
+
+# what is given up after its retries: an environment, a reward, a judge
+
+
+def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
+    """After its retries, of three prompts one after the other; and one that answers between them is enough."""
+    pauses, wait = [], asyncio.sleep
+
+    async def no_wait(seconds: float) -> None:
+        pauses.append(seconds)
+        await wait(0)
+
+    monkeypatch.setattr("titan_rl.controller.retries.asyncio.sleep", no_wait)
+
+    async def run(good: set[str], count: int) -> list[Group]:
+        faults = FaultsInARow()
+
+        async def run_group(prompt, sampling):
+            made = [rollout(prompt.id, sample) for sample in range(sampling.num_samples)]
+            for each in made:
+                if prompt.id not in good:
+                    each.status, each.failure = "infra_error", "mine:reward: KeyError: 'x'"
+            if prompt.id in good:
+                faults.answered()
+            return Group(prompt.id, made)
+
+        return [await sampled(run_group, prompt(name), SAMPLING, 2, faults) for name in NAMES[:count]]
+
+    with pytest.raises(EveryPromptFails, match=r"\(p0, p1, p2\) were given up alike: mine:reward: KeyError: 'x'"):
+        asyncio.run(run(set(), 12))
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "half a minute, in which a server may come back"
+    groups = asyncio.run(run({"p2", "p5", "p8", "p11"}, 12))
+    assert len(groups) == 12
+
+
+def test_no_generator_for_three_prompts_ends_the_run(monkeypatch):
+    async def run():
+        faults = FaultsInARow()
+
+        async def run_group(prompt, sampling):
+            raise DeadlineError("no generator came back within 300 s: generator 0: raised OSError")
+
+        asked = (sampled(run_group, prompt(name), SAMPLING, 2, faults) for name in NAMES)
+        await together(asked)
+
+    with pytest.raises(EveryPromptFails, match="no generator came back within 300 s: generator 0: raised OSError"):
+        asyncio.run(run())
+
+
+def test_a_batch_is_given_up_whatever_its_first_group_waits_for(monkeypatch, tmp_path):
+    monkeypatch.setattr("titan_rl.controller.rollout_queue._LOOK_SECONDS", 0.01)
+
+    class Stuck:
+        faults = FaultsInARow()
+
+        async def run_group(self, prompt, sampling):
+            await asyncio.sleep(60 if prompt.id.endswith("0") else 0)
+            self.faults.given_up(prompt.id, "no memory", time.monotonic())
+            return Group(prompt.id, [], refused="poison")
+
+    async def run():
+        config, admission = Config(), Admission(16, 0)
+        admission.advance(0)
+        queue = RolloutQueue(
+            *(config, (prompt(f"train/{number}") for number in count()), Ledger(tmp_path / "ledger.db"), Stuck()),
+            *(admission, SimpleNamespace(pending=None)),
+            max_tokens=64,
+            on_score_failed=print,
+        )
+        await queue.collect()
+
+    with pytest.raises(EveryPromptFails, match="no memory"):
+        asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_who_kills_verifiers_is_refused_and_nobody_else(monkeypatch):

@@ -55,7 +55,7 @@ def test_all_given_up_is_an_error_that_tells_all_reasons():
         router.give_up(1, "hung")
         router.take_out(0, "died")
         asyncio.get_running_loop().call_later(0.05, router.give_up, 0, "its replacements failed")
-        with pytest.raises(NoneLeft, match="generator 0: its replacements failed; generator 1: hung"):
+        with pytest.raises(NoneLeft, match="generator 0: died; its replacements failed; generator 1: hung"):
             async with router.choose(5):
                 pass
 

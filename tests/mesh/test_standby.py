@@ -118,6 +118,23 @@ def test_one_that_dies_while_it_waits_is_followed_by_another():
     asyncio.run(run())
 
 
+def test_standbys_that_die_one_after_the_other_are_not_made_for_ever():
+    async def run():
+        processes = FakeProcesses()
+        processes.imported.set()
+        standby = make(processes)
+        for asked in range(2):
+            standby.make()
+            for lost in range(3):
+                await until(standby, State.READY)
+                assert len(processes.spawned) == 3 * asked + lost + 1
+                processes.spawned[-1].end()
+            await asyncio.sleep(0.05)
+            assert standby.state is State.LOST and len(processes.spawned) == 3 * asked + 3
+
+    asyncio.run(run())
+
+
 def test_one_that_dies_while_it_prepares_is_lost_and_can_be_made_again():
     async def run():
         processes = FakeProcesses()

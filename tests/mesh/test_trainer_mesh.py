@@ -137,6 +137,60 @@ def test_a_dead_rank_is_replaced_and_the_step_begun_again():
     asyncio.run(run())
 
 
+def test_who_stops_waiting_leaves_the_call_whole():
+    """As a stop in the middle of an evaluation: cut off, the rank would have left its process group, and the next call,
+    which saves the run, would fail of that."""
+
+    async def run():
+        mesh, log, _ = make(set(), steps=[])
+        going_on, waits = asyncio.Event(), asyncio.Event()
+
+        async def evaluate() -> str:
+            log.append("evaluating")
+            waits.set()
+            try:
+                await going_on.wait()
+            finally:
+                log.append("evaluated" if going_on.is_set() else "cut off")
+            return "loss"
+
+        async def called(name: str) -> str:
+            log.append(name)
+            return name
+
+        evaluating = asyncio.create_task(mesh.ask(evaluate))
+        await waits.wait()
+        never = asyncio.create_task(mesh.ask(lambda: called("never begun")))
+        await asyncio.sleep(0)
+        evaluating.cancel()
+        never.cancel()
+        await asyncio.wait({evaluating, never})
+        assert evaluating.cancelled() and never.cancelled()
+        saving = asyncio.create_task(mesh.ask(lambda: called("save")))
+        await asyncio.sleep(0.01)
+        assert log == ["evaluating"]
+        going_on.set()
+        assert await saving == "save" and log == ["evaluating", "evaluated", "save"]
+        waits.clear()
+        going_on.clear()
+        evaluating = asyncio.create_task(mesh.ask(evaluate))
+        await waits.wait()
+        mesh.stop()
+        await asyncio.wait({evaluating})
+        assert log[-1] == "cut off", "when the run ends nothing is left behind"
+
+    asyncio.run(run())
+
+
+def test_why_the_trainer_was_repaired_again_and_again_is_told():
+    async def run():
+        mesh, _, _ = make(set(range(1, 99)), steps=[0])
+        with pytest.raises(ActorFault, match="repaired 5 times .*; at last trainer rank 1 died while the run went on"):
+            await mesh.train([], 1)
+
+    asyncio.run(run())
+
+
 def test_without_a_common_step_it_catches_up_from_the_weights_of_the_file():
     async def run():
         mesh, log, _ = make({1}, steps=[])

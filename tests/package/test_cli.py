@@ -1,8 +1,11 @@
 """Commands, without any actor started: what they list, what they say to a mistake, and how they are started."""
 
+import asyncio
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 
 import pytest
@@ -13,9 +16,11 @@ from titan_rl import __version__, cli, train
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.cli import main
 from titan_rl.config import command_line
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.schema import Config
 from titan_rl.config.shipped import shipped
+from titan_rl.controller import wiring
+from titan_rl.controller.preflight import resolve
 from titan_rl.controller.session import one_line
 from titan_rl.diagnostics.bench import learning, learning_smollm2, off_policy
 from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
@@ -366,3 +371,59 @@ def test_a_door_that_raises_says_so():
     program = "import sys; from titan_rl.config.command_line import in_process; sys.exit(in_process(lambda: 1 / 0))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+
+
+def test_a_busy_machine_makes_no_traceback_of_monarchs_goodbye():
+    """Its own, as Python ends, has a second; ours comes first, has ten, and needs no more."""
+    program = """
+import atexit, sys, types
+
+class Goodbye:
+    def get(self, timeout):
+        print("patience", timeout)
+        raise TimeoutError
+
+asked = []
+
+def shutdown_context(host_timeout):
+    asked.append(host_timeout)
+    return Goodbye() if len(asked) == 1 else types.SimpleNamespace(get=lambda timeout: None)
+
+sys.modules["monarch.actor"] = types.SimpleNamespace(shutdown_context=shutdown_context)
+atexit.register(lambda: shutdown_context(0.3).get(timeout=1.0))
+from titan_rl.config.command_line import in_process
+sys.exit(in_process(lambda: 3))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "patience 10.0\n", "")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_actors_print_is_kept_where_something_failed(monkeypatch, fails):
+    """Of a command that has no run directory: not on the terminal, such as Monarch's word about each process."""
+    made, said = [], []
+
+    class FakeMeshes:
+        async def start(self) -> None:
+            (made[0] / "trainer_1.txt").write_text("(bootstrap) PDEATHSIG disabled via config")
+
+        async def stop(self) -> None:
+            pass
+
+    def make(*arguments, logs, **options) -> FakeMeshes:
+        made.append(logs)
+        return FakeMeshes()
+
+    monkeypatch.setattr(wiring, "make_meshes", make)
+    monkeypatch.setattr(wiring, "this_machine", lambda: None)
+
+    async def use() -> None:
+        async with wiring.Actors(resolve(load_config(None)), "model", frozenset(), say=said.append):
+            if fails:
+                raise RuntimeError("step 3 came out otherwise")
+
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        asyncio.run(use())
+    assert made[0].exists() == fails
+    assert said == ([f"what the actors printed is in {made[0]}"] if fails else [])
+    shutil.rmtree(made[0], ignore_errors=True)

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from titan_rl.config.load import ConfigError, is_override, join_overrides, parse_overrides
@@ -30,6 +31,7 @@ _STARTERS = (
 tasks of the job, which are not copies of anything yet, so those of the step are asked for."""
 _OTHERS_WAIT_SECONDS = 10.0
 """torchrun ends all as soon as one has ended, and rank 0 must have spoken by then."""
+_GATEWAY_SECONDS, _GOODBYE_SECONDS = 0.3, 10.0
 _MAX_CHARACTERS = 1000
 
 
@@ -99,7 +101,15 @@ def in_process(main: Callable[[], int]) -> int:
 
     atexit.register(leave)  # the first to come is the last to be called
     ended.append(main())
+    _leave_monarch()
     return ended[0]
+
+
+def _leave_monarch() -> None:
+    """Its own goodbye at exit has one second, and on a busy machine says TimeoutError with a traceback."""
+    if (monarch := sys.modules.get("monarch.actor")) is not None:
+        with suppress(TimeoutError):  # nobody needs what it would still do: the run's reaper removes what is left
+            monarch.shutdown_context(host_timeout=_GATEWAY_SECONDS).get(timeout=_GOODBYE_SECONDS)
 
 
 def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool = False) -> None:

@@ -7,6 +7,8 @@ from titan_rl.config.schema import Config, GeneratorConfig
 _CPU_KV_GIB = 0.5
 GPU_STEP_TOKENS = 8192
 """Of one step of an engine on a GPU, at most: its activations are planned by that."""
+_CPU_STEP_TOKENS = 4096
+"""On a CPU, unless a single rollout is longer."""
 MIN_WIDE_SEQUENCES = 32
 """Of an engine whose bf16 layers are packed in fp32, on a CPU that multiplies it faster (generator/vllm_linear.py): 8
 sequences take 28 ms for SmolLM2's layers instead of 21, 64 take 76 instead of 94."""
@@ -27,3 +29,8 @@ def generator_on(generator: GeneratorConfig, *, on_cpu: bool) -> GeneratorConfig
     dtype = generator.dtype if generator.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     kv_cache_gib = generator.kv_cache_gib or (_CPU_KV_GIB if on_cpu else 0.0)
     return replace(generator, dtype=dtype, kv_cache_gib=kv_cache_gib)
+
+
+def step_tokens(max_model_len: int, *, on_cpu: bool) -> int:
+    """Tokens of one engine step, at most; so vLLM runs no more requests at once. ``max_model_len``: of a rollout."""
+    return max(_CPU_STEP_TOKENS, max_model_len) if on_cpu else GPU_STEP_TOKENS

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
@@ -103,6 +104,8 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
     for key in values:
         if key not in known:
             raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, known | set(also_known))}")
+        if isinstance(values[key], float) and not isfinite(values[key]):
+            raise ConfigError(f"{section}.{key} = {values[key]!r}: give a finite number")
     try:
         # from JSON, strict mode still takes an integer for a float and a list for a tuple, but no "3" for 3
         return _adapter(cls).validate_json(json.dumps(values, default=str), strict=True)

@@ -94,5 +94,5 @@ class CriticConfig(LearnedRoleConfig):
     """The model that foretells rewards, where the algorithm needs one. Its ``path`` may have a value head
     (``score.weight``) or none; a head that was not there says 0 at first."""
 
-    value_clip: Annotated[float, Field(ge=0)] = 0.2
+    value_clip: Annotated[float, Field(ge=0, le=1e6)] = 0.2
     """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""

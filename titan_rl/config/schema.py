@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Count, Gib, Seconds, Share, Style, Weight, Whole
+from titan_rl.config.kinds import Count, Gib, LearningRate, Seconds, Share, Style, Temperature, Weight, Whole
 from titan_rl.config.placement import PlacementConfig
 from titan_rl.config.role_sections import (
     CriticConfig,
@@ -133,8 +133,8 @@ class RolloutConfig:
     """Longest answer, end of sequence included."""
     max_turns: Count = 32
     """Answers of an episode; one that would have more is cut short there, as one that runs out of tokens is."""
-    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Sampling temperature; the trainer uses the same."""
+    temperature: Temperature = 1.0
+    """Sampling temperature, from 0.01 to 2, which are vLLM's limits; the trainer uses the same."""
     max_staleness: Whole = 0
     """How many policy versions a sample may lag behind the weights it trains; 0 is on-policy and synchronous."""
     share_prefix: bool = True
@@ -218,7 +218,7 @@ class SFTConfig:
     steps: Whole = 0
     """Supervised steps on worked examples before reinforcement learning."""
     examples_per_step: Count = 64
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    lr: LearningRate = 1e-3
     """Learning rate of these steps, which have an optimizer of their own."""
 
 

@@ -34,7 +34,7 @@ from titan_rl.config.schema import Config
 from titan_rl.controller.bad_batches import BadBatches
 from titan_rl.controller.checkpointing import Checkpointing
 from titan_rl.controller.effects import Effect, Effects
-from titan_rl.controller.ending import RESCUE_SECONDS, Ending
+from titan_rl.controller.ending import Ending
 from titan_rl.controller.evaluate import evaluate
 from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
@@ -56,6 +56,8 @@ from titan_rl.records.rundir import RunDir
 from titan_rl.records.statistics import Proportion
 from titan_rl.records.summary import Progress
 
+_DELIVERY_SECONDS = 60.0
+"""For which a run that is stopped waits for its last weights to be live, so that its last step is reported."""
 Update = Callable[[int], Awaitable[list[StepMetrics | BadNumbers]]]
 
 
@@ -133,7 +135,7 @@ class Controller(Loop):
             self.checkpointing.started_from(self.progress.step)
             await self.frozen.begin()
         first = self.progress.step
-        await self.stop.interrupts(self.recovery.train_recorded(self.trainer))
+        await self.recovery.train_recorded(self.trainer, self.stop.check)
         last = self.progress.step
         await self._go_on_from_here()
         self.log(
@@ -173,7 +175,7 @@ class Controller(Loop):
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
-                await within(RESCUE_SECONDS, "the last weight update", self.publishing.delivered())
+                await within(_DELIVERY_SECONDS, "the last weight update", self.publishing.delivered())
         await self.ending.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:

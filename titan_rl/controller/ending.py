@@ -13,8 +13,6 @@ from titan_rl.mesh.trainer_mesh import TrainerMesh
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.summary import Progress
 
-RESCUE_SECONDS = 60.0
-
 
 class Ending:
     """Asks the trainer for its last state. Whoever drives the loop says whether that is between two steps."""
@@ -45,18 +43,22 @@ class Ending:
         await self._save_model()
 
     async def rescue(self, error: BaseException, *, is_between_steps: bool) -> None:
-        """A complete checkpoint, if there is something new to save; the model too, if the user stopped the run."""
+        """A complete checkpoint, if there is something new to save; the model too, if the user stopped the run. It may
+        take as long as any other checkpoint."""
+        seconds, step = self.checkpointing.timeout, self.progress.step
         with suppress(Exception):  # the error that ended the run matters more
-            await within(RESCUE_SECONDS, "writing the checkpoint before", self.checkpointing.finish())
+            await within(seconds, "writing the checkpoint before", self.checkpointing.finish())
         if not (is_between_steps and self._has_news(error)):
             return
         try:
-            await within(RESCUE_SECONDS, "saving the last checkpoint", self.save())
-            await within(RESCUE_SECONDS, "writing the last checkpoint", self.checkpointing.finish())
+            await within(seconds, "saving the last checkpoint", self.save())
+            await within(seconds, "writing the last checkpoint", self.checkpointing.finish())
+            if self.checkpointing.saved_step == step:
+                self.log(f"step {step} is saved")
             if isinstance(error, Stopped):
                 await self._save_model()
         except Exception as failure:  # the error that ended the run matters more
-            self.log(f"could not save step {self.progress.step}: {failure}")
+            self.log(f"could not save step {step}: {failure}")
 
     def _has_news(self, error: BaseException) -> bool:
         if self.progress.step == self.checkpointing.saved_step:

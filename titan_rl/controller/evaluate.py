@@ -1,12 +1,11 @@
 """Held-out accuracy: greedy answers to prompts that no run trains on."""
 
-import asyncio
-
 from titan_rl.config.schema import RolloutConfig
 from titan_rl.controller.retries import sampled
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.base import correct
 from titan_rl.mesh.meshes import Meshes
+from titan_rl.mesh.supervision.deadlines import together
 from titan_rl.records.statistics import Proportion
 
 
@@ -15,13 +14,15 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], rollout: RolloutConfig
 
     An answer that the machinery failed to score is an error, not a wrong answer.
 
-    Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored.
+    Errors: RuntimeError if a prompt leaves no room for an answer, or an answer could not be scored; EveryPromptFails.
     """
     sampling = Sampling(1, rollout.max_new_tokens, 0.0, meshes.max_tokens, rollout.max_turns)
-    sample, retries = meshes.dispatcher.run_group, rollout.max_retries
-    groups = await asyncio.gather(*(sampled(sample, prompt, sampling, retries) for prompt in prompts))
+    dispatcher, retries = meshes.dispatcher, rollout.max_retries
+    asked = (sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults) for prompt in prompts)
+    groups = await together(asked)
     if refused := [group for group in groups if group.refused]:
-        raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {refused[0].refused}")
+        why = ": ".join(filter(None, (refused[0].refused, refused[0].replica_failure)))
+        raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {why}")
     rollouts = [group.rollouts[0] for group in groups]
     if failed := [rollout for rollout in rollouts if rollout.status == "infra_error"]:
         first = failed[0]

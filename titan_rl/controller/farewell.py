@@ -18,7 +18,9 @@ def resume_command(run_dir: RunDir, config_file: str | None) -> str:
 
 def stopping(run_dir: RunDir, config_file: str | None) -> str:
     """Said at once when a stop is asked for."""
-    return f"stopping after the step at hand, which is saved; to go on: {resume_command(run_dir, config_file)}"
+    return (
+        f"stopping: what is at hand ends, then what is new is saved; to go on: {resume_command(run_dir, config_file)}"
+    )
 
 
 def farewell(

@@ -15,6 +15,7 @@ from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.schema import MIXTURE, TASKS_OF_OTHERS, Config
 from titan_rl.controller.data_checks import check_settings, load_dataset
+from titan_rl.controller.engine_checks import check_engine
 from titan_rl.controller.host_checks import check_hosts
 from titan_rl.controller.role_checks import check_reward_model, check_roles
 from titan_rl.controller.run_device import device_type, is_on_cpu
@@ -28,7 +29,7 @@ from titan_rl.environments.base import Task, make_task
 from titan_rl.environments.checks import check_demonstrations, check_known, check_seats, training_prompts
 from titan_rl.environments.grading import check_grader
 from titan_rl.environments.group import encode_prompt
-from titan_rl.environments.llm_judge import check_judges
+from titan_rl.environments.llm_judge import ask_judges, check_judges
 from titan_rl.environments.prompts import held_out_prompts
 from titan_rl.environments.sandbox.remote import check_server
 from titan_rl.mesh.channel.transports import has_ibverbs
@@ -36,7 +37,7 @@ from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
 from titan_rl.models.families import Family, make_family
 from titan_rl.models.hf_weights import check_weights
 from titan_rl.models.rope import num_positions
-from titan_rl.models.spec import model_spec, read_hf_config
+from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.tiny import tiny_config
 from titan_rl.models.tokenizer import character_tokenizer
 from titan_rl.records.shard_store import check_store
@@ -44,6 +45,7 @@ from titan_rl.records.trackers import check_trackers
 from titan_rl.trainer.layout import check_compile, check_layout
 from titan_rl.trainer.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
+from titan_rl.trainer.titan_limits import check_patterns
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -122,6 +124,7 @@ def check(config: Config) -> Checked:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
     if config.task.sandbox:
         check_server(config.task.sandbox)
+    ask_judges(config.task)
     checked.task.check_ready()
     return checked
 
@@ -250,8 +253,11 @@ def check_model(config: Config, family: Family | None = None) -> None:
     check_compile(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
+    elif len(titan.optimizer.param_groups) > 1:
+        check_patterns(titan.optimizer.param_groups, parameter_names(spec_of(hf, "", family)))
     if not config.data.file:
         check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
+        check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, on_cpu=on_cpu)
 
 
 def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:

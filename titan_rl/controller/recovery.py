@@ -6,6 +6,7 @@ Nothing is sampled here, and nothing is decided: the controller says when.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 
 from titan_rl.algorithms.base import Algorithm
@@ -76,12 +77,13 @@ class Recovery(WayBack):
             self.stream.curriculum.go_to(step)
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
-    async def train_recorded(self, trainer: TrainerMesh) -> None:
+    async def train_recorded(self, trainer: TrainerMesh, check_stop: Callable[[], None] = lambda: None) -> None:
         """All steps that the ledger knows as trained and that can be read, up to the first that cannot: the samples of
-        the rest are drawn again."""
+        the rest are drawn again. ``check_stop`` is called before each. Errors: what it raises."""
         last = last_recorded(self.run_dir.rollouts, self.progress.step, self.ledger.last_trained_step())
         recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
         for step in range(self.progress.step + 1, last + 1):
+            check_stop()
             try:
                 await self._train_again(trainer, step, recorded.get(step))
             except RolloutsError as error:

@@ -193,7 +193,7 @@ def _rule(key: str) -> int:
     return next((_RULES[beginning] for beginning in beginnings if beginning in _RULES), _FREE)
 
 
-def _changes(before: Settings, asked: Settings) -> list[str]:
+def changes(before: Settings, asked: Settings) -> list[str]:
     """Keys that have another value. One that either release does not know is no change."""
     keys = [key for key in before | asked if key.startswith(_OPEN) or (key in before and key in asked)]
     return [key for key in keys if before.get(key) != asked.get(key)]
@@ -201,14 +201,15 @@ def _changes(before: Settings, asked: Settings) -> list[str]:
 
 def first_change(before: Settings, asked: Settings) -> str:
     """Of those that bear on what a step's numbers are; empty if there is none."""
-    decays = before.get("lr_scheduler.decay_ratio") != 0.0
+    schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
+    decays = any(before.get(f"{schedule}.decay_ratio", 0.0) != 0.0 for schedule in schedules)
     kinds = (_WHILE_REDOING, _NUMERIC)
-    changes = _changes(before, asked)
-    return next((key for key in changes if _rule(key) in kinds or (decays and key == "training.steps")), "")
+    bears = (key for key in changes(before, asked) if _rule(key) in kinds or (decays and key == "training.steps"))
+    return next(bears, "")
 
 
 def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
-    for key in _changes(before, asked):
+    for key in changes(before, asked):
         becomes_tiny = key == "model.path" and "tiny" in (before[key], asked[key])
         if _rule(key) == _ALWAYS or becomes_tiny:
             raise ConfigError(
@@ -230,7 +231,7 @@ def _check_drawn(run_dir: RunDir, before: Settings, asked: Settings) -> None:
 
 
 def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int, last: int, *, with_sft: bool) -> None:
-    for key in _changes(before, asked):
+    for key in changes(before, asked):
         if _rule(key) == _WHILE_REDOING and (with_sft or not key.startswith("sft.")):
             raise ConfigError(
                 f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained "

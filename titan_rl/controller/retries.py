@@ -1,10 +1,14 @@
 """A group that met a failure of the machinery is sampled again."""
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from math import inf
 
 from titan_rl.data.types import Group, Prompt, Sampling
 from titan_rl.mesh.dispatch import POISON
+from titan_rl.mesh.faults_in_a_row import FaultsInARow
 from titan_rl.mesh.supervision.deadlines import DeadlineError
 
 _PAUSE_SECONDS = 0.5
@@ -17,19 +21,36 @@ async def sampled(
     prompt: Prompt,
     sampling: Sampling,
     max_retries: int,
+    faults: FaultsInARow,
     on_retry: Callable[[str], None] = lambda prompt_id: None,
 ) -> Group:
-    """A group, or what is left of the last attempt. ``on_retry`` takes the prompt's id before each further one."""
-    attempt = 0
+    """A group, or what is left of the last attempt. ``on_retry`` takes the prompt's id before each further one.
+
+    Errors: EveryPromptFails if this is one prompt too many that nothing but one failure came of.
+    """
+    attempt, began = 0, time.monotonic()
     while True:
         try:
             group = await run_group(prompt, sampling)
-        except DeadlineError:
+        except DeadlineError as error:
+            faults.given_up(prompt.id, str(error), inf)  # nobody was there to work, of which no prompt is the cause
             group = Group(prompt.id, [], refused="timeout")
         is_whole = not group.refused and all(rollout.status != "infra_error" for rollout in group.rollouts)
-        if is_whole or group.refused == POISON or attempt >= max_retries:  # poison was tried as often as it may be
+        if is_whole or group.refused == POISON:  # which was tried as often as it may be
+            return group
+        if attempt >= max_retries:
+            if why := _only_failure(group):
+                faults.given_up(prompt.id, why, began)
             return group
         if not group.refused:
-            await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
+            await asyncio.sleep(_PAUSE_SECONDS * 2**attempt * faults.patience)
         attempt += 1
         on_retry(prompt.id)
+
+
+def _only_failure(group: Group) -> str:
+    """The commonest, if no sample is without one."""
+    if group.refused or any(rollout.status != "infra_error" for rollout in group.rollouts):
+        return ""
+    [(failure, _)] = Counter(rollout.failure or "infra_error" for rollout in group.rollouts).most_common(1)
+    return failure

@@ -25,6 +25,9 @@ _MAX_DISCARDS = 20
 """Batches' worth of groups in a row that cannot be trained on, after which the run gives up. One that is filtered could
 have been."""
 
+_LOOK_SECONDS = 1.0
+"""Between two looks whether the run cannot go on, whatever the first group waits for."""
+
 
 @dataclass(frozen=True)
 class InFlight:
@@ -107,7 +110,8 @@ class RolloutQueue:
     # a batch
 
     async def collect(self) -> Collected:
-        """The next batch. Errors: RuntimeError if too many groups in a row cannot be trained on; an actor's fault."""
+        """The next batch. Errors: RuntimeError if too many groups in a row cannot be trained on; EveryPromptFails; an
+        actor's fault."""
         self._end_ahead()
         selection = Selection(self.config)
         while not selection.is_complete:
@@ -133,12 +137,14 @@ class RolloutQueue:
     async def _next_group(self) -> Group:
         """The one that was admitted first; meanwhile, whatever may be admitted is."""
         while True:
+            self.dispatcher.faults.check()
             self._admit()
             first = self._in_flight[0].group if self._in_flight else None
             if first is not None and first.done():
                 return self._in_flight.popleft().group.result()
             delivery = self.publishing.pending
-            await asyncio.wait({task for task in (first, delivery) if task}, return_when=asyncio.FIRST_COMPLETED)
+            waited_for = {task for task in (first, delivery) if task}
+            await asyncio.wait(waited_for, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if delivery is not None and delivery.done():
                 await self.publishing.delivered()
 
@@ -175,7 +181,8 @@ class RolloutQueue:
     async def _sample(self, prompt: Prompt) -> Group:
         """A group, for people too."""
         retries, sample = self.config.rollout.max_retries, self.dispatcher.run_group
-        group = await sampled(sample, prompt, self._sampling, retries, self.ledger.count_retry)
+        faults, on_retry = self.dispatcher.faults, self.ledger.count_retry
+        group = await sampled(sample, prompt, self._sampling, retries, faults, on_retry)
         group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
         return group
 

@@ -40,6 +40,7 @@ from titan_rl.controller.preflight import Checked, check
 from titan_rl.controller.publishing import Publishing
 from titan_rl.controller.recovery import Recovery
 from titan_rl.controller.reporting import Reporter
+from titan_rl.controller.resumed_settings import resumed_settings
 from titan_rl.controller.resuming import check_resumable, limits_of
 from titan_rl.controller.rollout_queue import RolloutQueue
 from titan_rl.controller.stopping import Lost, Stopped, StopRequest
@@ -115,6 +116,7 @@ class Session:
             check_no_modules(run_dir.root)
             earlier = check_resumable(run_dir, checked)
             check_sources(run_dir, sources)
+            told = [*told, *resumed_settings(run_dir, checked)]
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)

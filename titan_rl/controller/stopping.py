@@ -47,6 +47,11 @@ class StopRequest:
         if self.driver is not None:
             self.driver.cancel()
 
+    def check(self) -> None:
+        """Errors: Stopped, if a stop was asked for."""
+        if self.is_asked:
+            raise Stopped(self.why)
+
     async def interrupts(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result. Errors: Stopped as soon as a stop is asked for; the awaitable is cancelled then."""
         work = asyncio.ensure_future(awaitable)

@@ -19,7 +19,7 @@ from titan_rl.controller.frozen_weights import FrozenWeights
 from titan_rl.controller.kept_policy import keep_policy
 from titan_rl.controller.loop import Loop
 from titan_rl.controller.reporting import PhaseTimer, Reporter
-from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.stopping import StopRequest
 from titan_rl.controller.trainer_device import tolerance_here
 from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
@@ -127,8 +127,7 @@ class SupervisedController(Loop):
 
     async def step(self) -> None:
         """Train; then what is due besides. Errors: Stopped; BadNumbersError; an actor's fault."""
-        if self.stop.is_asked:
-            raise Stopped
+        self.stop.check()
         await self._train(PhaseTimer())
         config = self.steps.config
         if self._is_due(config.eval.every) and self.progress.step < self.progress.steps_asked:
@@ -211,7 +210,8 @@ class SupervisedController(Loop):
         """The last step is, as soon as it is done."""
 
     async def evaluate(self, when: str) -> HeldOut:
-        """Loss and accuracy on held-out data. Errors: Stopped; an actor's fault."""
+        """Loss and accuracy on held-out data. Errors: Stopped, and the trainer ends what it was asked last; an actor's
+        fault."""
         self.reporter.display.enter("evaluating")
         found = await self.stop.interrupts(self.steps.held_out(self.trainer))
         self.reporter.judged(self.progress.step, when, found.metrics, found.accuracy)

@@ -1,5 +1,7 @@
 """The actors of a run, or some of them: here actors, models and trainer settings meet, which the mesh does not know."""
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,16 +66,18 @@ class Actors:
         logs: Path | None = None,
     ):
         """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``say`` hears of
-        deaths and repairs. ``logs``: a folder for what the processes print."""
+        deaths and repairs. ``logs``: a folder for what the processes print; without one it is kept only if something
+        fails."""
         self.checked = checked = replace(checked, config=without_hosts(checked.config))
-        machine = this_machine()
+        machine, self._say = this_machine(), say
+        self._own_logs = None if logs is not None else Path(tempfile.mkdtemp(prefix="titan_rl_logs_"))
         self.meshes = make_meshes(
             *(checked.config, checked.titan, model_path),
             family=checked.family,
             needs=checked.algorithm.needs,
             parts=parts,
             kept_policy=kept_policy,
-            logs=logs,
+            logs=logs or self._own_logs,
             listeners=Listeners(say=say),
             whereabouts=Whereabouts(
                 launcher=checked.launcher,
@@ -84,13 +88,22 @@ class Actors:
     async def __aenter__(self) -> "Actors":
         try:
             await self.meshes.start()
-        except BaseException:  # cancelled included: nobody else can stop what has started
-            await self.meshes.stop()
+        except BaseException as error:  # cancelled included: nobody else can stop what has started
+            await self._end(error)
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
         await self.meshes.stop()
+        if self._own_logs is None:
+            return
+        if isinstance(error, Exception):
+            self._say(f"what the actors printed is in {self._own_logs}")
+        else:
+            shutil.rmtree(self._own_logs, ignore_errors=True)
 
     async def evaluate(self) -> Proportion:
         """Held-out accuracy of the model."""

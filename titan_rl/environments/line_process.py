@@ -152,9 +152,11 @@ def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """With all below it, which it ends itself where it still can."""
+    """With all below it, which it ends itself where it still can. (``Process.send_signal`` would first look whether it
+    has ended, and so take its exit code away from asyncio, which then knows of no such child.)"""
     with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _END_SECONDS)
     with suppress(ProcessLookupError):

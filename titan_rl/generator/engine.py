@@ -103,6 +103,8 @@ class GenerationEngine:
         self._stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
+        self._at_hand: list[_Action] = []
+        """Taken from the two above, and not all answered yet."""
         self._samples: dict[str, _Sample] = {}
         self._num_requests = 0
         self._posting = threading.Lock()
@@ -190,7 +192,7 @@ class GenerationEngine:
         with self._posting:
             self._broken = error
         waiting = [sample.pending.future for sample in self._samples.values()]
-        waiting += [action.future for action in self._held_back]
+        waiting += [action.future for action in (*self._at_hand, *self._held_back)]
         while not self._inbox.empty():
             waiting.append(self._inbox.get().future)
         for future in waiting:
@@ -199,9 +201,9 @@ class GenerationEngine:
 
     def _lead(self) -> None:
         while True:
-            actions = self._next_actions()
-            self._lockstep.share([action.command for action in actions])
-            for action in actions:
+            self._at_hand = self._next_actions()
+            self._lockstep.share([action.command for action in self._at_hand])
+            for action in self._at_hand:
                 self._answer(action)
             self._step()
 
@@ -250,18 +252,9 @@ class GenerationEngine:
         prompt = TokensPrompt(prompt_token_ids=request.tokens.tolist(), cache_salt=salt)
         for place, seed in enumerate(request.seeds):
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
-            parameters = SamplingParams(
-                max_tokens=request.max_new_tokens,
-                temperature=request.temperature,
-                seed=seed,
-                logprobs=0,
-                flat_logprobs=True,
-                detokenize=False,
-                stop_token_ids=self._stop_token_ids,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
             try:
                 request.check(self._engine.model_config.get_vocab_size())
+                parameters = sampling_parameters(request, seed, self._stop_token_ids)
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():
@@ -353,6 +346,20 @@ class GenerationEngine:
     def _take_statistics(self) -> EngineStatistics:
         taken, self.statistics = self.statistics, EngineStatistics()
         return taken
+
+
+def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
+    """What vLLM is told of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
+    return SamplingParams(
+        max_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        seed=seed,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        stop_token_ids=stop_token_ids,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
 
 def num_generated(request: VllmRequest) -> int:

@@ -8,14 +8,12 @@ from vllm.config import WeightTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from titan_rl.config.device_defaults import GPU_STEP_TOKENS, generator_on
+from titan_rl.config.device_defaults import generator_on, step_tokens
 from titan_rl.config.schema import GeneratorConfig
 from titan_rl.generator import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest that vLLM's CPU attention accepts. Only full blocks of a prompt are shared, and the default is 128."""
-_PREFILL_TOKENS = 4096
-"""Tokens of one engine step on a CPU, unless a single prompt needs more."""
 
 
 def engine_arguments(
@@ -53,7 +51,7 @@ def engine_arguments(
         hf_overrides={"head_dtype": "float32"},
         generation_config="vllm",
         weight_transfer_config=WeightTransferConfig(backend=vllm_backend.BACKEND),
-        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, devices, sleeps)),
+        **(_on_cpu(config, max_model_len) if on_cpu else _on_gpu(config, max_model_len, devices, sleeps)),
         **parallel,
     )
 
@@ -64,18 +62,18 @@ def _on_cpu(config: GeneratorConfig, max_model_len: int) -> dict[str, Any]:
         block_size=_CPU_BLOCK_TOKENS,
         # vLLM 0.32 on a CPU crashes on a seeded request whose prompt is prefilled in parts: its generator cannot rewind
         enable_chunked_prefill=False,
-        max_num_batched_tokens=max(_PREFILL_TOKENS, max_model_len),
+        max_num_batched_tokens=step_tokens(max_model_len, on_cpu=True),
         async_scheduling=False,  # which vLLM has for GPUs alone
     )
 
 
-def _on_gpu(config: GeneratorConfig, devices: Sequence[int], sleeps: bool) -> dict[str, Any]:
+def _on_gpu(config: GeneratorConfig, max_model_len: int, devices: Sequence[int], sleeps: bool) -> dict[str, Any]:
     """Chunked prefill and async scheduling are vLLM's defaults there, and stay."""
     return dict(
         device_ids=list(devices) or None,
         kv_cache_memory_bytes=int(config.kv_cache_gib * 2**30) or None,
         # beside that many bytes only what vLLM wants to see free before it starts
         gpu_memory_utilization=config.gpu_memory_utilization,
-        max_num_batched_tokens=GPU_STEP_TOKENS,
+        max_num_batched_tokens=step_tokens(max_model_len, on_cpu=False),
         enable_sleep_mode=sleeps,
     )

@@ -1,12 +1,14 @@
 """Prompts go to a verifier and a replica, and again to others if one of them dies or fails."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
 from titan_rl.mesh.endpoints import GeneratorEndpoints, VerifierEndpoints
+from titan_rl.mesh.faults_in_a_row import FaultsInARow
 from titan_rl.mesh.generators import Generators
 from titan_rl.mesh.replica import Replica
 from titan_rl.mesh.router import NoneLeft, Router
@@ -18,6 +20,7 @@ from titan_rl.mesh.verifiers import Verifiers
 
 POISON = "poison"
 """Why a prompt is refused that engines died of, or could not take."""
+_SILENT_SHARE = 0.2
 _END_SECONDS = 5.0
 """How long the death of a process that was killed is waited for."""
 
@@ -27,7 +30,7 @@ async def _always() -> None:
 
 
 class Dispatcher:
-    """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError."""
+    """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails."""
 
     def __init__(
         self,
@@ -45,6 +48,14 @@ class Dispatcher:
         limit = config.rollout.max_retries
         self._at_engines, self._at_verifiers, self._at_refusals = (Suspects(limit) for _ in range(3))
         self._suspects = self._at_engines, self._at_verifiers, self._at_refusals
+        self.faults = FaultsInARow()
+        """Also for what is given up elsewhere (controller/retries.py)."""
+        self._attempts: dict[str, float] = {}
+        """When the last attempt at each prompt under way began."""
+        self._last_news = 0.0
+        """When a group was done, or it was said that none is."""
+        self._reasons: dict[str, list[str]] = {}
+        """What went wrong with each prompt under way, each reason once."""
         self._scoring_seconds: dict[str, list[float]] = {}
 
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
@@ -52,14 +63,19 @@ class Dispatcher:
 
         A prompt that was there at ``rollout.max_retries`` deaths is refused as poison.
         """
+        self.faults.check()
         try:
             while not self._is_poison(prompt.id):
                 if (group := await self._try(prompt, sampling)) is not None:
                     return group
-            return Group(prompt.id, [], refused=POISON)
+            why = "; ".join(self._reasons[prompt.id])
+            self.faults.given_up(prompt.id, why, self._attempts[prompt.id])
+            return Group(prompt.id, [], refused=POISON, replica_failure=why)
         finally:
             for suspects in self._suspects:
                 suspects.forget(prompt.id)
+            self._attempts.pop(prompt.id, None)
+            self._reasons.pop(prompt.id, None)
 
     async def _try(self, prompt: Prompt, sampling: Sampling) -> Group | None:
         """None if somebody died or failed meanwhile. One that was there at a death is sampled alone."""
@@ -72,7 +88,8 @@ class Dispatcher:
             replica = self.generators.replicas.get(number)
             if replica is None or verifier not in self.verifiers.procs:  # it died while another was waited for
                 return None
-            with replica:
+            self._attempts[name] = time.monotonic()
+            with replica, self._told_if_slow(name):
                 group = await self._run_group_on(verifier, replica, prompt, sampling)
         if group is None:
             if not self._is_poison(name):
@@ -82,6 +99,9 @@ class Dispatcher:
         self._scoring_seconds.setdefault(group.verifier, []).append(group.seconds_score)
         self.generators.router.worked()
         self.verifiers.router.worked()
+        self._last_news = time.monotonic()
+        if any(rollout.status != "infra_error" for rollout in group.rollouts):
+            self.faults.answered()
         return group
 
     async def _run_group_on(self, number: int, replica: Replica, prompt: Prompt, sampling: Sampling) -> Group | None:
@@ -115,15 +135,39 @@ class Dispatcher:
 
     async def complete(self, request: Request) -> list[Completion]:
         """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
+        why = ""
         for _ in range(1 + self.config.rollout.max_retries):
             await self._awake()
             async with self.generators.router.choose(self.config.mesh.start_timeout) as number:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue
-                with replica, suppress(ActorDied):
+                with replica:
                     seconds, asked = self.config.mesh.step_timeout, GeneratorEndpoints.generate(request)
-                    return await call(replica.ranks[0], asked, seconds=seconds, what="answering")
-        raise NoneLeft("the generators that were asked died, one after the other")
+                    try:
+                        return await call(replica.ranks[0], asked, seconds=seconds, what="answering")
+                    except ActorDied as death:
+                        why = f": {death}"
+        raise NoneLeft(f"the generators that were asked died, one after the other{why}")
+
+    @contextmanager
+    def _told_if_slow(self, prompt_id: str) -> Iterator[None]:
+        """Say so once nothing at all has come for a good part of the time that a group may take."""
+        began, most = time.monotonic(), self.config.verifier.episode_timeout
+        seconds = _SILENT_SHARE * most
+
+        def tell() -> None:
+            if self._last_news < began:
+                self._last_news = time.monotonic()
+                self.generators.say(
+                    f"no group has ended for {seconds:g} s, prompt {prompt_id} among them: each may take "
+                    f"verifier.episode_timeout = {most:g} s"
+                )
+
+        timer = asyncio.get_running_loop().call_later(seconds, tell)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     # who is to blame
 
@@ -134,6 +178,7 @@ class Dispatcher:
         """It did not answer, so it is ended; but where it only refuses a request, it lives on."""
         why = group.replica_failure.strip().splitlines()[-1]
         if group.is_request_refused:
+            self._note(group.prompt_id, why)
             self._at_refusals.was_there(group.prompt_id, alone=True)
             self._tell_poison(self._at_refusals, group.prompt_id, why)
             return
@@ -152,10 +197,16 @@ class Dispatcher:
     def _was_there(self, suspects: Suspects, router: Router, prompt_id: str, dead: ActorProcess) -> None:
         if dead.why.startswith("lost "):  # its host, of which no prompt is the cause
             return
+        self._note(prompt_id, f"{router.kind} {dead.why}")
         suspects.was_there(prompt_id, alone=suspects.is_suspect(prompt_id))
         if suspects.is_poison(prompt_id):
             router.blame(f"prompt {prompt_id} is poison: {dead.name} {dead.why}")
             self._tell_poison(suspects, prompt_id, f"{dead.name} {dead.why}")
+
+    def _note(self, prompt_id: str, reason: str) -> None:
+        reasons = self._reasons.setdefault(prompt_id, [])
+        if reason not in reasons:
+            reasons.append(reason)
 
     def _tell_poison(self, suspects: Suspects, prompt_id: str, why: str) -> None:
         if suspects.is_poison(prompt_id):

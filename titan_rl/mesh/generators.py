@@ -23,6 +23,7 @@ from titan_rl.mesh.weight_link import WeightLink
 
 _MAX_BRING_UPS = 5
 _PAUSE_SECONDS = 1.0
+_MAX_SPARES_LOST = 3
 
 
 def _rank_names(number: int | str, count: int) -> list[str]:
@@ -55,7 +56,7 @@ class Generators:
         arguments = environment, actor, settings, model_path, max_tokens, config.placement.mode == "colocated"
         self.standby = Standby(processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
-        self._num_spares_coming = 0
+        self._num_spares_coming = self._num_spares_lost = 0
         self._replacements = Replacements(self.router, say)
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], object]] = []
@@ -145,12 +146,17 @@ class Generators:
         self._replacements.begin(number, lambda: self._bring(number))
 
     def _on_death_of_spare(self, replica: Replica, rank: ActorProcess) -> None:
-        """Another one, if this one was still waiting."""
-        if replica in self._spares:
-            self._spares.remove(replica)
-            self._end(replica)
+        """Another one, if this one was still waiting, and not too many died so since an engine was replaced."""
+        if replica not in self._spares:
+            return
+        self._spares.remove(replica)
+        self._end(replica)
+        self._num_spares_lost += 1
+        if self._num_spares_lost < _MAX_SPARES_LOST:
             self.say(f"{rank.name} {rank.why}: another is started")
             self.prepare()
+        else:
+            self.say(f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no other waits for now")
 
     def fail(self, number: int, reason: str) -> None:
         """It lives, but what it does can no longer be trusted: it is replaced as if it had died."""
@@ -186,7 +192,7 @@ class Generators:
         """A spare that waits, or an engine that is started now."""
         if not self._spares:
             return await self._start_one(number)
-        replica = self._spares.pop()
+        replica, self._num_spares_lost = self._spares.pop(), 0
         replica.number = number
         for rank, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
             rank.name = name

@@ -356,7 +356,7 @@ class Meshes:
         """Stop all actors; what is still there after a while is killed. Never raises, never hangs."""
         self._background.cancel()
         self.processes.are_stopping = True
-        for owner in self._owners:
+        for owner in (*self._owners, self.trainer):
             owner.stop()
         stops = [asyncio.ensure_future(self._stop(process)) for process in reversed(self.processes.all)]
         if stops:

@@ -68,9 +68,10 @@ class Router:
         self._tell()
 
     def give_up(self, number: int, reason: str) -> None:
-        """It will not come back."""
+        """It will not come back. What took it out at first is told, too."""
         self.take_out(number, reason)
-        self._given_up[number] = reason
+        first = self._out[number]
+        self._given_up[number] = reason if first == reason else f"{first}; {reason}"
         self._tell()
 
     def worked(self) -> None:
@@ -121,7 +122,9 @@ class Router:
         now, deadline = asyncio.get_running_loop().time, None
         while True:
             if len(self._faults_in_a_row) >= _MAX_FAULTS:
-                raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {self._faults_in_a_row[-1]}")
+                first, last = self._faults_in_a_row[0], self._faults_in_a_row[-1]
+                told = last if first == last else f"first {first}; at last {last}"
+                raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {told}")
             healthy = self.healthy
             if free := [number for number in healthy if number not in self._reserved]:
                 return min(free, key=self._groups_at.__getitem__)

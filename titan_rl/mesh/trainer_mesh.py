@@ -19,6 +19,7 @@ from titan_rl.mesh.endpoints import TrainerEndpoints
 from titan_rl.mesh.run_files import collect
 from titan_rl.mesh.snapshots import TrainerSnapshots
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
+from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.trainers import Trainers
@@ -77,6 +78,7 @@ class TrainerMesh:
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
+        self._calls = BackgroundTasks()
         self._num_repairs = self._num_repaired = 0
         """Repairs since the last step, and in all."""
         self._own: Batch | None = None
@@ -174,10 +176,20 @@ class TrainerMesh:
     async def ask(self, work: Callable[[], Awaitable[T]], *, computes: bool = True) -> T:
         """What ``work`` gives with all ranks alive: they are repaired, and it is begun again, as often as need be.
 
-        One asks at a time. ``computes``: it needs what a rank holds on its device. Errors: ActorFault if that happens
-        too often.
+        One asks at a time. ``computes``: it needs what a rank holds on its device. Who is cancelled leaves the work to
+        end by itself, and the next waits for that: a rank whose rows were taken away would leave its process group.
+        Errors: ActorFault if that happens too often.
         """
-        async with self._lock:
+        await self._lock.acquire()
+        return await asyncio.shield(self._calls.start(self._do(work, computes)))
+
+    def stop(self) -> None:
+        """Nothing is waited for any more."""
+        self._calls.cancel()
+
+    async def _do(self, work: Callable[[], Awaitable[T]], computes: bool) -> T:
+        """The lock is held, and let go of."""
+        try:
             while True:
                 try:
                     if not self.trainers.is_complete:
@@ -196,6 +208,8 @@ class TrainerMesh:
                     await asyncio.wait(deaths, timeout=_NEWS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     if self.trainers.is_complete:
                         raise
+        finally:
+            self._lock.release()
 
     def _note_raised(self, error: ActorDied) -> None:
         """Errors: ActorFault if a trainer raises the same again and again, as a mistake in a program would."""
@@ -238,7 +252,8 @@ class TrainerMesh:
         if self.snapshots is None or self._catch_up is None:
             raise ActorFault(f"{ActorDied(dead, 'the run went on')}: recovery is off, so this ends the run")
         if self._num_repairs > _MAX_REPAIRS:
-            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between")
+            last = ActorDied(dead, "the run went on")
+            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between; at last {last}")
 
     async def _replace(self, dead: dict[int, ActorProcess]) -> int | None:
         """Others for the dead. All ranks are then at the newest step that every one had, no later than the run's.

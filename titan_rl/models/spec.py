@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import torch
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.models.common.decoder import Decoder
@@ -69,6 +70,13 @@ def spec_of(hf: PreTrainedConfig, name: str, family: Family | None = None, lora:
         state_dict_adapter=family.adapter,
     )
     return with_adapters(spec, lora) if lora else spec
+
+
+def parameter_names(spec: ModelSpec) -> list[str]:
+    """TorchTitan's, of all parameters that are trained."""
+    with torch.device("meta"):
+        model = spec.model.build()
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def apply_parallelism(spec: ModelSpec, parallelism: ParallelismConfig, training: TrainingConfig) -> None:

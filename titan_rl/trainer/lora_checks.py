@@ -2,7 +2,6 @@
 is needed for names and shapes alone.
 """
 
-import re
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from titan_rl.models.shards import is_adapter, local_shards
 from titan_rl.models.spec import spec_of
 from titan_rl.trainer.layout import stage_modules
 from titan_rl.trainer.titan_config import TitanConfig
+from titan_rl.trainer.titan_limits import check_patterns
 
 
 def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family: Family | None) -> None:
@@ -30,7 +30,7 @@ def check_lora(hf: PreTrainedConfig, config: Config, titan: TitanConfig, family:
     spec = spec_of(hf, "", family, config.lora)
     names, shapes = _adapters(spec)
     _check_tensor_parallel(titan, spec)
-    _check_groups(titan, names)
+    check_patterns(titan.optimizer.param_groups, names, are_adapters=True)
     _check_stages(titan, names, hf.num_hidden_layers)
     if config.lora.adapter:
         try:
@@ -57,20 +57,6 @@ def _check_tensor_parallel(titan: TitanConfig, spec: ModelSpec) -> None:
             f"lora.targets: this model's 'o_proj' cannot have an adapter with parallelism.tensor_parallel_degree = "
             f"{degree}: give lora.targets without it, or use data_parallel_shard_degree"
         )
-
-
-def _check_groups(titan: TitanConfig, names: list[str]) -> None:
-    left = list(names)
-    for group in titan.optimizer.param_groups:
-        matched = [name for name in left if re.search(group.pattern, name)]
-        if not matched:
-            raise ConfigError(
-                f"optimizer.param_groups: with [lora] nothing but adapters is trained, and none is left for "
-                f"{group.pattern!r}: their names are like {names[0]}"
-            )
-        left = [name for name in left if name not in matched]
-    if left:
-        raise ConfigError(f"optimizer.param_groups has no pattern for {left[0]}: add a group with '.*'")
 
 
 def _check_stages(titan: TitanConfig, names: list[str], num_layers: int) -> None:

@@ -1,7 +1,11 @@
 """Optimizer and schedule of a rank's part of the model, as TorchTitan builds them."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 import titan_rl.models.device as device  # noqa: F401  isort: skip  (before any other torchtitan module)
 
@@ -17,11 +21,22 @@ _SFT_WARMUP_STEPS = 10
 def build_optimizer(
     titan: TitanConfig, model_parts: list[nn.Module], num_updates: int
 ) -> tuple[OptimizersContainer, LRSchedulersContainer]:
-    """As the TOML says; the schedule counts updates, of which a step may make several."""
+    """As the TOML says; the schedule counts updates, of which a step may make several. After its last one it stays
+    where it is, where TorchTitan's would fall below 0 or rise again."""
     optimizer = titan.optimizer.build(model_parts=model_parts)
     for one in optimizer.optimizers:
         begin_moments(one)
-    return optimizer, titan.lr_scheduler.build(optimizers=optimizer, training_steps=num_updates)
+    schedule = titan.lr_scheduler.build(optimizers=optimizer, training_steps=num_updates)
+    last = (titan.lr_scheduler.total_steps or num_updates) - 1
+    for one in schedule.schedulers:
+        assert isinstance(one, LambdaLR), "TorchTitan has no other kind"
+        one.lr_lambdas = [partial(_until, last, factor) for factor in one.lr_lambdas]
+    return optimizer, schedule
+
+
+def _until(last: int, factor: Callable[[int], float], update: int) -> float:
+    """The share of the learning rate that a number of updates has, the first being 0."""
+    return factor(min(update, last))
 
 
 def load_optimizer(optimizer: OptimizersContainer, scheduler: LRSchedulersContainer, states: dict) -> None:

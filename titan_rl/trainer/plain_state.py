@@ -9,6 +9,7 @@ read by ``torch.load(weights_only=True)``.
 import math
 import pathlib
 import pickle
+import warnings
 from enum import Enum
 from io import BytesIO
 from pathlib import Path
@@ -119,7 +120,10 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
     except StoreError as error:
         raise StateError(f"{folder} cannot be loaded: {error}") from None
     try:
-        load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
+        with warnings.catch_warnings():
+            if no_dist:  # as was asked for, which torch warns of
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
     except CheckpointException as failure:  # a BaseException, which holds what each rank raised
         rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
         said = " ".join(str(error).split())[:_SHOWN]

@@ -8,6 +8,7 @@ Dimensions: S trained tokens of a row.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class FrozenRole:
     def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
         """Of fitted rows, float32 [S] each, and the words as in ``found_columns``; nothing on the stages of a pipeline
         that are not the last."""
-        asked = {"num_likeliest": self.num_words} if self.num_words else {}
+        asked: dict[str, Any] = {"num_likeliest": self.num_words} if self.num_words else {}
         return [{} if s is None else self._columns(s) for s in self.model.measure(rows, **asked)]
 
     def _columns(self, statistics: torch.Tensor) -> dict[str, np.ndarray]:

@@ -13,6 +13,13 @@ from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 from titan_rl.config.load import ConfigError, build_section, nearest, nearest_key
 from titan_rl.config.schema import Config
 from titan_rl.data.types import Layout
+from titan_rl.trainer.titan_limits import (
+    check_comm,
+    check_compile_keys,
+    check_groups,
+    check_recomputing,
+    check_schedule,
+)
 
 # TorchTitan 0.3's defaults are for pre-training on GPUs; these are for RL on any device
 _TRAINING = dict(seq_len=2048, steps=100, mixed_precision_param="float32", local_batch_size=1)
@@ -137,7 +144,9 @@ def _optimizer(values: dict, section: str = "optimizer") -> OptimizersContainer.
             )
         for group in values["param_groups"]:
             build_section(ParamGroupConfig, group, f"{section}.param_groups")
-        return build_section(OptimizersContainer.Config, values, section)
+        config = build_section(OptimizersContainer.Config, values, section)
+        check_groups(config, section)
+        return config
     short = _ADAMW | {key: value for key, value in values.items() if key in _ADAMW}
     betas = short["betas"]
     if not isinstance(betas, list) or len(betas) != 2 or not all(type(b) in (int, float) and 0 <= b < 1 for b in betas):
@@ -146,14 +155,15 @@ def _optimizer(values: dict, section: str = "optimizer") -> OptimizersContainer.
         if type(short[key]) not in (int, float) or not 0 <= short[key] < float("inf"):
             raise ConfigError(f"{section}.{key} = {short[key]!r}: give a number of at least 0")
     config = build_section(OptimizersContainer.Config, {k: v for k, v in values.items() if k not in _ADAMW}, section)
+    short["betas"] = [float(beta) for beta in betas]  # torch takes no 0 for 0.0
     config.param_groups = adamw(**short).param_groups
+    check_groups(config, section)
     return config
 
 
 def _lr_scheduler(values: dict, section: str = "lr_scheduler") -> LRSchedulersContainer.Config:
     config = build_section(LRSchedulersContainer.Config, _LR_SCHEDULER | values, section)
-    if config.warmup_steps < 0:
-        raise ConfigError(f"{section}.warmup_steps = {config.warmup_steps} must be at least 0")
+    check_schedule(config, section)
     return config
 
 
@@ -259,6 +269,9 @@ def _check(config: Config, titan: TitanConfig) -> None:
     training = titan.training
     _check_parallelism(titan.parallelism)
     _check_optimizer(titan)
+    check_compile_keys(titan.compile)
+    check_comm(titan.comm)
+    check_recomputing(titan.activation_checkpoint)
     if training.steps < 1:
         raise ConfigError(f"training.steps = {training.steps} must be at least 1")
     if not 0 < training.max_norm < float("inf"):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
+from titan_rl.config.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.config.load import ConfigError, overriding
 from titan_rl.config.plugins import forget, reference_to
 from titan_rl.controller.checkpointing import SaveError
@@ -254,7 +255,7 @@ class LiveSession(RunView):
     ) -> list[str]:
         """What the policy, as the generators have it, answers to texts or conversations.
 
-        Errors: ValueError for one that leaves no room for an answer."""
+        Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at."""
         self._check_open()
         config, tokenizer = self.session.config, await asyncio.to_thread(lambda: self.tokenizer)
         set_text(tokenizer, settings_of(config))
@@ -262,6 +263,11 @@ class LiveSession(RunView):
         seeds = random.Random(seed)
         room = rollout.max_new_tokens if max_new_tokens is None else max_new_tokens
         heat = rollout.temperature if temperature is None else temperature
+        if heat and not LEAST_TEMPERATURE <= heat <= MOST_TEMPERATURE or room < 1:
+            raise ValueError(
+                f"temperature = {heat}, max_new_tokens = {room}: give a temperature from {LEAST_TEMPERATURE} to "
+                f"{MOST_TEMPERATURE}, or 0 for the likeliest tokens, and 1 new token or more"
+            )
         most = self.session.meshes.max_tokens
         tokens = [encode_messages(tokenizer, prompt, is_plain=isinstance(prompt, str)) for prompt in prompts]
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from titan_rl.config.kinds import MOST_TEMPERATURE
 from titan_rl.data.types import Batch, Group, Provenance, Request, Rollout, Row, Turn
 from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _ANSWERS, _RIGHT = 4, (0, 2)
 """Of each prompt, and which of them is right."""
-_SEEDS, _HEATS = 64, (1.0, 2.0, 4.0, 16.0)
+_SEEDS, _HEATS = 64, (1.0, MOST_TEMPERATURE)
 """Tokens are drawn hotter and hotter until there are enough different ones."""
 _MOVES = 0.2
 """What an update is to take off the loss, of the sum of weights times advantages: a gain of about that in

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def retrieve_exception(task: asyncio.Future) -> None:
@@ -15,12 +17,12 @@ def retrieve_exception(task: asyncio.Future) -> None:
 
 
 class BackgroundTasks:
-    """Owns tasks from their start to their end. What they raise is seen by nobody: they tell of it themselves."""
+    """Owns tasks from their start to their end. What they raise need be seen by nobody: they tell of it themselves."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task] = set()  # the event loop itself holds only weak references
 
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task:
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Inside a running event loop."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -5,6 +5,7 @@ forks for whoever connects (fork_client.py). What was imported is in memory once
 when the server dies, and dies with its client. The servers end when their standard input does.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -16,9 +17,11 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from titan_rl.mesh.launch.imports import import_all, import_shared
 from titan_rl.mesh.launch.placement import import_environment
@@ -130,6 +133,17 @@ def become(request: Request) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def leave(code: int) -> NoReturn:
+    """What is due at exit, and no more: as Python takes its modules apart, triton's binding library prints forty lines
+    about what is left over."""
+    threading._shutdown()  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]  (as Python ends)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 def _die_with(pipe: int) -> None:
     """The kernel kills this process when the pipe's other end is closed, whatever this process does then."""
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
@@ -189,4 +203,8 @@ if __name__ == "__main__":
     asked = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
     if asked is None:
         os._exit(0)  # libraries' farewells are for those that used them
-    become(asked)
+    try:
+        become(asked)
+    except SystemExit as ended:
+        leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+    leave(0)

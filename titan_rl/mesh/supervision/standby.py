@@ -11,6 +11,9 @@ from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.remote_call import PreparedEndpoints
 
+_MAX_LOST = 3
+"""Standbys in a row that died while they waited, after which no other is made unless somebody asks for one again."""
+
 
 class State(Enum):
     """Of the standby of one kind."""
@@ -38,6 +41,8 @@ class Standby:
         self.processes, self.config, self.kind = processes, config, kind
         self._spawn_arguments = spawn_arguments
         self._candidate: _Candidate | None = None
+        self._num_lost = 0
+        """Since one was asked for, or taken."""
 
     @property
     def state(self) -> State:
@@ -45,6 +50,10 @@ class Standby:
 
     def make(self) -> None:
         """Begin to prepare one, if one is wanted and there is none."""
+        self._num_lost = 0
+        self._make()
+
+    def _make(self) -> None:
         if not self.config.recovery.has_standbys or self.state not in (State.NONE, State.LOST):
             return
         self._candidate = candidate = _Candidate(self._prepare)
@@ -70,11 +79,13 @@ class Standby:
         return process
 
     def _on_death(self, candidate: _Candidate, process: ActorProcess) -> None:
-        """Another one is made, if this one was still waiting."""
+        """Another one is made, if this one was still waiting, and not too many died so."""
         candidate.state = State.LOST
         if self._candidate is candidate:
             self.processes.forget(process)
-            self.make()
+            self._num_lost += 1
+            if self._num_lost < _MAX_LOST:
+                self._make()
 
     async def take(self, name: str, on: int | None = None) -> ActorProcess:
         """The one that waits, under its new name, or a fresh process. ``on``: the number of the host that it must be

@@ -1,0 +1,185 @@
+"""Every key that is handed to vLLM or TorchTitan has their limits: at a limit it is taken, beyond it refused in a line,
+before any process starts."""
+
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from titan_rl.config.load import ConfigError, load_config, parse_overrides
+from titan_rl.controller.engine_checks import kv_bytes
+from titan_rl.controller.preflight import check_model
+from titan_rl.models.rope import num_positions
+from titan_rl.models.tiny import tiny_config
+from titan_rl.trainer.optimizer import build_optimizer
+from titan_rl.trainer.titan_config import build_titan, learned_titan, titan_keys
+
+
+def checked(*arguments: str) -> None:
+    """As before a run, as far as it is about numbers. Errors: ConfigError."""
+    config = load_config(None, parse_overrides(list(arguments)))
+    titan = build_titan(config)
+    make_algorithm(config.algorithm, [])
+    for role in ("critic", "implicit_reward"):
+        learned_titan(config, titan, role)
+    if arguments[0].startswith(("--generator.", "--optimizer.param_groups")):  # a model is built for these
+        check_model(config)
+
+
+def groups(pattern: str = ".*", name: str = "AdamW", **arguments) -> str:
+    told = ", ".join(f"{key} = {value}" for key, value in arguments.items())
+    return f"[{{ pattern = '{pattern}', optimizer_name = '{name}', optimizer_kwargs = {{ {told} }} }}]"
+
+
+KV = kv_bytes(tiny_config(), num_positions(tiny_config()), "float32", 1) / 2**30
+LIMITS = [
+    # key, at its limits, beyond them
+    ("rollout.temperature", [0.01, 2, 2.0], [0.0, 0.009, 2.001, 2.5, 100, -1, "inf", "nan"]),
+    ("rollout.max_new_tokens", [1, 2047], [0, 2048]),
+    ("generator.max_num_seqs", [1, 4096], [0, 4097, 10**9]),
+    ("generator.kv_cache_gib", [0, KV, 0.5], [-1, KV * 0.99, "inf", "nan", 1e7]),
+    ("generator.gpu_memory_utilization", [0.01, 0.99], [0, 1, "nan"]),
+    ("generator.dtype", ["float32", "bfloat16"], ["float16", "int8"]),
+    ("generator.tensor_parallel", [1, 2, 4], [0, 3]),
+    ("training.seq_len", [17], [0, 16, -1]),
+    ("training.steps", [1], [0, -1]),
+    ("training.max_norm", [1e-9, 1e9], [0, -1, "inf", "nan"]),
+    ("training.mixed_precision_param", ["float32", "bfloat16"], ["float16"]),
+    ("optimizer.lr", [0, 1], [-1e-9, "inf", "nan"]),
+    ("optimizer.eps", [0, 1], [-1e-9, "inf", "nan"]),
+    ("optimizer.weight_decay", [0, 1], [-1e-9, "inf", "nan"]),
+    ("optimizer.betas", ["[0, 0]", "[0.999, 0.9]"], ["[1.0, 0.9]", "[-0.1, 0.9]", "[0.9, nan]", "[0.9]"]),
+    ("optimizer.implementation", ["fused", "foreach", "for-loop"], ["compiled"]),
+    (
+        "optimizer.param_groups",
+        [groups(), groups(lr=0), groups(name="Adam", lr=1e-3, betas=[0.9, 0.99])],
+        [
+            groups(lr=-1),
+            groups(lr="inf"),
+            groups(betas=[0.9, 1.0]),
+            groups(learning_rate=1),
+            groups(name="SGD"),
+            groups(name="DistMuon"),
+            groups(pattern="("),
+        ],
+    ),
+    ("optimizer.optimizer_factory_kwargs_by_name", ["{}"], ["{ SGD = {} }", "{ AdamW = { lrr = 1 } }"]),
+    ("lr_scheduler.warmup_steps", [0, 100], [-1]),
+    ("lr_scheduler.total_steps", [1, 10**6], [0, -1]),
+    ("lr_scheduler.decay_ratio", [0, 1], [-0.01, 1.01, "inf", "nan"]),
+    ("lr_scheduler.min_lr_factor", [0, 1], [-0.01, 1.01, "inf", "nan"]),
+    ("lr_scheduler.decay_type", ["linear", "sqrt", "cosine"], ["step"]),
+    ("critic.lr_scheduler.total_steps", [1], [0]),
+    ("critic.lr_scheduler.decay_ratio", [1], [1.01]),
+    ("critic.optimizer.lr", [0], [-1]),
+    ("implicit_reward.lr_scheduler.min_lr_factor", [1], [-1]),
+    ("implicit_reward.optimizer.betas", ["[0, 0]"], ["[0, 1]"]),
+    ("sft.lr", [1e-9, 1], [0, -1, "inf", "nan"]),
+    ("comm.init_timeout_seconds", [1, 10**6], [0, -1, 10**6 + 1]),
+    ("compile.components", ["[]", '["model"]'], ['["modle"]']),
+    ("algorithm.kl_coefficient", [0, 1], [-1, "inf", "nan"]),
+    *((f"parallelism.{kind}_degree", [1], [0, -1]) for kind in ("data_parallel_shard", "tensor_parallel")),
+    *((f"parallelism.{kind}_degree", [1], [0, -1]) for kind in ("data_parallel_replicate", "pipeline_parallel")),
+    ("parallelism.expert_parallel_degree", [1], [0, 2]),
+    ("parallelism.fsdp_reshard_after_forward", ["always", "never"], ["sometimes"]),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, taken, _ in LIMITS for value in taken])
+def test_a_value_at_a_limit_is_taken(key, value):
+    checked(f"--{key}={value}")
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, _, refused in LIMITS for value in refused])
+def test_a_value_beyond_a_limit_is_refused_in_a_line(key, value):
+    with pytest.raises(ConfigError) as caught:
+        checked(f"--{key}={value}")
+    [line] = str(caught.value).splitlines()
+    assert key in line
+
+
+def test_keys_with_a_mode_have_limits_too():
+    checked("--activation_checkpoint.mode=full", "--activation_checkpoint.determinism_check=none")
+    with pytest.raises(ConfigError, match=r"activation_checkpoint.determinism_check = 'strict'"):
+        checked("--activation_checkpoint.mode=full", "--activation_checkpoint.determinism_check=strict")
+    compiled = load_config(None, parse_overrides(["--compile.enable", "--compile.backend=inducter"]))
+    with pytest.raises(ConfigError, match="compile.backend = 'inducter': did you mean 'inductor'"):
+        build_titan(compiled)
+
+
+def test_every_number_of_torchtitans_keys_is_in_the_table():
+    """So that a key which a new release brings is given its limits."""
+    numbers = {
+        f"{section}.{key}"
+        for section, (_, keys) in titan_keys().items()
+        for key, default in keys.items()
+        if isinstance(default, int | float) and not isinstance(default, bool)
+    }
+    stages = {f"parallelism.pipeline_parallel_{name}_stage_less_layers" for name in ("first", "last")}  # test_config.py
+    assert numbers <= {key for key, *_ in LIMITS} | stages
+
+
+def test_a_group_without_a_parameter_is_refused():
+    apart = '{ pattern = "%s", optimizer_name = "AdamW" }'
+    checked(f"--optimizer.param_groups=[{apart % 'norm'}, {apart % '.*'}]")
+    with pytest.raises(ConfigError, match="no parameter is left for 'nrom'"):
+        checked(f"--optimizer.param_groups=[{apart % 'nrom'}, {apart % '.*'}]")
+    with pytest.raises(ConfigError, match="has no pattern for"):
+        checked(f"--optimizer.param_groups=[{apart % 'norm'}, {apart % 'attention'}]")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "sampled"),
+    [(LEAST_TEMPERATURE, LEAST_TEMPERATURE), (MOST_TEMPERATURE, MOST_TEMPERATURE), (1.0, 1.0), (0.0, 0.0)],
+)
+def test_the_limits_of_temperatures_are_vllms(temperature, sampled):
+    import vllm
+
+    assert vllm.SamplingParams(temperature=temperature, max_tokens=1).temperature == sampled
+    for beyond in (MOST_TEMPERATURE * 1.001, -0.1):
+        with pytest.raises(vllm.exceptions.VLLMValidationError):
+            vllm.SamplingParams(temperature=beyond)
+    assert vllm.SamplingParams(temperature=LEAST_TEMPERATURE / 2).temperature != LEAST_TEMPERATURE / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratio", "warmup"), list(product(("linear", "sqrt", "cosine"), (0.0, 0.7, 1.0), (0, 4)))
+)
+def test_after_its_last_step_a_schedule_stays_where_it_is(kind, ratio, warmup):
+    """TorchTitan's own would go below 0, rise again, or fail, where a run goes on beyond ``total_steps``."""
+    settings = [f"--lr_scheduler.decay_type={kind}", f"--lr_scheduler.decay_ratio={ratio}", "--optimizer.lr=0.5"]
+    settings += [f"--lr_scheduler.warmup_steps={warmup}", "--lr_scheduler.total_steps=10", "--training.steps=30"]
+    titan = build_titan(load_config(None, parse_overrides(settings)))
+    own = titan.lr_scheduler.build(optimizers=_optimizer(titan), training_steps=30)
+    _, schedule = build_optimizer(titan, [torch.nn.Linear(2, 2)], 30)
+    rates = {which: _rates(each, 10) for which, each in (("own", own), ("held", schedule))}
+    assert rates["held"] == rates["own"]
+    after = _rates(schedule, 40)
+    assert after == [rates["held"][-1]] * 40 and after[0] > 0
+
+
+def _optimizer(titan):
+    return titan.optimizer.build(model_parts=[torch.nn.Linear(2, 2)])
+
+
+def _rates(schedule, count: int) -> list[float]:
+    """Of the next updates."""
+    found = []
+    for _ in range(count):
+        found.append(schedule.schedulers[0].get_last_lr()[0])
+        for optimizer in (each.optimizer for each in schedule.schedulers):
+            optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_a_sliding_window_needs_no_more_than_its_full_layers():
+    hf = SimpleNamespace(num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, hidden_size=64)
+    everywhere = kv_bytes(hf, 100, "bfloat16", 1)
+    assert everywhere == 2 * 4 * 2 * 16 * 2 * 112
+    assert kv_bytes(hf, 100, "float32", 2) == everywhere
+    hf.layer_types = ["sliding_attention", "full_attention"] * 2
+    assert kv_bytes(hf, 100, "bfloat16", 1) == everywhere // 2

@@ -1,0 +1,92 @@
+"""Requests that vLLM does not take, and all others when an engine fails. vLLM's own part is faked."""
+
+import queue
+import threading
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from vllm import SamplingParams
+
+from titan_rl.config.schema import GeneratorConfig
+from titan_rl.data.types import EngineStatistics, Request, RequestRefused
+from titan_rl.generator import engine as engine_module
+from titan_rl.generator.engine import GenerationEngine
+from titan_rl.generator.lockstep import Lockstep
+
+
+class FakeEngine:
+    """Takes requests and never runs one."""
+
+    model_config = SimpleNamespace(get_vocab_size=lambda: 64)
+
+    def __init__(self):
+        self.taken: list[SamplingParams] = []
+
+    def add_request(self, request_id: str, prompt, parameters: SamplingParams) -> str:
+        self.taken.append(parameters)
+        return request_id
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+
+def make_engine() -> GenerationEngine:
+    made = object.__new__(GenerationEngine)
+    made.version, made._num_updates, made._num_requests = 0, 0, 0
+    made.statistics, made._samples, made._stop_token_ids = EngineStatistics(), {}, [0]
+    made._config, made._is_asleep, made._broken = GeneratorConfig(), False, None
+    made._inbox, made._held_back, made._at_hand = queue.SimpleQueue(), deque(), []
+    made._posting, made._lockstep, made._engine = threading.Lock(), Lockstep(1), FakeEngine()
+    return made
+
+
+def ask(temperature: float, seeds: tuple[int, ...] = (1,), token: int = 3) -> Request:
+    return Request(np.asarray([token], np.int32), list(seeds), 4, temperature)
+
+
+def lead(made: GenerationEngine) -> None:
+    """Until it fails, as the engine's thread does."""
+    try:
+        made._lead()
+    except ZeroDivisionError as error:
+        made._break(error)
+
+
+def test_a_setting_beyond_vllms_limits_is_refused_and_the_engine_lives(monkeypatch):
+    made = make_engine()
+    futures = [made.generate(ask(2.5)), made.generate(ask(-1.0)), made.generate(ask(1.0, token=99))]
+    good = made.generate(ask(1.0, (1, 2)))
+    monkeypatch.setattr(made, "_step", lambda: 1 / 0)  # ends its loop
+    lead(made)
+    for future, words in zip(futures, ("got 2.5", "got -1.0", "vocabulary of 64"), strict=True):
+        with pytest.raises(RequestRefused, match=words):
+            future.result(5)
+    assert [parameters.seed for parameters in made._engine.taken] == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        good.result(5)
+
+
+def test_whoever_waits_for_an_engine_that_fails_is_told_why(monkeypatch):
+    """Those behind the request that it fails of too, and those who ask later: none waits for its deadline."""
+    made = make_engine()
+    futures = [made.generate(ask(1.0)) for _ in range(3)]
+
+    def fail(request, future):
+        raise ZeroDivisionError("what it died of")
+
+    monkeypatch.setattr(made, "_add", fail)
+    lead(made)
+    for future in futures:
+        with pytest.raises(ZeroDivisionError, match="what it died of"):
+            future.result(5)
+    with pytest.raises(RuntimeError, match="the vLLM engine failed: ZeroDivisionError: what it died of"):
+        made.generate(ask(1.0))
+
+
+def test_what_vllm_is_told_of_a_sample():
+    told = engine_module.sampling_parameters(ask(0.7), 11, [0, 2])
+    assert (told.temperature, told.seed, told.max_tokens, told.logprobs) == (0.7, 11, 4, 0)
+    assert told.top_p == 1.0 and told.top_k == 0 and told.min_p == 0.0 and told.repetition_penalty == 1.0
+    assert told.stop_token_ids == [0, 2] and told.flat_logprobs and not told.detokenize

@@ -1,0 +1,104 @@
+"""Limits of TorchTitan's keys that its dataclasses do not check: beyond them a trainer process would fail, or would
+train at another learning rate than was asked for."""
+
+import re
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+
+import titan_rl.models.device  # noqa: F401  # isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
+from torchtitan.config import CommConfig, CompileConfig
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
+
+from titan_rl.config.load import ConfigError, nearest
+
+_OPTIMIZERS: dict[str, Any] = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
+"""Those of TorchTitan's whose moments are kept over a repair (optimizer.py)."""
+_COMPONENTS = ("model", "loss")
+_DETERMINISM_CHECKS = ("default", "none")
+_MOST_SECONDS = 10**6
+
+
+def check_schedule(schedule: LRSchedulersContainer.Config, section: str) -> None:
+    """Errors: ConfigError for a schedule whose learning rate would be negative, or not be the one that was written."""
+    if schedule.warmup_steps < 0:
+        raise ConfigError(f"{section}.warmup_steps = {schedule.warmup_steps} must be at least 0")
+    if schedule.total_steps is not None and schedule.total_steps < 1:
+        raise ConfigError(f"{section}.total_steps = {schedule.total_steps} must be at least 1, or be left out")
+    for name in ("decay_ratio", "min_lr_factor"):
+        value = getattr(schedule, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ConfigError(f"{section}.{name} = {value!r} must be from 0 to 1")
+
+
+def check_groups(optimizer: OptimizersContainer.Config, section: str) -> None:
+    """Errors: ConfigError for a group that its optimizer, which is made of a single number here, does not take."""
+    for name, arguments in optimizer.optimizer_factory_kwargs_by_name.items():
+        if name not in _OPTIMIZERS:
+            raise ConfigError(f"{section}.optimizer_factory_kwargs_by_name: {name!r}: {nearest(name, _OPTIMIZERS)}")
+        _try(name, arguments, f"{section}.optimizer_factory_kwargs_by_name.{name}")
+    for group in optimizer.param_groups:
+        key, name = f"{section}.param_groups", group.optimizer_name
+        try:
+            re.compile(group.pattern)
+        except re.error as error:
+            raise ConfigError(f"{key}.pattern = {group.pattern!r} is no regular expression: {error}") from None
+        if name not in _OPTIMIZERS:
+            raise ConfigError(f"{key}.optimizer_name = {name!r}: {nearest(name, _OPTIMIZERS)}")
+        _try(name, group.optimizer_kwargs, f"{key}.optimizer_kwargs")
+
+
+def _try(name: str, arguments: dict[str, Any], key: str) -> None:
+    numbers = (number for value in arguments.values() for number in (value if isinstance(value, list) else [value]))
+    if endless := [number for number in numbers if isinstance(number, float) and not isfinite(number)]:
+        raise ConfigError(f"{key}: {endless[0]!r} is no finite number: give one")
+    try:
+        _OPTIMIZERS[name]([torch.zeros(1)], **arguments)
+    except Exception as error:  # torch has no narrower one for what it does not take
+        raise ConfigError(f"{key}: {' '.join(str(error).split())}; correct it") from None
+
+
+def check_patterns(groups: Sequence[ParamGroupConfig], names: Iterable[str], *, are_adapters: bool = False) -> None:
+    """``names``: of all parameters that are trained. Errors: ConfigError if a group has none, or one has no group."""
+    left = list(names)
+    first = left[0]
+    for group in groups:
+        matched = [name for name in left if re.search(group.pattern, name)]
+        if not matched:
+            what = "with [lora] nothing but adapters is trained, and none" if are_adapters else "no parameter"
+            raise ConfigError(
+                f"optimizer.param_groups: {what} is left for {group.pattern!r}: their names are like {first}"
+            )
+        left = [name for name in left if name not in matched]
+    if left:
+        raise ConfigError(f"optimizer.param_groups has no pattern for {left[0]}: add a group with '.*'")
+
+
+def check_compile_keys(settings: CompileConfig) -> None:
+    """Errors: ConfigError for a part or a backend that torch does not compile."""
+    if unknown := [name for name in settings.components if name not in _COMPONENTS]:
+        raise ConfigError(f"compile.components: {unknown[0]!r}: {nearest(unknown[0], _COMPONENTS)}")
+    if not settings.enable:
+        return
+    known = torch._dynamo.list_backends(None)  # noqa: SLF001  (torch tells them there alone)
+    if settings.backend not in known:
+        raise ConfigError(f"compile.backend = {settings.backend!r}: {nearest(settings.backend, known)}")
+
+
+def check_comm(settings: CommConfig) -> None:
+    """Errors: ConfigError for a time in which no process group could begin."""
+    if not 1 <= settings.init_timeout_seconds <= _MOST_SECONDS:
+        raise ConfigError(
+            f"comm.init_timeout_seconds = {settings.init_timeout_seconds} must be from 1 to {_MOST_SECONDS}"
+        )
+
+
+def check_recomputing(policy: ActivationCheckpointing.Config | None) -> None:
+    """Errors: ConfigError for a check that torch's checkpointing does not have."""
+    if policy is not None and (asked := policy.determinism_check) not in _DETERMINISM_CHECKS:
+        raise ConfigError(f"activation_checkpoint.determinism_check = {asked!r}: {nearest(asked, _DETERMINISM_CHECKS)}")
