@@ -154,7 +154,8 @@ def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """With all below it, which it ends itself where it still can."""
     with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGTERM)  # process.send_signal would take its exit code from asyncio's watcher
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _END_SECONDS)
     with suppress(ProcessLookupError):

@@ -100,7 +100,7 @@ class GenerationEngine:
         self._config, self._model_path = config, Path(model_path)
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
         self._devices, self._is_asleep = devices, False
-        self._stop_token_ids = stop_token_ids(self._model_path)
+        self.stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
         self._samples: dict[str, _Sample] = {}
@@ -257,7 +257,7 @@ class GenerationEngine:
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                stop_token_ids=self._stop_token_ids,
+                stop_token_ids=self.stop_token_ids,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             try:
