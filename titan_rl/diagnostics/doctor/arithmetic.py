@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from titan_rl.algorithms.batching import step_batches
+from titan_rl.algorithms.batching import checked_advantages, step_batches
 from titan_rl.config.mixture import all_tasks
 from titan_rl.controller.preflight import Checked
 from titan_rl.data.types import Batch, Group, Provenance, Rollout, Turn
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.visit import Visit
 from titan_rl.environments.task import parts_of
-from titan_rl.trainer.preparation import is_refined
 
 _PROMPT = "doctor/made"
 _SPLIT = (0, 3)
@@ -100,31 +99,29 @@ def _list(values: Sequence[float]) -> str:
 
 
 async def magnitude(visit: Visit) -> str:
-    """Rewards that differ by rounding teach nothing, and rewards that cancel teach no more than others."""
+    """Rewards that differ by rounding teach what equal ones do, and rewards that cancel teach no more than others."""
     checked = visit.checked
     _check_trains_on_rollouts(checked)
-    if is_refined(checked.algorithm):
-        raise NotLookedAt(f"{checked.config.algorithm.name} makes its advantages where roles have read the rollouts")
-    usual = _largest(checked, [1.0, 0.0, 0.0])
+    usual = float(np.abs(_advantages(checked, [1.0, 0.0, 0.0])).max())
     if not usual:
         raise NotLookedAt(f"{checked.config.algorithm.name} makes no advantages of rewards")
-    if (noise := _largest(checked, [1.0, 1.0 - _ROUNDING, 1.0])) > _NOTHING * usual:
-        evidence = f"rewards 1, 1 - {_ROUNDING:g}, 1 give an advantage of {noise:.4g}; 1, 0, 0 one of {usual:.4g}"
-        raise Wrong("rewards that are equal but for rounding teach something", evidence)
+    alike, almost = (_advantages(checked, [1.0, 1.0 - apart, 1.0]) for apart in (0.0, _ROUNDING))
+    if not (noise := float(np.abs(almost - alike).max())) <= _NOTHING * usual:
+        evidence = f"rewards 1, 1 - {_ROUNDING:g}, 1 give other advantages than 1, 1, 1: by {noise:.4g}"
+        raise Wrong("rewards that are equal but for rounding teach something", f"{evidence}; 1, 0, 0 give {usual:.4g}")
     if await _pays_less_than_nothing(visit):
         for rewards in ([1.0, -1 / 3, -2 / 3], [1.0, -0.9999]):
-            if not (largest := _largest(checked, rewards)) <= _EXPLODES * usual:
+            if not (largest := float(np.abs(_advantages(checked, rewards)).max())) <= _EXPLODES * usual:
                 told = ", ".join(f"{reward:.4g}" for reward in rewards)
                 evidence = f"rewards {told} give an advantage of {largest:.4g}; 1, 0, 0 one of {usual:.4g}"
                 raise Wrong("rewards of both signs that cancel make advantages explode", evidence)
     return f"rewards 1, 0, 0 give advantages of up to {usual:.3g}, and a difference of {_ROUNDING:g} up to {noise:.1g}"
 
 
-def _largest(checked: Checked, rewards: list[float]) -> float:
-    """Of the absolute values of a made group's advantages; infinite if one is no number."""
-    batch = made_batch(checked, [made_rollout(number, reward) for number, reward in enumerate(rewards)])
-    advantages = np.concatenate([row.advantage_S for rows in batch.rows for row in rows])
-    return float(np.abs(np.nan_to_num(advantages, nan=np.inf)).max())
+def _advantages(checked: Checked, rewards: list[float]) -> np.ndarray:
+    """Of made rollouts, one after the other."""
+    rollouts = [made_rollout(number, reward) for number, reward in enumerate(rewards)]
+    return np.concatenate([np.atleast_1d(each) for each in checked_advantages(checked.algorithm, rollouts)])
 
 
 async def _pays_less_than_nothing(visit: Visit) -> bool:
