@@ -88,24 +88,30 @@ class Selection:
         """What is not as in a new one, as parameters of an address."""
         found = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
         for name, ends in self.ranges.items():
-            found |= {f"{what}_{name}": f"{end:g}" for what, end in zip(_ENDS, ends, strict=True) if end is not None}
+            found |= {
+                f"{what}_{name}": f"{end:g}"
+                for what, end in zip(("least", "most"), ends, strict=True)
+                if end is not None
+            }
         if (self.sort, self.descending) != ("step", True):
             found["sort"] = f"{'-' if self.descending else ''}{self.sort}"
         return found | ({"groups": "1"} if self.by_group else {})
 
 
-_ENDS = ("least", "most")
-
-
 def selection_of(query: Mapping[str, str]) -> Selection:
     """The one with these parameters; what is none of ours, or no number, is passed over."""
-    ranges = {name: tuple(_number(query.get(f"{what}_{name}")) for what in _ENDS) for name in RANGES}
-    by_group, sort = query.get("groups") == "1", query.get("sort", "-step")
-    names = {name: query.get(name, "") for name in ("text", "status", "task", "outcome")}
-    found = Selection(ranges={name: ends for name, ends in ranges.items() if ends != (None, None)}, **names)
-    found = replace(found, by_group=by_group)
+    ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
+    found = Selection(
+        text=query.get("text", ""),
+        ranges={name: its for name, its in ends.items() if its != (None, None)},
+        status=query.get("status", ""),
+        task=query.get("task", ""),
+        outcome=query.get("outcome", ""),
+        by_group=query.get("groups") == "1",
+    )
+    sort = query.get("sort", "-step")
     if (column := sort.removeprefix("-")) in found.columns:
-        found = replace(found, sort=column, descending=sort.startswith("-"))
+        return replace(found, sort=column, descending=sort.startswith("-"))
     return found
 
 
