@@ -22,7 +22,6 @@ _LABELS = {
     "text": "answer",
     "why": "discarded for",
     "task": "environment",
-    "disagreement": "disagree-ment",
     "pass_rate": "pass rate",
     "count": "answers",
 }
@@ -32,7 +31,7 @@ _FORMS = {
     "length": ".4g",
 }
 _WIDTHS = {
-    **{"step": 62, "prompt_id": 112, "sample": 64, "reward": 70, "advantage": 78, "length": 62, "disagreement": 82},
+    **{"step": 62, "prompt_id": 106, "sample": 64, "reward": 70, "advantage": 78, "length": 62, "disagreement": 102},
     **{"staleness": 74, "status": 78, "why": 84, "task": 96, "pass_rate": 76, "spread": 74, "count": 76},
 }
 """Pixels; what has none (texts) shares the rest."""
