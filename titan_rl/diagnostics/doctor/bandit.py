@@ -25,8 +25,9 @@ _ANSWERS, _RIGHT = 4, (0, 2)
 _SEEDS, _HEATS = 64, (1.0, 2.0, 4.0, 16.0)
 """Tokens are drawn hotter and hotter until there are enough different ones."""
 _MOVES = 0.2
-"""What an update is to take off the loss, of the sum of weights times advantages: a gain of about that in
-log-probability, which no rounding hides and no curvature bends."""
+"""A gain of about so much in log-probability no rounding hides and no curvature bends."""
+FAR = 1.0
+"""One that a stale weight cannot hide behind, wherever it leads."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Bandit:
     prompt: np.ndarray
     """Tokens of the first one."""
 
-    async def move(self, patient: Patient) -> Reading:
-        """An update by the run's own loss and optimizer; the reading before it. Errors: Wrong; NotLookedAt.
+    async def move(self, patient: Patient, gain: float = _MOVES) -> Reading:
+        """An update by the run's own loss and optimizer; the reading before it. ``gain``: what it is to take off the
+        loss, of the sum of weights times advantages. Errors: Wrong; NotLookedAt.
 
         The first AdamW step of a rate takes the rate times the sum of the gradient's absolute values off the loss. That
         is the whole gradient's, of all ranks, and before it was clipped to ``training.max_norm``."""
@@ -55,7 +57,7 @@ class Bandit:
             raise NotLookedAt("the loss of this algorithm has no gradient on answers to its own prompts")
         rows = [row for rows in self.batch.rows for row in rows]
         size = sum(float(np.abs(row.weight_S * row.advantage_S).sum()) for row in rows) or 1.0
-        await patient.ask_trainer(partial(probes.take_rate, rate=_MOVES * size / slope))
+        await patient.ask_trainer(partial(probes.take_rate, rate=gain * size / slope))
         await patient.update()
         return reading
 

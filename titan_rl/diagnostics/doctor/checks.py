@@ -152,7 +152,7 @@ CHECKS = (
         mend="Keep reference and teacher out of the optimizer, and their memory apart from the policy's",
         look=weights.reference,
         needs=_ALL,
-        after=("tokens", "mask"),
+        after=("tokens", "mask", "agreement"),
     ),
     Check(
         name="memory",

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from titan_rl.data.types import Completion
 from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.agreement import Limits, compare
-from titan_rl.diagnostics.doctor.bandit import Bandit
+from titan_rl.diagnostics.doctor.bandit import FAR, Bandit
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.patient import Patient, sample_of
 from titan_rl.diagnostics.doctor.visit import Visit, usable
@@ -131,7 +131,7 @@ async def sync(visit: Visit) -> str:
 async def _synced(visit: Visit, patient: Patient, bandit: Bandit) -> str:
     said = await _answers(patient, bandit, "sync")
     before = await patient.ask_trainer(probes.learned_digests)
-    await bandit.move(patient)
+    await bandit.move(patient, FAR)
     if await patient.ask_trainer(probes.learned_digests) == before:
         raise Wrong("an update changes no weight", "their digest is what it was")
     version = await patient.sync()
@@ -164,7 +164,7 @@ async def cache(visit: Visit) -> str:
     patient, bandit = visit.patient, await visit.bandit()
     long = await _ask_long(patient, bandit.prompt)
     async with patient.taken_back():
-        await bandit.move(patient)
+        await bandit.move(patient, FAR)
         await patient.sync()
         answers = await patient.complete(long, _SEEDS, _TOKENS)
         samples = [sample_of(long, answer, "doctor/cache", number) for number, answer in enumerate(answers)]
