@@ -26,7 +26,7 @@ _SEEDS, _HEATS = 64, (1.0, 2.0, 4.0, 16.0)
 """Tokens are drawn hotter and hotter until there are enough different ones."""
 _MOVES = 0.2
 """A gain of about so much in log-probability no rounding hides and no curvature bends."""
-FAR = 1.0
+FAR = 4.0
 """One that a stale weight cannot hide behind, wherever it leads."""
 
 
