@@ -239,6 +239,24 @@ def end_not_in_mask(verifier):
     return set_on(Episode, "finish", without_last)
 
 
+def end_forgotten(engine):
+    return set_on(engine, "stop_token_ids", [])
+
+
+def nan_at_weight_0(learner):
+    loss = learner.algorithm.loss
+
+    def leaky(inputs):
+        value, counted = loss(inputs)
+        return value + 0.0 * (inputs.logprob_S * inputs.weight_S).sum(), counted
+
+    return set_on(learner.algorithm, "loss", leaky)
+
+
+def cooler_reference(learner):
+    return set_on(learner.roles["reference"].model, "temperature", 0.7)
+
+
 PLANTS = {
     "top-p is not mirrored": Plant("generators", sampling(top_p=0.7), "agreement"),
     "a temperature is not mirrored": Plant("generators", sampling(temperature=0.7), "agreement"),
@@ -262,6 +280,9 @@ PLANTS = {
     "the reference is in the optimizer": Plant("trainer", reference_in_optimizer, "reference"),
     "the reference moves": Plant("trainer", reference_follows, "reference"),
     "a tensor is of another file": Plant("trainer", other_weights, "weights"),
+    "an end token does not stop the engine": Plant("generators", end_forgotten, "ends"),
+    "NaN at weight 0": Plant("trainer", nan_at_weight_0, "unweighed"),
+    "the reference has a temperature of its own": Plant("trainer", cooler_reference, "reference"),
 }
 
 

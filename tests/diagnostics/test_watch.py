@@ -11,16 +11,21 @@ import pytest
 import watched_run
 
 from titan_rl.cli import main
-from titan_rl.data.types import Provenance, Rollout, Turn
+from titan_rl.data.types import Provenance, Rollout, Turn, correct
 from titan_rl.diagnostics.bench.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.bench.watch import served
 from titan_rl.diagnostics.web.facts import account_of, actors_of, faults_of, plain_events, state_of
+from titan_rl.diagnostics.web.group_sheet import card, summary
 from titan_rl.diagnostics.web.guard import Guard
 from titan_rl.diagnostics.web.index import RolloutIndex
-from titan_rl.diagnostics.web.selection import Selection
+from titan_rl.diagnostics.web.mesh import _health
+from titan_rl.diagnostics.web.overview import _alarms, options
+from titan_rl.diagnostics.web.selection import RIGHT, Selection, selection_of
 from titan_rl.diagnostics.web.timeline import busy_share, draw
 from titan_rl.diagnostics.web.tokens import COLOURS, Tokens, facts_of
 from titan_rl.mesh.step_record import ActorSpan
+from titan_rl.records.alarms import NAMES
+from titan_rl.records.plot import curves_of, panels_of
 from titan_rl.records.rundir import RunDir
 from titan_rl.records.trace import write_trace
 
@@ -207,6 +212,89 @@ def test_order(index):
     assert values == sorted(values, reverse=True)
 
 
+def test_answers_of_one_reward_are_ordered_by_how_few_others_have_it(index):
+    rows = index.page(Selection(sort="reward"), 0, 400).rows
+    ties = [row["advantage"] for row in rows if row["reward"] == 1]
+    assert len(set(ties)) > 1 and ties == sorted(ties, reverse=True)
+    least = index.page(Selection(sort="reward", descending=False), 0, 400).rows
+    ties = [row["advantage"] for row in least if row["reward"] == 0]
+    assert ties == sorted(ties)
+
+
+def test_groups_are_whole_and_have_a_pass_rate(index):
+    page = index.page(Selection(by_group=True, sort="pass_rate", descending=False), 0, 100)
+    assert page.count == len(page.rows) == 48 and all(row["count"] == 8 for row in page.rows)
+    rates = [row["pass_rate"] for row in page.rows]
+    assert rates == sorted(rates) and rates == pytest.approx([row["reward"] for row in page.rows])
+    # that of a filter is one that has such a rollout, and its numbers are the whole group's
+    some = index.page(Selection(by_group=True, ranges={"reward": (1, None)}), 0, 100)
+    assert all(row["count"] == 8 for row in some.rows) and any(row["pass_rate"] < 1 for row in some.rows)
+
+
+def test_a_group_shows_its_answers_beside_each_other(index):
+    row = index.page(Selection(by_group=True), 0, 1).rows[0]
+    members = index.group(row["step"], row["prompt_id"])
+    assert len(members) == 8 and members[0]["question"]
+    rewards = [member["reward"] for member in members]
+    assert rewards == sorted(rewards, reverse=True)
+    assert summary(members).startswith(f"{sum(rewards):.0f} of ") and "mean reward" in summary(members)
+    shown = card(members[0] | {"text": EVIL, "status": EVIL})
+    assert "<script" not in shown and "<img" not in shown
+
+
+def test_what_is_right_is_so_everywhere():
+    assert correct(RIGHT) and not correct(RIGHT - 1e-9)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(),
+        Selection("a & b", {"reward": (0.5, None), "step": (None, 7)}, "ok", "gcd", "trained", "reward", False),
+        Selection(sort="pass_rate", by_group=True),
+    ],
+)
+def test_an_address_tells_the_selection(selection):
+    assert selection_of(selection.as_query()) == selection
+
+
+def test_an_address_of_nonsense_is_the_first_view():
+    nonsense = {"sort": "-1; drop table rollouts", "least_reward": "x", "groups": "2", "page": "-1"}
+    assert selection_of(nonsense) == Selection()
+
+
+# the curves
+
+
+def chart(steps: list[dict]) -> dict[str, dict]:
+    """The options of each panel by its title."""
+    curves = curves_of(steps)
+    run = SimpleNamespace(name="run")
+    return {panel.title: options(panel, [run], [curves]) for panel in panels_of(curves)}
+
+
+def test_axes_are_readable():
+    steps = [{"step": step, "reward": 0.5, "agreement_mean": 1 + 3e-6, "learning_rate": 1e-6} for step in (1, 2, 3)]
+    charts = chart(steps)
+    reward, apart = charts["reward of the samples"], charts["trainer-sampler disagreement: mean of exp|Δ logprob| - 1"]
+    assert (reward["xAxis"]["min"], reward["xAxis"]["max"], reward["xAxis"]["minInterval"]) == (1, 3, 1)
+    assert apart["yAxis"]["type"] == "log" and (apart["yAxis"]["min"], apart["yAxis"]["max"]) == (1e-6, 1e-5)
+    assert reward["xAxis"]["axisLabel"]["hideOverlap"] and not reward["xAxis"]["axisTick"]["show"]
+    one = chart(steps[:1])["reward of the samples"]["xAxis"]
+    assert one["min"] < 1 < one["max"]
+
+
+def test_alarms_that_are_looked_for_are_named(tmp_path):
+    run = SimpleNamespace(run_dir=RunDir(tmp_path), records=list)
+    assert all(name.replace("_", " ") in _alarms(run) for name in NAMES)
+
+
+def test_actors_that_are_gone_have_no_empty_cells(made):
+    run_dir = RunDir(made)
+    shown = _health(actors_of(run_dir, plain_events(run_dir)))
+    assert "gone" in shown and "></td>" not in shown
+
+
 def test_links_are_not_followed_and_damage_is_named(tmp_path, made):
     run_dir = watched_run.make(tmp_path / "run")
     os.symlink(made / "rollouts" / "step-000001.parquet", run_dir.rollouts / "step-000007.parquet")
@@ -259,4 +347,35 @@ def test_in_a_browser(made):
         page.locator(".rollouts tbody tr").first.click()
         page.wait_for_selector(".tok span")
         assert "forged" not in page.title()
+        assert not page.elsewhere and not page.told
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())
+def test_addresses_and_a_page_that_is_opened_early(tmp_path):
+    """The panels come with the first step; the address tells what is shown; at 1280 no column is cut."""
+    run_dir = watched_run.make(tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    later = metrics.read_text()
+    metrics.write_text('{"step": 0, "held_out_accuracy": 0.1}\n')
+    with served(run_dir.root) as address, browser_page(1280, 900) as page:
+        page.goto(f"{address}&view=curves")
+        page.wait_for_selector("text=held-out accuracy")
+        assert page.get_by_text("reward of the samples").count() == 0
+        metrics.write_text('{"step": 0, "held_out_accuracy": 0.1}\n' + later)
+        page.wait_for_selector("text=reward of the samples")
+        page.locator("#view-rollouts").click()
+        page.wait_for_selector(".rollouts tbody tr")
+        width = "e => [e.scrollWidth, e.clientWidth]"
+        whole, seen = page.locator(".rollouts .q-table__middle").evaluate(width)
+        assert whole <= seen
+        page.get_by_text("groups", exact=True).click()
+        page.get_by_label("least reward", exact=True).fill("1")
+        page.wait_for_function("location.search.includes('least_reward=1') && location.search.includes('groups=1')")
+        page.locator(".rollouts tbody tr").first.click()
+        page.wait_for_selector(".answer")
+        page.wait_for_function("location.search.includes('group=')")
+        assert "token" not in page.url
+        page.reload()
+        page.wait_for_selector(".answer")
         assert not page.elsewhere and not page.told

@@ -100,7 +100,7 @@ class GenerationEngine:
         self._config, self._model_path = config, Path(model_path)
         self._arguments = engine_arguments(config, model_path, max_model_len, devices, sleeps)
         self._devices, self._is_asleep = devices, False
-        self._stop_token_ids = stop_token_ids(self._model_path)
+        self.stop_token_ids = stop_token_ids(self._model_path)
         self._inbox: queue.SimpleQueue[_Action] = queue.SimpleQueue()
         self._held_back: deque[_Action] = deque()
         self._at_hand: list[_Action] = []
@@ -254,7 +254,7 @@ class GenerationEngine:
             request_id, self._num_requests = str(self._num_requests), self._num_requests + 1
             try:
                 request.check(self._engine.model_config.get_vocab_size())
-                parameters = sampling_parameters(request, seed, self._stop_token_ids)
+                parameters = sampling_parameters(request, seed, self.stop_token_ids)
                 engine_id = self._engine.add_request(request_id, prompt, parameters)
             except Exception as error:  # a wrong request, of whatever kind, fails for its caller; the engine continues
                 if not future.done():

@@ -30,6 +30,7 @@ def sampling_metrics(groups: list[Group], version: int) -> dict[str, float]:
         "effective_answers": effective_number(Counter(r.text.strip() for r in scored)),
         "accuracy": float(np.mean([correct(r.true_reward) for r in scored])),
         "response_length": float(np.mean([r.num_model_tokens for r in rollouts])),
+        **part_metrics(scored),
         **turn_metrics(rollouts),
         **task_metrics(groups),
         **seat_metrics(scored),
@@ -54,6 +55,15 @@ def task_metrics(groups: list[Group]) -> dict[str, float]:
             found[f"reward/{task}"] = float(np.mean([rollout.reward for rollout in scored]))
             found[f"accuracy/{task}"] = float(np.mean([correct(rollout.true_reward) for rollout in scored]))
     return found
+
+
+def part_metrics(rollouts: list[Rollout]) -> dict[str, float]:
+    """The mean of each part of the reward, over the rollouts that have it; nothing where there is one part alone."""
+    values: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.reward_parts.items():
+            values.setdefault(name, []).append(value)
+    return {f"reward_part/{name}": float(np.mean(its)) for name, its in values.items()} if len(values) > 1 else {}
 
 
 def seat_metrics(rollouts: list[Rollout]) -> dict[str, float]:

@@ -26,8 +26,9 @@ _ANSWERS, _RIGHT = 4, (0, 2)
 _SEEDS, _HEATS = 64, (1.0, MOST_TEMPERATURE)
 """Tokens are drawn hotter and hotter until there are enough different ones."""
 _MOVES = 0.2
-"""What an update is to take off the loss, of the sum of weights times advantages: a gain of about that in
-log-probability, which no rounding hides and no curvature bends."""
+"""A gain of about so much in log-probability no rounding hides and no curvature bends."""
+FAR = 4.0
+"""One that a stale weight cannot hide behind, wherever it leads."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,19 @@ class Bandit:
     prompt: np.ndarray
     """Tokens of the first one."""
 
-    async def move(self, patient: Patient) -> Reading:
-        """An update by the run's own loss and optimizer; the reading before it. Errors: Wrong; NotLookedAt."""
+    async def move(self, patient: Patient, gain: float = _MOVES) -> Reading:
+        """An update by the run's own loss and optimizer; the reading before it. ``gain``: what it is to take off the
+        loss, of the sum of weights times advantages. Errors: Wrong; NotLookedAt.
+
+        The first AdamW step of a rate takes the rate times the sum of the gradient's absolute values off the loss. That
+        is the whole gradient's, of all ranks, and before it was clipped to ``training.max_norm``."""
         reading = await patient.read(self.batch)
-        slope = max(await patient.ask_trainer(probes.gradient_size))
+        sizes: dict[str, float] = {}
+        for rank in await patient.ask_trainer(probes.gradient_sizes):
+            sizes |= rank
+        max_norm = patient.checked.titan.training.max_norm
+        clipped = max(reading.metrics.grad_norm / max_norm, 1.0) if max_norm > 0 else 1.0
+        slope = sum(sizes.values()) * clipped
         if not slope and self.batch.has_signal:
             raise Wrong(
                 "answers with other rewards than their group give no gradient", f"{self.batch.num_tokens} tokens"
@@ -48,7 +58,7 @@ class Bandit:
             raise NotLookedAt("the loss of this algorithm has no gradient on answers to its own prompts")
         rows = [row for rows in self.batch.rows for row in rows]
         size = sum(float(np.abs(row.weight_S * row.advantage_S).sum()) for row in rows) or 1.0
-        await patient.ask_trainer(partial(probes.take_rate, rate=_MOVES * size / slope))
+        await patient.ask_trainer(partial(probes.take_rate, rate=gain * size / slope))
         await patient.update()
         return reading
 
@@ -122,8 +132,9 @@ async def advantages(visit: "Visit") -> str:
     patient, bandit = visit.patient, await visit.bandit()
     if not bandit.batch.has_signal:
         raise NotLookedAt(f"{visit.checked.config.algorithm.name} makes no advantages of rewards")
-    before = await bandit.move(patient)
-    gained, told = gains(before.tokens, (await patient.read(bandit.batch)).tokens), []
+    async with patient.taken_back():
+        before = await bandit.move(patient)
+        gained, told = gains(before.tokens, (await patient.read(bandit.batch)).tokens), []
     for (prompt_id, gain_N), right in zip(sorted(gained.items()), _RIGHT, strict=True):
         others, best = np.delete(gain_N, right).mean(), int(gain_N.argmax())
         told.append(f"a right answer gained {gain_N[right]:+.3f}, the others {others:+.3f}")

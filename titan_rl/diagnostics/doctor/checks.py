@@ -1,7 +1,7 @@
 """Every check, in the order in which they are looked at: a bug that an earlier one names would show in later ones, too,
 so these are then left alone (``after``)."""
 
-from titan_rl.diagnostics.doctor import bandit, layouts, machinery, rewards, text, tokens, weights
+from titan_rl.diagnostics.doctor import arithmetic, bandit, layouts, machinery, rewards, text, tokens, weights
 from titan_rl.diagnostics.doctor.findings import Check
 
 _TRAINER = frozenset({"trainer"})
@@ -25,7 +25,7 @@ CHECKS = (
     Check(
         name="reward-forged",
         about="answers that say nothing earn little",
-        mend="Compare the whole answer with the expected one, and read it strictly; task.scoring = 'exact' does so",
+        mend=rewards.READ_STRICTLY,
         look=rewards.forged,
         after=("reward-signal", "reward-form"),
     ),
@@ -35,6 +35,18 @@ CHECKS = (
         mend="Take the expected answer out of the prompt's text",
         look=rewards.leak,
         after=("reward-signal", "reward-form", "reward-forged"),
+    ),
+    Check(
+        name="branches",
+        about="a rollout weighs the same whatever number of sequences it became, and its reward reaches each",
+        mend="See that weights and rewards are the rollout's, not the sequence's (algorithms/batching.py)",
+        look=arithmetic.branches,
+    ),
+    Check(
+        name="magnitude",
+        about="rewards that are equal but for rounding teach nothing, and those that cancel no more than others",
+        mend="Divide by nothing that may be almost 0: see the algorithm's advantages",
+        look=arithmetic.magnitude,
     ),
     Check(
         name="deadline",
@@ -60,6 +72,13 @@ CHECKS = (
         about="the weights that were loaded are those that the index names",
         mend="Move away what does not belong to the model, or copy its directory anew",
         look=weights.loaded,
+        needs=_TRAINER,
+    ),
+    Check(
+        name="unweighed",
+        about="a token of weight 0 makes nothing NaN",
+        mend="Leave such tokens out with torch.where before a loss is made of them: NaN times 0 is NaN",
+        look=layouts.unweighed,
         needs=_TRAINER,
     ),
     Check(
@@ -139,7 +158,7 @@ CHECKS = (
         mend="Keep reference and teacher out of the optimizer, and their memory apart from the policy's",
         look=weights.reference,
         needs=_ALL,
-        after=("tokens", "mask"),
+        after=("tokens", "mask", "agreement"),
     ),
     Check(
         name="memory",

@@ -57,15 +57,16 @@ async def _look(visit: Visit, check: Check, failed: set[str]) -> Finding:
     if first := next((name for name in check.after if name in failed), None):
         return Finding(check, "not looked at", f"what is wrong with {first} would show here, too")
     start = time.perf_counter()
+    mend = ""
     try:
         status, says, evidence = "passed", await check.look(visit), ""
     except NotLookedAt as why:
         status, says, evidence = "not looked at", str(why), ""
     except Wrong as wrong:
-        status, says, evidence = "wrong", wrong.says, wrong.evidence
+        status, says, evidence, mend = "wrong", wrong.says, wrong.evidence, wrong.mend
     except Exception as error:  # a check that cannot be made has found something, whatever it is
         status, says, evidence = "wrong", "it could not be looked at", one_line(error)
-    return Finding(check, status, says, evidence, time.perf_counter() - start)
+    return Finding(check, status, says, evidence, time.perf_counter() - start, mend)
 
 
 def one_line(error: BaseException) -> str:

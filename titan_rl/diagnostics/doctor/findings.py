@@ -11,11 +11,11 @@ Status = Literal["passed", "wrong", "not looked at"]
 
 
 class Wrong(Exception):
-    """A check found a bug: what is wrong, and the numbers that show it."""
+    """A check found a bug: what is wrong, and the numbers that show it. ``mend``: of this one, in the check's place."""
 
-    def __init__(self, says: str, evidence: str) -> None:
+    def __init__(self, says: str, evidence: str, mend: str = "") -> None:
         super().__init__(f"{says}: {evidence}")
-        self.says, self.evidence = says, evidence
+        self.says, self.evidence, self.mend = says, evidence, mend
 
 
 class NotLookedAt(Exception):
@@ -45,11 +45,17 @@ class Finding:
     """What was seen; what is wrong; or why nothing was looked at."""
     evidence: str = ""
     seconds: float = 0.0
+    own_mend: str = ""
+    """What to do about this one; empty: as the check says."""
+
+    @property
+    def mend(self) -> str:
+        return (self.own_mend or self.check.mend) if self.status == "wrong" else ""
 
     def line(self) -> str:
         """For people."""
         if self.status == "wrong":
-            return f"WRONG    {self.check.name}: {self.says}: {self.evidence}. {self.check.mend}"
+            return f"WRONG    {self.check.name}: {self.says}: {self.evidence}. {self.mend}"
         mark = "passed" if self.status == "passed" else "-"
         return f"{mark:<8} {self.check.name}: {self.says}"
 
@@ -60,6 +66,6 @@ class Finding:
             "status": self.status,
             "says": self.says,
             "evidence": self.evidence,
-            "mend": self.check.mend if self.status == "wrong" else "",
+            "mend": self.mend,
             "seconds": round(self.seconds, 3),
         }

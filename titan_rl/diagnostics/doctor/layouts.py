@@ -1,8 +1,12 @@
-"""The loss and its gradient are the same however samples are packed."""
+"""The loss and its gradient: the same however samples are packed, and blind to what weighs nothing."""
 
 from dataclasses import replace
+from functools import partial
 
-from titan_rl.data.types import Batch, Group, Rollout
+from titan_rl.algorithms.batching import data_batch
+from titan_rl.data.types import Batch, Group, Rollout, Row
+from titan_rl.diagnostics.doctor import probes
+from titan_rl.diagnostics.doctor.arithmetic import made_batch, made_rollout
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.visit import Visit
 
@@ -30,6 +34,34 @@ async def layout(visit: Visit) -> str:
     if max(apart) > allowed:
         raise Wrong("the same samples give another loss when they are packed in another way", seen)
     return seen
+
+
+async def unweighed(visit: Visit) -> str:
+    """A token that weighs nothing makes nothing NaN, even if it has no log-probability."""
+    if visit.checked.algorithm.head == "value":
+        raise NotLookedAt("the model that learns gives values, not log-probabilities")
+    row = _row_of_two(_some_batch(visit))
+    found = sorted(
+        {what for rank in await visit.patient.ask_trainer(partial(probes.unweighed_nan, row=row)) for what in rank}
+    )
+    if found:
+        raise Wrong(f"a token of weight 0 makes the {' and the '.join(found)} NaN", "its log-probability is NaN")
+    return f"one of {len(row.weight_S)} tokens of a row has weight 0 and NaN, and loss and gradient are finite"
+
+
+def _some_batch(visit: Visit) -> Batch:
+    checked = visit.checked
+    if checked.dataset is not None:
+        return data_batch(checked.dataset.train[:2], checked.algorithm, checked.config, checked.titan.layout)
+    return made_batch(checked, [made_rollout(number, float(number == 1)) for number in range(3)])
+
+
+def _row_of_two(batch: Batch) -> Row:
+    """Errors: NotLookedAt where each row has one trained token at most."""
+    for row in (row for rows in batch.rows for row in rows):
+        if len(row.weight_S) > 1:
+            return row
+    raise NotLookedAt("no row has two trained tokens")
 
 
 def _rewarded(group: Group) -> Group:

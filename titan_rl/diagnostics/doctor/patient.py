@@ -5,7 +5,8 @@ Nothing of the user's is written: a tiny model, logs and all else lie in a folde
 
 import asyncio
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from titan_rl.data.culprits import BadNumbers
 from titan_rl.data.packing import pack, token_weights
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
+from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.findings import Wrong
 from titan_rl.environments.prompts import PromptStream
 from titan_rl.mesh.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
@@ -103,8 +105,8 @@ class Patient:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._actors.__aexit__(*_)
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._actors.__aexit__(*failure)
 
     # weights
 
@@ -191,6 +193,19 @@ class Patient:
             rows = [(group, number) for group in share for number in range(len(batch.rows[group]))]
             found |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
         return Reading(batch, metrics, token_table(batch, found))
+
+    @asynccontextmanager
+    async def taken_back(self) -> AsyncIterator[None]:
+        """Whatever is trained and synced inside is undone at its end: each check finds the run's first weights, with an
+        optimizer and a schedule that have made no update."""
+        version = self.version
+        await self.ask_trainer(probes.keep)
+        try:
+            yield
+        finally:
+            await self.ask_trainer(probes.put_back)
+            if self.version != version:
+                await self.sync()
 
     async def update(self) -> None:
         """The optimizer's step on the gradients of the last reading."""

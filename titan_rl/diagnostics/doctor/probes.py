@@ -1,8 +1,8 @@
 """What actors are asked, inside their processes (``examine`` of actors/). Generators import this file, so it must not
 import the controller's side of the mesh (as diagnostics/bench/weight_actors.py has it)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ from titan_rl.mesh.channel.plan import Box
 if TYPE_CHECKING:  # each brings along what the others do without
     from transformers import PreTrainedTokenizerBase
 
+    from titan_rl.data.types import Row
     from titan_rl.generator.engine import GenerationEngine
     from titan_rl.trainer.learner import Learner
 
@@ -47,6 +48,11 @@ def fetched_pieces(engine: "GenerationEngine") -> list[Piece]:
         Piece(name, box, str(values.dtype).removeprefix("torch."), _checksum(values))
         for name, _, box, values in reader.pieces()
     ]
+
+
+def end_tokens(engine: "GenerationEngine") -> list[int]:
+    """Tokens that end an answer of this rank's."""
+    return sorted(engine.stop_token_ids)
 
 
 # of a learner
@@ -108,15 +114,75 @@ def learned_digests(learner: "Learner") -> str:
     return hasher.hexdigest()
 
 
-def gradient_size(learner: "Learner") -> float:
-    """The sum of the gradient's absolute values, of this rank's part: what an AdamW step of a small rate takes off the
-    loss, for a rate of 1."""
-    total = 0.0
-    for part in learner.model_parts:
-        for parameter in part.parameters():
-            if parameter.grad is not None:
-                total += float(_local(parameter.grad).abs().sum())
-    return total
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Of all ranks together, which call this at the same time."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradient_sizes(learner: "Learner") -> dict[str, float]:
+    """The sum of the gradient's absolute values, of each parameter of this rank's stages, as clipping left it. All
+    ranks call this together."""
+    return {
+        name: float(_whole(parameter.grad.abs().sum()))
+        for part in learner.model_parts
+        for name, parameter in part.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+_KEPT: list[Callable[[], None]] = []
+"""What takes this process's model back to where it was kept."""
+
+
+@torch.no_grad()
+def keep(learner: "Learner") -> None:
+    """Put weights and schedules aside. Moments are zero as long as every update is taken back."""
+    from titan_rl.trainer.optimizer import load_schedule  # generators do without
+
+    assert not _KEPT, "what was kept before was not put back"
+    kept = [(p, _local(p).detach().clone()) for _, p in learner.weights() if p.requires_grad]
+    schedules = {name: scheduler.state_dict() for name, scheduler in learner.schedulers().items()}
+
+    def back() -> None:
+        learner.before_update()
+        for parameter, values in kept:
+            _local(parameter).copy_(values)
+        for optimizer in learner.optimizers():
+            for moment in (m for state in optimizer.state.values() for m in state.values()):
+                if isinstance(moment, torch.Tensor):
+                    _local(moment).zero_()
+        for name, scheduler in learner.schedulers().items():
+            load_schedule(scheduler, schedules[name])
+        learner.optimizer.zero_grad()
+        learner.weights_changed()
+
+    _KEPT.append(back)
+
+
+@torch.no_grad()
+def put_back(learner: "Learner") -> None:
+    """The model, its optimizer and its schedule as they were when they were kept."""
+    _KEPT.pop()()
+
+
+def unweighed_nan(learner: "Learner", row: "Row") -> list[str]:
+    """Which of a row's loss and gradient a token makes NaN whose log-probability is, and which weighs nothing."""
+    from titan_rl.trainer.objective import loss_inputs, no_statistics
+    from titan_rl.trainer.preparation import completed
+
+    weight_S, advantage_S = row.weight_S.copy(), row.advantage_S.copy()
+    weight_S[0] = advantage_S[0] = 0.0
+    [row] = completed([replace(row, weight_S=weight_S, advantage_S=advantage_S)], learner.nothing_found)
+    columns = learner.policy.columns(row)
+    statistics = no_statistics(learner.algorithm, len(weight_S), learner.device) - 1.0
+    statistics[0, 0] = torch.nan
+    statistics.requires_grad_()
+    loss, _ = learner.algorithm.loss(loss_inputs(learner.algorithm, statistics, columns, columns["offsets_N"]))
+    [gradient] = torch.autograd.grad(loss, statistics, allow_unused=True) if loss.requires_grad else [None]
+    found = ["loss"] * (not torch.isfinite(loss).item())
+    return found + ["gradient"] * (gradient is not None and not torch.isfinite(gradient).all().item())
 
 
 def take_rate(learner: "Learner", rate: float) -> None:
@@ -144,6 +210,13 @@ def trainable_roles(learner: "Learner") -> list[str]:
         if any(p.requires_grad or id(p) in optimized for p in parameters):
             found.append(name)
     return found
+
+
+def other_temperatures(learner: "Learner") -> str:
+    """Roles whose log-probabilities are of another temperature than the policy's; empty if there are none."""
+    own = learner.policy.temperature
+    told = [f"{name} {r.model.temperature:g}" for name, r in learner.roles.items() if r.model.temperature != own]
+    return f"{', '.join(told)}; the policy {own:g}" if told else ""
 
 
 def device_bytes(_: object) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """What answers of known worth earn: by the run's own environment, and by its own scorer in processes of its own.
 
-    right      the task's worked example
+    right      the task's worked example; of a function of one's own, in the form that it pays for
     form       that of another prompt: looks right, and is not
-    empty ...  nothing, constants, one thing over and over, letters by chance, a list of guesses
+    empty ...  nothing, constants, one thing over and over, letters by chance
+    guesses    the right answer among others: first, in the middle, last
     question   what was asked, its last line, its last word: pays where the prompt tells the answer
 
 Earnings are told as shares: 0 is what the worst of these earns on average, 1 what a right answer earns.
@@ -29,6 +30,17 @@ from titan_rl.environments.task import Task, parts_of, task_of
 from titan_rl.mesh.supervision.deadlines import within
 
 _PROMPTS, _MOST_TURNS = 8, 8
+FORMS = (
+    "\\boxed{{{}}}",
+    "#### {}",
+    "<answer>{}</answer>",
+    "<think>\nLet me see.\n</think>\n<answer>{}</answer>",
+    "<think>\nLet me see.\n</think>\n\\boxed{{{}}}",
+    "<think>\nLet me see.\n</think>\n{}",
+    "The answer is {}",
+    "Answer: {}",
+)
+"""In which rewards of people's own want an answer, where the rows have it bare."""
 ECHOES = ("question", "last line", "last word")
 CONSTANTS = ("0", "1", "-1", "nan", "True", "yes", "[]", "{}")
 
@@ -45,6 +57,16 @@ class Earned:
 
     def mean(self, kind: str) -> float:
         return float(np.mean(self.by_kind[kind]))
+
+    @property
+    def others(self) -> list[float]:
+        """Means of all kinds but the right one."""
+        return [self.mean(kind) for kind in self.by_kind if kind != "right"]
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether a right answer earns more than some other."""
+        return self.mean("right") > min(self.others, default=0.0)
 
     def share(self, kind: str) -> float:
         floor = min(map(self.mean, self.by_kind))
@@ -65,7 +87,10 @@ async def probe_rewards(checked: Checked) -> Earned:
     scorer = Scorer(config.task, config.run.plugin_path, verifier.score_timeout, verifier.scoring_workers)
     await scorer.start()
     try:
-        return await _earned(checked, scorer, prompts, right)
+        earned = await _earned(checked, scorer, prompts, right)
+        if config.task.scores_itself or len(right[0]) > 1 or earned.tells_apart:
+            return earned
+        return await _formed(checked, scorer, prompts, right, earned)
     finally:
         await scorer.close()
 
@@ -98,6 +123,23 @@ async def _earned(checked: Checked, scorer: Scorer, prompts: list[Prompt], right
     return Earned(by_kind, shown, play.seconds)
 
 
+async def _formed(
+    checked: Checked, scorer: Scorer, prompts: list[Prompt], right: list[list[str]], bare: Earned
+) -> Earned:
+    """The same with right answers in a form that pays, where they earn nothing as they are. Errors: NotLookedAt where
+    nothing that was tried earns anything."""
+    play = _Play(checked, scorer)
+    for form in FORMS:
+        formed = [[form.format(answer) for answer in answers] for answers in right]
+        paid = [await play(prompt, answers, is_right=False) for prompt, answers in zip(prompts, formed, strict=True)]
+        if np.mean(paid) > max(bare.others, default=0.0):
+            return await _earned(checked, scorer, prompts, formed)
+    if max(bare.others) == min(bare.others) == bare.mean("right") <= 0:
+        said = f"every answer that was tried earns {bare.mean('right'):g}, the rows' own in {len(FORMS)} forms, too"
+        raise NotLookedAt(f"{said}: see by hand what the reward pays for")
+    return bare
+
+
 def _answers(task: Task, prompt: Prompt, right: list[list[str]], number: int) -> Iterator[tuple[str, list[str]]]:
     """Kinds and answers, one for each turn."""
     chance = random.Random(f"doctor {number}")
@@ -105,11 +147,15 @@ def _answers(task: Task, prompt: Prompt, right: list[list[str]], number: int) ->
     yield "right", right[number]
     if others:
         yield "form", others[number % len(others)]
-        yield "guesses", [", ".join([*dict.fromkeys(each[-1] for each in others), mine])]
+        wrong = list(dict.fromkeys(each[-1] for each in others))
+        wrong *= 2 if len(wrong) == 1 else 1
+        for place in (0, 1, len(wrong)):  # who reads one of them alone pays for one in three
+            yield "guesses", [", ".join([*wrong[:place], mine, *wrong[place:]])]
     yield "empty", [""]
     for constant in CONSTANTS:
         yield f"constant {constant!r}", [constant]
-    yield "repeated", [" ".join([mine[:1] or "a"] * 40)]
+    letters = [mine[:1]] * (len(mine.strip()) > 1) + [each[-1][:1] for each in others]
+    yield "repeated", [" ".join([next(filter(str.strip, letters), "a")] * 40)]
     yield "random", ["".join(chance.choice("abcdefghij klmnop.,;") for _ in range(40))]
     asked = task_of(task, prompt).messages(prompt)
     text = asked if isinstance(asked, str) else asked[-1]["content"]

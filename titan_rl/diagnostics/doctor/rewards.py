@@ -1,13 +1,18 @@
 """Rewards: they tell right from wrong, and nothing but being right pays."""
 
+from dataclasses import replace
+
+from titan_rl.config.load import ConfigError
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.reward_probes import CONSTANTS, ECHOES, Earned
 from titan_rl.diagnostics.doctor.visit import Visit
+from titan_rl.environments.base import make_task
 
 _PAYS = 0.5
 """Share of a right answer's reward from which on something pays."""
 _FORGED = ("empty", "repeated", "random", "guesses", *(f"constant {constant!r}" for constant in CONSTANTS))
 _SHOWN = 40
+READ_STRICTLY = "Compare the whole answer with the expected one, and read it strictly"
 
 
 async def tells_apart(visit: Visit) -> str:
@@ -35,7 +40,23 @@ async def form(visit: Visit) -> str:
 
 async def forged(visit: Visit) -> str:
     """Empty, repeated, constant and random answers and lists of guesses earn little."""
-    return _pays_little(await visit.earned(), _FORGED, "the reward pays for answers that say nothing")
+    try:
+        return _pays_little(await visit.earned(), _FORGED, "the reward pays for answers that say nothing")
+    except Wrong as wrong:
+        exact = "; task.scoring = 'exact' does so" if _may_be_exact(visit) else ""
+        raise Wrong(wrong.says, wrong.evidence, f"{READ_STRICTLY}{exact}") from None
+
+
+def _may_be_exact(visit: Visit) -> bool:
+    """Whether the task takes the setting, and does not have it."""
+    config = visit.checked.config
+    if config.task.scoring == "exact":
+        return False
+    try:
+        make_task(replace(config.task, scoring="exact"), config.run.plugin_path)
+    except ConfigError:
+        return False
+    return True
 
 
 async def leak(visit: Visit) -> str:

@@ -136,6 +136,10 @@ async def ends(visit: Visit) -> str:
     patient, stops = visit.patient, stop_token_ids(visit.patient.path)
     if not stops:
         raise NotLookedAt("the model's directory names no token that ends an answer")
+    for number, known in enumerate(await patient.ask_generators(probes.end_tokens)):
+        if missing := sorted(set(stops) - set(known)):
+            evidence = f"generator {number} stops at {known}; the model's directory names {missing[0]}, too"
+            raise Wrong("an end token does not stop the engine", evidence)
     first = (await visit.groups())[0].rollouts[0]
     prompt = first.tokens[: first.turns[0].start]
     answers = await patient.complete(prompt, _END_SEEDS, _END_TOKENS)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from titan_rl.controller.preflight import Checked
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.doctor.agreement import Limits, limits
@@ -20,9 +18,6 @@ class Visit:
     folder: Path
     started: Patient | None = None
     """None until actors are up."""
-    long_prompt: np.ndarray | None = None
-    """One that engines had in their caches before the last update."""
-    _bandit: Bandit | None = None
     _earned: Earned | None = None
     _groups: list[Group] = field(default_factory=list)
     _reading: Reading | None = None
@@ -60,10 +55,8 @@ class Visit:
         return self._reading
 
     async def bandit(self) -> Bandit:
-        """Errors: NotLookedAt."""
-        if self._bandit is None:
-            self._bandit = await make_bandit(self.patient, await self.groups())
-        return self._bandit
+        """A batch of the check's own, sampled as the trainer has it now. Errors: NotLookedAt."""
+        return await make_bandit(self.patient, await self.groups())
 
 
 def usable(groups: list[Group]) -> list[Group]:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from titan_rl.data.types import Completion
 from titan_rl.diagnostics.doctor import probes
 from titan_rl.diagnostics.doctor.agreement import Limits, compare
-from titan_rl.diagnostics.doctor.bandit import Bandit
+from titan_rl.diagnostics.doctor.bandit import FAR, Bandit
 from titan_rl.diagnostics.doctor.findings import NotLookedAt, Wrong
 from titan_rl.diagnostics.doctor.patient import Patient, sample_of
 from titan_rl.diagnostics.doctor.visit import Visit, usable
@@ -71,13 +71,14 @@ async def still(visit: Visit) -> str:
     bf16 no more of an answer than rounding does, which is another one in another batch."""
     patient, bandit = visit.patient, await visit.bandit()
     before, said = await patient.ask_trainer(probes.learned_digests), await _answers(patient, bandit, "still")
-    await patient.read(bandit.batch)
-    await patient.ask_trainer(partial(probes.take_rate, rate=0.0))
-    await patient.update()
-    if await patient.ask_trainer(probes.learned_digests) != before:
-        raise Wrong("an update at a learning rate of 0 changes weights", "their digest is another one after it")
-    await patient.sync()
-    again = await _answers(patient, bandit, "still")
+    async with patient.taken_back():
+        await patient.read(bandit.batch)
+        await patient.ask_trainer(partial(probes.take_rate, rate=0.0))
+        await patient.update()
+        if await patient.ask_trainer(probes.learned_digests) != before:
+            raise Wrong("an update at a learning rate of 0 changes weights", "their digest is another one after it")
+        await patient.sync()
+        again = await _answers(patient, bandit, "still")
     if told := _changed(said, again, visit.limits):
         raise Wrong("a sync of unchanged weights changes answers", told)
     alike = "the same, bit for bit" if _difference(said, again) == 0.0 else "the same but for rounding"
@@ -123,10 +124,14 @@ def _difference(said: list[Completion], again: list[Completion]) -> float:
 async def sync(visit: Visit) -> str:
     """After an update generators have the new weights, all of them, and say so."""
     patient, bandit = visit.patient, await visit.bandit()
+    async with patient.taken_back():
+        return await _synced(visit, patient, bandit)
+
+
+async def _synced(visit: Visit, patient: Patient, bandit: Bandit) -> str:
     said = await _answers(patient, bandit, "sync")
-    visit.long_prompt = await _ask_long(patient, bandit.prompt)
     before = await patient.ask_trainer(probes.learned_digests)
-    await bandit.move(patient)
+    await bandit.move(patient, FAR)
     if await patient.ask_trainer(probes.learned_digests) == before:
         raise Wrong("an update changes no weight", "their digest is what it was")
     version = await patient.sync()
@@ -156,12 +161,14 @@ async def _ask_long(patient: Patient, prompt: np.ndarray) -> np.ndarray:
 
 async def cache(visit: Visit) -> str:
     """A prompt that was asked before the update is answered by the weights that came after it."""
-    patient, long = visit.patient, visit.long_prompt
-    if long is None:
-        raise NotLookedAt("nothing was asked before an update")
-    answers = await patient.complete(long, _SEEDS, _TOKENS)
-    samples = [sample_of(long, answer, "doctor/cache", number) for number, answer in enumerate(answers)]
-    reading = await patient.read(patient.batch_of_samples([samples]))
+    patient, bandit = visit.patient, await visit.bandit()
+    long = await _ask_long(patient, bandit.prompt)
+    async with patient.taken_back():
+        await bandit.move(patient, FAR)
+        await patient.sync()
+        answers = await patient.complete(long, _SEEDS, _TOKENS)
+        samples = [sample_of(long, answer, "doctor/cache", number) for number, answer in enumerate(answers)]
+        reading = await patient.read(patient.batch_of_samples([samples]))
     told = compare(reading.tokens, visit.limits, "prompts that were asked before the update, too")
     return f"a prompt of {len(long)} tokens: {told}"
 
@@ -177,8 +184,12 @@ async def reference(visit: Visit) -> str:
         raise NotLookedAt("no model of this run is to stay as it is")
     if named := sorted({name for names in await patient.ask_trainer(probes.trainable_roles) for name in names}):
         raise Wrong(f"the {named[0]} can learn", "its parameters take a gradient, or are in the policy's optimizer")
-    await (await visit.bandit()).move(patient)
-    after = await _digests(patient)
+    bandit = await visit.bandit()
+    if unlike := [answer for answer in await patient.ask_trainer(probes.other_temperatures) if answer]:
+        raise Wrong("a model beside the policy has another temperature", unlike[0])
+    async with patient.taken_back():
+        await bandit.move(patient)
+        after = await _digests(patient)
     if moved := [name for name in before if before[name] != after[name]]:
         raise Wrong(f"an update moves the {moved[0]}", "the digest of its weights is another one after it")
     return f"{', '.join(before)}: the same weights after an update, and in no optimizer"

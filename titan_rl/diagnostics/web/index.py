@@ -30,12 +30,16 @@ _PARTS = {
     "staleness": "step - 1 - list_min(list_filter(versions, lambda version: version >= 0))",
     "text": f"left(text, {_TEXT})",
     "question": f"left(question, {_QUESTION})",
+    "true_reward": "coalesce(task_reward, reward)",
     "task": "coalesce(task, '')",
     "seat": "coalesce(seat, '')",
 }
-_NEEDS = {"length": "provenance", "version": "versions", "staleness": "versions"}
+_NEEDS = {"length": "provenance", "version": "versions", "staleness": "versions", "true_reward": "task_reward"}
+_WITHOUT = {"true_reward": "reward"}
+"""What stands in the place of a column whose file has not what it needs."""
 _TABLE = """create table rollouts (step integer, prompt_id varchar, sample integer, status varchar, reward double,
-length integer, version integer, staleness integer, text varchar, question varchar, task varchar, seat varchar,
+length integer, version integer, staleness integer, text varchar, question varchar,
+true_reward double, task varchar, seat varchar,
 disagreement double, advantage double)"""
 _STEP = "cast(regexp_extract(filename, 'step-([0-9]+)[.]parquet$', 1) as integer)"
 
@@ -49,7 +53,7 @@ class Page:
 
     rows: list[dict[str, Any]]
     count: int
-    """Of all that are selected."""
+    """Of all rollouts that are selected, or of their groups."""
     reward: float | None
     """Their means."""
     length: float | None
@@ -131,7 +135,7 @@ class RolloutIndex:
         files = [str(self._paths(step)[0]) for step in steps]
         trained = [str(path) for step in steps if with_trained and _stamp(path := self._paths(step)[1]) is not None]
         there = {row[0] for row in cursor.execute(f"describe select * from {_parquet(files)}").fetchall()}
-        parts = [sql if _NEEDS.get(name, name) in there else "null" for name, sql in _PARTS.items()]
+        parts = [sql if _NEEDS.get(name, name) in there else _WITHOUT.get(name, "null") for name, sql in _PARTS.items()]
         own = ", ".join(f"{sql} as {name}" for name, sql in zip(_PARTS, parts, strict=True))
         told = "select null::integer as step, '' as prompt_id, 0 as sample, null::double as d, null::double as a"
         if trained:
@@ -169,18 +173,29 @@ class RolloutIndex:
     # asking
 
     def page(self, selection: Selection, first: int, count: int) -> Page:
-        """``count`` rows of a selection from the ``first`` on."""
+        """``count`` rows of a selection from the ``first`` on. A group is in it as a whole if a rollout of it is."""
         where, values = selection.where()
         cursor = self._db.cursor()
         source = f"from rollouts left join reasons using (prompt_id, sample) where {where}"
+        if selection.by_group:
+            source = f"from rollouts where (step, prompt_id) in (select (step, prompt_id) {source})"
         means = cursor.execute(f"select count(*), avg(reward), avg(length) {source}", values)
         total, reward, length = _only_row(means)
-        columns = ", ".join(f"{sql} as {name}" for name, sql in COLUMNS.items())
-        cursor.execute(
-            f"select {columns} {source} order by {selection.order()} limit ? offset ?", [*values, count, first]
+        grouped = " group by step, prompt_id" if selection.by_group else ""
+        if grouped:
+            [total] = _only_row(cursor.execute(f"select count(*) from (select 1 {source}{grouped})", values))
+        columns = ", ".join(f"{sql} as {name}" for name, sql in selection.columns.items())
+        query = f"select {columns} {source}{grouped} order by {selection.order()} limit ? offset ?"
+        return Page(_rows(cursor.execute(query, [*values, count, first])), total, reward, length)
+
+    def group(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
+        """All answers to a prompt in a step, the best first, each as far as it is searched."""
+        columns = ", ".join(f"{sql} as {name}" for name, sql in (COLUMNS | _WHOLE).items())
+        query = (
+            f"select {columns} from rollouts left join reasons using (prompt_id, sample) "
+            "where step = ? and prompt_id = ? order by reward desc nulls last, length, sample"
         )
-        names = [column[0] for column in cursor.description]
-        return Page([dict(zip(names, row, strict=True)) for row in cursor.fetchall()], total, reward, length)
+        return _rows(self._db.cursor().execute(query, [step, prompt_id]))
 
     def choices(self, name: str) -> list[str]:
         """What there is of ``status``, ``task`` or ``why``."""
@@ -194,6 +209,14 @@ class RolloutIndex:
     @property
     def num_rollouts(self) -> int:
         return _only_row(self._db.cursor().execute("select count(*) from rollouts"))[0]
+
+
+_WHOLE = {"text": "text", "question": "question", "true_reward": "true_reward"}
+
+
+def _rows(cursor: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _only_row(cursor: duckdb.DuckDBPyConnection) -> tuple[Any, ...]:

@@ -30,9 +30,8 @@ def _health(actors: list[Actor]) -> str:
     rows = "".join(
         f'<tr><td>{escape(actor.name)}</td><td class="{"bad" if actor.state == "stopped" else ""}">'
         f"{escape(actor.state)}</td>"
-        f'<td class="n">{actor.pid or ""}</td><td class="n">{f"{actor.memory_mib:,}" if actor.pid else ""}</td>'
-        f'<td class="n">{actor.starts or ""}</td>'
-        f'<td class="n {"bad" if actor.deaths else ""}">{actor.deaths or ""}</td>'
+        f'<td class="n">{actor.pid or "–"}</td><td class="n">{f"{actor.memory_mib:,}" if actor.pid else "–"}</td>'
+        f'<td class="n">{actor.starts}</td><td class="n {"bad" if actor.deaths else ""}">{actor.deaths}</td>'
         "</tr>"
         for actor in actors
     )

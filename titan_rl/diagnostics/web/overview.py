@@ -1,6 +1,8 @@
 """The first view: curves of the run with others beside it, alarms, and the ledger's account."""
 
+from collections.abc import Iterable
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from nicegui import ui
@@ -8,75 +10,130 @@ from nicegui import ui
 from titan_rl.diagnostics.web.facts import account_of, alarms_of, plain_events
 from titan_rl.diagnostics.web.style import PANEL_COLOURS
 from titan_rl.diagnostics.web.watched import Watched
-from titan_rl.records.plot import Curves, curves_of, is_logarithmic
+from titan_rl.records.alarms import NAMES
+from titan_rl.records.plot import OTHERS, Panel, Points, curves_of, panels_of
 
 _MOST_POINTS = 2000
 """Of a line; of a longer one each so-manieth is drawn."""
+_SECONDS = 2.0
 _SOFT = "#8b95a0"
+_SMALL = "(v => v !== 0 && Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6 ? v.toExponential() : String(+v.toPrecision(6)))"
+"""JavaScript: a number of an axis, in few characters."""
+_DASHES = ("solid", "dashed", "dotted", [6, 2, 1, 2])
+_LEGEND = {"type": "scroll", "top": 0, "itemWidth": 14, "itemGap": 8, "textStyle": {"color": _SOFT, "fontSize": 11}}
+Curves = dict[str, Points]
 
 
-def overview(run: Watched, beside: list[Watched]) -> None:
-    """``beside``: other runs, whose curves are drawn, too."""
-    runs = [run, *beside]
-    all_curves = [curves_of(one.records()) for one in runs]
-    panels = {title: _options(title, runs, all_curves) for title in all_curves[0]}
-    with ui.element("div").classes("panels"):
-        charts = {title: _panel(title, options) for title, options in panels.items()}
-    with ui.element("div").classes("two"):
-        alarms, account = ui.html(sanitize=False).classes("card"), ui.html(sanitize=False).classes("card")
-    drawn: list[Any] = []
+class Overview:
+    """Of one browser's page. Panels are those of the metrics that are there, and follow them."""
 
-    def draw() -> None:
-        state = [one.records()[-1:] for one in runs]
-        if drawn == state:
+    def __init__(self, run: Watched, beside: list[Watched]) -> None:
+        """``beside``: other runs, whose curves are drawn, too."""
+        self.run, self.runs = run, [run, *beside]
+        self.charts: dict[Panel, ui.echart] = {}
+        self.drawn: list[Any] | None = None
+        self.panels = ui.column().classes("w-full").style("gap: 16px")
+        with ui.element("div").classes("two"):
+            self.alarms, self.account = (ui.html(sanitize=False).classes("card") for _ in range(2))
+        self.draw()
+        ui.timer(_SECONDS, self.draw)
+
+    def draw(self) -> None:
+        """What is new, if anything is."""
+        records = [one.records() for one in self.runs]
+        state = [its[-1:] for its in records]
+        if self.drawn == state:
             return
-        drawn[:] = state
-        alarms.set_content(_alarms(run))
-        account.set_content(_account(run))
-        curves = [curves_of(one.records()) for one in runs]
-        for title, chart in charts.items():
-            chart.options.update(_options(title, runs, curves))
+        self.drawn = state
+        self.alarms.set_content(_alarms(self.run))
+        self.account.set_content(_account(self.run))
+        curves = [curves_of(its) for its in records]
+        panels = panels_of(name for each in curves for name in each)
+        if panels != list(self.charts):
+            self._arrange(panels, curves)
+            return
+        for panel, chart in self.charts.items():
+            chart.options.update(options(panel, self.runs, curves))
             chart.update()
 
-    drawn[:] = [one.records()[-1:] for one in runs]
-    alarms.set_content(_alarms(run))
-    account.set_content(_account(run))
-    ui.timer(2.0, draw)
+    def _arrange(self, panels: list[Panel], curves: list[Curves]) -> None:
+        self.panels.clear()
+        self.charts = {}
+        with self.panels:
+            if not panels:
+                ui.html(
+                    '<span class="soft">No step was recorded yet: curves come with the first.</span>', sanitize=False
+                )
+            for group, its in groupby(panels, key=lambda panel: panel.group):
+                own = list(its)
+                told = f"{len(own)} more metrics" if group == OTHERS else group
+                with (
+                    ui.expansion(told, value=group != OTHERS).classes("group w-full"),
+                    ui.element("div").classes("panels"),
+                ):
+                    for panel in own:
+                        self.charts[panel] = self._chart(panel, curves)
+
+    def _chart(self, panel: Panel, curves: list[Curves]) -> ui.echart:
+        with ui.element("div").classes("card"):
+            ui.html(f"<h2>{escape(panel.title)}</h2>", sanitize=False)
+            return ui.echart(options(panel, self.runs, curves)).style("height: 200px; width: 100%")
 
 
-def _panel(title: str, options: dict[str, Any]) -> ui.echart:
-    with ui.element("div").classes("card"):
-        ui.html(f"<h2>{escape(title)}</h2>", sanitize=False)
-        return ui.echart(options).style("height: 215px; width: 100%")
-
-
-def _options(title: str, runs: list[Watched], all_curves: list[Curves]) -> dict[str, Any]:
-    series = []
-    for number, (run, curves) in enumerate(zip(runs, all_curves, strict=True)):
-        lines = {name: points for name, points in curves.get(title, {}).items() if points}
-        for place, (name, points) in enumerate(lines.items()):
-            colour = PANEL_COLOURS[(number if len(runs) > 1 else place) % len(PANEL_COLOURS)]
-            label = name.removeprefix("seconds_").replace("_", " ")
-            told = f"{run.name} · {label}" if len(lines) > 1 and len(runs) > 1 else run.name
-            line = _line(label if len(runs) == 1 else told, points, colour)
-            dashes = ("solid", "dashed", "dotted", [6, 2, 1, 2])
-            line["lineStyle"]["type"] = dashes[place % len(dashes)] if len(runs) > 1 else "solid"
-            series.append(line)
-    axis = {"axisLabel": {"color": _SOFT}, "nameTextStyle": {"color": _SOFT}}
-    grid = {"left": 8, "right": 14, "top": 30 if len(series) > 1 else 12, "bottom": 4, "containLabel": True}
+def options(panel: Panel, runs: list[Watched], all_curves: list[Curves]) -> dict[str, Any]:
+    """Of a chart, as ECharts has them."""
+    series = list(_series(panel, runs, all_curves))
+    label = {"color": _SOFT, "hideOverlap": True}
+    axis = {"axisLabel": label, "nameTextStyle": {"color": _SOFT}, "axisTick": {"show": False}}
+    values = {**axis, "axisLabel": label | {":formatter": _SMALL}, "splitNumber": 4}
     split = {"splitLine": {"lineStyle": {"color": "rgba(128,140,150,.18)"}}}
     return {
         "animation": False,
-        "grid": grid,
-        "legend": {"show": len(series) > 1, "top": 0, "textStyle": {"color": _SOFT, "fontSize": 11}, "type": "scroll"},
+        "grid": {"left": 8, "right": 18, "top": 30 if len(series) > 1 else 12, "bottom": 4, "containLabel": True},
+        "legend": _LEGEND | {"show": len(series) > 1},
         "tooltip": {"trigger": "axis", "confine": True},
-        "xAxis": {"type": "value", **axis, "splitLine": {"show": False}, "min": "dataMin", "max": "dataMax"},
-        "yAxis": {"type": "log" if is_logarithmic(all_curves[0][title]) else "value", "scale": True, **axis, **split},
+        "xAxis": {"type": "value", **axis, "splitLine": {"show": False}, **_steps(series)},
+        "yAxis": {**values, **split, **_values(panel, series)},
         "series": series,
     }
 
 
-def _line(name: str, points: list[tuple[float, float]], colour: str) -> dict[str, Any]:
+def _steps(series: list[dict[str, Any]]) -> dict[str, Any]:
+    """The axis of steps: whole numbers, with room about a single one."""
+    steps = [x for line in series for x, _ in (line["data"][0], line["data"][-1])]
+    first, last = min(steps, default=0), max(steps, default=1)
+    return {"min": first - (first == last), "max": last + (first == last), "minInterval": 1, "splitNumber": 5}
+
+
+def _values(panel: Panel, series: list[dict[str, Any]]) -> dict[str, Any]:
+    """The axis of values; a logarithmic one goes from a power of ten to a power of ten."""
+    if not panel.is_logarithmic:
+        return {"type": "value", "scale": True}
+    exponents = [f"{y:e}".partition("e")[2] for line in series for _, y in line["data"] if y > 0]
+    least, most = min(map(int, exponents), default=-7), max(map(int, exponents), default=-1) + 1
+    return {"type": "log", "min": 10.0**least, "max": 10.0**most}
+
+
+def _series(panel: Panel, runs: list[Watched], all_curves: list[Curves]) -> Iterable[dict[str, Any]]:
+    for number, (run, curves) in enumerate(zip(runs, all_curves, strict=True)):
+        for place, name in enumerate(panel.names):
+            if not (points := curves.get(name)):
+                continue
+            label = _label(name)
+            told = [run.name] * (len(runs) > 1) + [label] * (len(panel.names) > 1 or len(runs) == 1)
+            line = _line(" · ".join(told), points, PANEL_COLOURS[(number if len(runs) > 1 else place) % 6])
+            line["lineStyle"]["type"] = _DASHES[place % len(_DASHES)] if len(runs) > 1 else "solid"
+            yield line
+
+
+def _label(name: str) -> str:
+    """A metric's in a legend, without what the panel's title says."""
+    for prefix in ("seconds_", "tokens_per_second_", "reward_part/", "reward/", "accuracy/", "prompts/"):
+        name = name.removeprefix(prefix)
+    return name.replace("_", " ")
+
+
+def _line(name: str, points: Points, colour: str) -> dict[str, Any]:
     step = -(-len(points) // _MOST_POINTS)
     kept = points[::step] + (points[-1:] if (len(points) - 1) % step else [])
     return {
@@ -98,7 +155,8 @@ def _alarms(run: Watched) -> str:
         f"{escape(alarm['says'])}</div>"
         for alarm in found
     ]
-    none = '<span class="soft">None was raised. They look for a reward that is gamed.</span>'
+    names = ", ".join(name.replace("_", " ") for name in NAMES)
+    none = f'<span class="soft">None was raised. Looked for: {names}.</span>'
     return f"<h2>Alarms</h2>{''.join(rows) or none}"
 
 

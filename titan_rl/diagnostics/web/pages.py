@@ -1,12 +1,14 @@
 """The page as a whole: which run, which view."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from urllib.parse import urlencode
 
 from nicegui import ui
 
 from titan_rl.diagnostics.web.facts import state_of
 from titan_rl.diagnostics.web.mesh import mesh
-from titan_rl.diagnostics.web.overview import overview
+from titan_rl.diagnostics.web.overview import Overview
 from titan_rl.diagnostics.web.rollouts_view import RolloutsView
 from titan_rl.diagnostics.web.steps import StepsView
 from titan_rl.diagnostics.web.style import CSS
@@ -16,18 +18,21 @@ _VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": 
 
 
 class Pages:
-    """One for each browser's page. ``runs``: those that are watched."""
+    """One for each browser's page. The address tells what is shown, so that it can be kept and passed on."""
 
-    def __init__(self, runs: list[Watched], run: int, view: str) -> None:
-        self.runs, self.run = runs, runs[run if 0 <= run < len(runs) else 0]
-        self.view = view if view in _VIEWS else "curves"
+    def __init__(self, runs: list[Watched], query: Mapping[str, str]) -> None:
+        """``runs``: those that are watched. ``query``: parameters of the address; what is none of ours is passed
+        over."""
+        number = int(query["run"]) if query.get("run", "").isdecimal() else 0
+        self.runs, self.run = runs, runs[number if number < len(runs) else 0]
+        self.view = query["view"] if query.get("view") in _VIEWS else "curves"
         ui.add_css(CSS)
         ui.colors(primary="#2f7d8c")
         self.dark = ui.dark_mode(None)
         with ui.element("header").classes("top"):
             self._top()
         self.body = ui.column().classes("page")
-        self.show(self.view)
+        self.show(self.view, query)
         ui.timer(2.0, self._tell_state)
 
     def _top(self) -> None:
@@ -67,17 +72,27 @@ class Pages:
         self.state.set_text(f"{state}: {told}")
         self.state.classes(replace=f"pill {state}")
 
-    def show(self, view: str) -> None:
+    def _moved(self, parameters: dict[str, str]) -> None:
+        """The view shows something else: so does the address."""
+        if not ui.context.client.has_socket_connection:
+            return  # it has just been opened by that address
+        number = self.runs.index(self.run)
+        own = {"run": str(number)} if number else {}
+        ui.navigate.history.replace(f"/?{urlencode(own | {'view': self.view} | parameters)}")
+
+    def show(self, view: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
+        """``query``: what of the view is to be seen."""
         self.view = view
         for name, button in self.buttons.items():
             button.classes(add="on") if name == view else button.classes(remove="on")
         beside = [run for run in self.runs if run is not self.run]
         draw: dict[str, Callable[[], object]] = {
-            "curves": lambda: overview(self.run, beside),
-            "steps": lambda: StepsView(self.run),
-            "rollouts": lambda: RolloutsView(self.run),
+            "curves": lambda: Overview(self.run, beside),
+            "steps": lambda: StepsView(self.run, query, self._moved),
+            "rollouts": lambda: RolloutsView(self.run, query, self._moved),
             "mesh": lambda: mesh(self.run),
         }
         self.body.clear()
+        self._moved({})
         with self.body:
             draw[view]()

@@ -1,5 +1,6 @@
 """One rollout, opened: prompt, facts, tool calls, and its tokens."""
 
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -14,8 +15,8 @@ from titan_rl.records.rollouts import RolloutsError
 _MOST_CALLS = 200
 
 
-async def open_sheet(run: Watched, row: dict[str, Any]) -> None:
-    """``row``: as the table has it."""
+async def open_sheet(run: Watched, row: dict[str, Any], closed: Callable[[], None] = lambda: None) -> None:
+    """``row``: as the table has it. ``closed``: is called when the sheet is."""
     try:
         name = int(row["step"]), str(row["prompt_id"]), int(row["sample"])
         found = await nicegui_run.io_bound(run.tokens, *name)
@@ -27,7 +28,12 @@ async def open_sheet(run: Watched, row: dict[str, Any]) -> None:
         return
     with ui.dialog(value=True) as dialog, ui.column().classes("sheet"):
         _sheet(*found, name[0], str(row.get("why") or ""), dialog)
-    dialog.on("hide", dialog.delete)
+
+    def over() -> None:
+        dialog.delete()
+        closed()
+
+    dialog.on("hide", over)
 
 
 def _sheet(group: Group, tokens: Tokens, step: int, why: str, dialog: ui.dialog) -> None:

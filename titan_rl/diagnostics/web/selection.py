@@ -1,12 +1,14 @@
 """Which rollouts, in which order: as SQL, with every value as a parameter and every name from a list of ours. Pure."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 COLUMNS = {
     "step": "step",
     "prompt_id": "prompt_id",
     "sample": "sample",
+    "question": "left(question, 160)",
     "text": "left(text, 160)",
     "reward": "reward",
     "advantage": "advantage",
@@ -18,6 +20,22 @@ COLUMNS = {
     "task": "task",
 }
 """Of a row that is shown, each with what it is in the table."""
+RIGHT = 1.0 - 1e-9
+"""Reward from which on an answer is right, as ``data.types.correct`` has it."""
+GROUP_COLUMNS = {
+    "step": "step",
+    "prompt_id": "prompt_id",
+    "question": "left(any_value(question), 160)",
+    "pass_rate": f"avg(case when true_reward >= {RIGHT} then 1.0 else 0.0 end)",
+    "reward": "avg(reward)",
+    "spread": "max(reward) - min(reward)",
+    "length": "avg(length)",
+    "count": "count(*)",
+    "task": "any_value(task)",
+}
+"""Of a prompt's answers in a step."""
+_TIES = {"reward": "advantage"}
+"""What orders those that are alike: of answers with one reward, those that few others of their group have."""
 RANGES = ("step", "reward", "length", "disagreement", "staleness")
 """Of which a least and a most can be asked for."""
 
@@ -33,6 +51,8 @@ class Selection:
     """``trained``, ``discarded``, or a reason; empty: any."""
     sort: str = "step"
     descending: bool = True
+    by_group: bool = False
+    """Whether answers to one prompt stand together."""
 
     def where(self) -> tuple[str, list[Any]]:
         """A condition, and its values. Errors: KeyError for a name that is not a column."""
@@ -52,8 +72,51 @@ class Selection:
             terms.append(("why = ?", [self.outcome]))
         return " and ".join(term for term, _ in terms) or "true", [value for _, values in terms for value in values]
 
+    @property
+    def columns(self) -> dict[str, str]:
+        return GROUP_COLUMNS if self.by_group else COLUMNS
+
     def order(self) -> str:
-        """Errors: KeyError."""
-        first = COLUMNS[self.sort]
-        way = "desc" if self.descending else "asc"
-        return f"{first} {way} nulls last, step desc, prompt_id, sample"
+        """Of ``columns``. Errors: KeyError."""
+        way, column = "desc" if self.descending else "asc", self.columns[self.sort]
+        if self.by_group:
+            return f"{column} {way} nulls last, step desc, prompt_id"
+        ties = f"{_TIES[self.sort]} {way} nulls last, " if self.sort in _TIES else ""
+        return f"{column} {way} nulls last, {ties}step desc, prompt_id, sample"
+
+    def as_query(self) -> dict[str, str]:
+        """What is not as in a new one, as parameters of an address."""
+        found = {name: getattr(self, name) for name in ("text", "status", "task", "outcome") if getattr(self, name)}
+        for name, ends in self.ranges.items():
+            found |= {
+                f"{what}_{name}": f"{end:g}"
+                for what, end in zip(("least", "most"), ends, strict=True)
+                if end is not None
+            }
+        if (self.sort, self.descending) != ("step", True):
+            found["sort"] = f"{'-' if self.descending else ''}{self.sort}"
+        return found | ({"groups": "1"} if self.by_group else {})
+
+
+def selection_of(query: Mapping[str, str]) -> Selection:
+    """The one with these parameters; what is none of ours, or no number, is passed over."""
+    ends = {name: (_number(query.get(f"least_{name}")), _number(query.get(f"most_{name}"))) for name in RANGES}
+    found = Selection(
+        text=query.get("text", ""),
+        ranges={name: its for name, its in ends.items() if its != (None, None)},
+        status=query.get("status", ""),
+        task=query.get("task", ""),
+        outcome=query.get("outcome", ""),
+        by_group=query.get("groups") == "1",
+    )
+    sort = query.get("sort", "-step")
+    if (column := sort.removeprefix("-")) in found.columns:
+        return replace(found, sort=column, descending=sort.startswith("-"))
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None

@@ -51,14 +51,14 @@ def application(roots: list[Path]) -> "tuple[FastAPI, list[Watched]]":
     if len({root.resolve() for root in roots}) != len(roots):
         raise ConfigError("a run is given twice: give each once")
     runs = [watched(root) for root in roots]
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
     from nicegui import ui
 
     from titan_rl.diagnostics.web.pages import Pages
 
     @ui.page("/", title=f"titan_rl: {', '.join(run.name for run in runs)}")
-    def page(run: int = 0, view: str = "curves") -> None:
-        Pages(runs, run, view)
+    def page(request: Request) -> None:
+        Pages(runs, request.query_params)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     ui.run_with(app, title="titan_rl", dark=None, show_welcome_message=False)

@@ -1,5 +1,7 @@
 """The view of one step as a time line across actors."""
 
+from collections.abc import Callable, Mapping
+
 from nicegui import ui
 
 from titan_rl.diagnostics.web.timeline import draw
@@ -21,8 +23,10 @@ _LOOK = 2.0
 class StepsView:
     """Goes on with a run whose newest step it shows, and stays at a step that was asked for."""
 
-    def __init__(self, run: Watched) -> None:
-        self.root = run.run_dir.root
+    def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
+        """``query``: parameters of the address. ``moved``: is told them when they are others."""
+        self.root, self._moved = run.run_dir.root, moved
+        self._asked = int(query["step"]) if query.get("step", "").isdecimal() else None
         self.size, self.trace = 0, Trace()
         self.place, self.together = -1, 1
         with ui.element("div").classes("card"):
@@ -52,9 +56,15 @@ class StepsView:
         self.size, self.trace = size, read_trace(self.root)
         newest = len(self.trace) - 1
         self.slider.props(f"max={max(newest, 0)}")
-        if newest >= 0 and (was_newest or self.place > newest):
-            self.slider.set_value(newest)
-            self._show(place=newest)
+        known = list(self.trace)
+        if self._asked in known:
+            place, self._asked = known.index(self._asked), None
+        elif newest >= 0 and (was_newest or self.place > newest):
+            place = newest
+        else:
+            return
+        self.slider.set_value(place)
+        self._show(place=place)
 
     def _show(self, *, place: int | None = None, together: int | None = None) -> None:
         self.place = self.place if place is None else min(max(place, 0), len(self.trace) - 1)
@@ -65,6 +75,7 @@ class StepsView:
         wanted = known[max(self.place - self.together + 1, 0) : self.place + 1]
         number = str(wanted[0]) if len(wanted) == 1 else f"{wanted[0]} to {wanted[-1]}"
         self.title.set_content(f"<h2>Step {number}: who did what when</h2>")
+        self._moved({"step": str(known[self.place])} if self.place < len(known) - 1 else {})
         self.picture.set_content(draw([span for step in wanted for span in self.trace[step]]))
 
     def _go(self, by: int) -> None:

@@ -26,7 +26,7 @@ body, body.body--dark { background:var(--bg); color:var(--ink);
 .card { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:14px 16px; min-width:0;
   width:100%; }
 .card h2, .sheet h2 { all:unset; display:block; font-weight:600; font-size:14px; margin-bottom:8px; line-height:1.3; }
-.panels { display:grid; grid-template-columns:repeat(auto-fill,minmax(400px,1fr)); gap:14px; width:100%; }
+.panels { display:grid; grid-template-columns:repeat(auto-fill,minmax(290px,1fr)); gap:14px; width:100%; }
 .panels .card { padding:12px 12px 4px; } .two { display:grid; grid-template-columns:1fr 1fr; gap:14px; width:100%; }
 @media (max-width:1000px) { .two { grid-template-columns:1fr; } }
 table.plain { border-collapse:collapse; width:100%; font-size:13px; }
@@ -47,8 +47,16 @@ table.plain td:has(.bar) { vertical-align:middle; }
 .range { display:flex; gap:4px; align-items:flex-end; }
 .rollouts { background:transparent; width:100%; } .rollouts .q-table th { color:var(--soft); font-weight:500; }
 .rollouts tbody tr { cursor:pointer; } .rollouts tbody td { font-variant-numeric:tabular-nums; height:32px; }
-.rollouts td:nth-child(4) { max-width:330px; overflow:hidden; text-overflow:ellipsis; font-family:ui-monospace,
-  "DejaVu Sans Mono",monospace; font-size:12.5px; }
+.rollouts table { table-layout:fixed; width:100%; min-width:0; } .rollouts .q-table th, .rollouts .q-table td {
+  padding:4px 6px; overflow:hidden; text-overflow:ellipsis; }
+.rollouts .q-table th { white-space:normal; line-height:1.2; vertical-align:bottom; }
+.rollouts td.said-short { font-family:ui-monospace,"DejaVu Sans Mono",monospace; font-size:12.5px; }
+.group { width:100%; } .group .q-item { padding:4px 2px; min-height:30px; font-weight:600; color:var(--soft); }
+.group .nicegui-expansion-content { padding:6px 0 4px; } .wide-sheet { max-width:1600px !important; width:96vw; }
+.answers { display:grid; grid-template-columns:repeat(auto-fill,minmax(270px,1fr)); gap:12px; width:100%; }
+.answer { border:1px solid var(--line); border-radius:8px; padding:10px; cursor:pointer; min-width:0; }
+.answer:hover { border-color:var(--accent); } .answer-head { display:flex; gap:10px; flex-wrap:wrap; font-size:12.5px;
+  margin-bottom:6px; } .answer .said { max-height:260px; }
 .rollouts .q-table tbody td, .rollouts .q-table th { border-color:var(--line); }
 .rollouts.q-table--dark, .rollouts .q-table__card { background:transparent; box-shadow:none; }
 .sheet { background:var(--card); color:var(--ink); max-width:1200px !important; width:92vw; padding:18px 22px;

@@ -1,0 +1,284 @@
+"""Healthy runs, of which the doctor says nothing, and what once made it cry wolf. The whole runs are ``confirms``."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import healthy_runs
+import pytest
+
+from titan_rl.config.load import load_config
+from titan_rl.controller.preflight import Checked, check, resolve
+from titan_rl.data.types import Group
+from titan_rl.diagnostics.doctor import arithmetic, bandit, layouts, probes, rewards
+from titan_rl.diagnostics.doctor.checks import CHECKS
+from titan_rl.diagnostics.doctor.examination import examine, look_over
+from titan_rl.diagnostics.doctor.findings import Finding, NotLookedAt, Wrong
+from titan_rl.diagnostics.doctor.patient import Patient
+from titan_rl.diagnostics.doctor.visit import Visit
+from titan_rl.models.tiny import make_tiny
+from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.update import Gradients, apply_gradients
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = tuple(healthy_runs.healthy_runs(Path(), Path(), Path()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("healthy")
+    healthy_runs.write_files(folder)
+    return folder
+
+
+def wrong(findings: list[Finding]) -> list[str]:
+    return [finding.line() for finding in findings if finding.status == "wrong"]
+
+
+@pytest.mark.slow
+@pytest.mark.confirms
+@pytest.mark.parametrize("name", NAMES)
+def test_a_healthy_run_raises_no_alarm(folder, smollm2, tmp_path, name):
+    base, tables = healthy_runs.healthy_runs(folder, smollm2, EXAMPLES)[name]
+    findings = asyncio.run(examine(check(load_config(base, tables)), tmp_path, lambda finding: None))
+    assert not wrong(findings)
+    assert sum(finding.status == "passed" for finding in findings) >= (3 if name == "dpo" else 14)
+
+
+# rewards of people's own
+
+
+def reward_findings(tables: dict) -> dict[str, Finding]:
+    checks = [each for each in CHECKS if each.name.startswith("reward-")]
+    visit = Visit(resolve(load_config(None, tables)), Path())
+    return {each.check.name: each for each in asyncio.run(look_over(visit, checks, lambda finding: None))}
+
+
+@pytest.mark.parametrize(("file", "reward"), [("gsm8k.jsonl", "last_number"), ("bare.jsonl", "last_number")])
+def test_a_reward_that_reads_the_last_number_is_healthy(folder, file, reward):
+    """A list of guesses is right by its last one, which nobody knows beforehand: it pays one in three."""
+    found = reward_findings(healthy_runs.rows_task(folder, file, reward))
+    assert not wrong(list(found.values()))
+    assert {finding.status for finding in found.values()} == {"passed"}
+
+
+def test_a_form_that_rows_do_not_show_is_tried(folder):
+    found = reward_findings(healthy_runs.rows_task(folder, "bare.jsonl", "tags"))
+    assert {finding.status for finding in found.values()} == {"passed"}, [each.line() for each in found.values()]
+    assert "right answers earn 1.1" in found["reward-signal"].says
+
+
+def test_a_form_that_nobody_knows_is_said_and_is_no_fault(folder):
+    found = reward_findings(healthy_runs.rows_task(folder, "bare.jsonl", "form_of_its_own"))
+    assert {finding.status for finding in found.values()} == {"not looked at"}
+    assert "every answer that was tried earns 0" in found["reward-signal"].says
+
+
+@pytest.mark.parametrize(
+    ("task", "may"),
+    [
+        ({"name": "gcd"}, True),
+        ({"name": "gcd", "scoring": "exact"}, False),
+        ({"name": "calculator"}, False),
+        ({"name": "jsonl", "reward": "healthy_rewards:tags", "options": {"file": "bare.jsonl"}}, False),
+        ({"name": "gcd", "reward": "healthy_rewards:tags"}, False),
+        ({"name": "mixture", "options": {"gcd": {}, "lcm": {}}}, False),
+    ],
+)
+def test_a_mend_names_only_settings_that_the_run_takes(folder, task, may):
+    tables = {"run": {"plugin_path": [str(folder)]}, "task": task}
+    assert rewards._may_be_exact(Visit(resolve(load_config(None, tables)), Path())) == may
+
+
+# a batch and a schedule of each check's own
+
+
+class LocalPatient(Patient):
+    """With a trainer's rank in this process, and nobody else."""
+
+    def __init__(self, checked: Checked, path: Path) -> None:
+        super().__init__(checked, path)
+        self.learner = Learner(checked.config, checked.titan, path)
+        self.step = self.version = 0
+        self.trainer = self
+        self.made: Gradients | None = None
+        self.signal = False
+
+    async def ask_trainer(self, function):
+        return [function(self.learner)]
+
+    async def forward_backward(self, batch):
+        self.made, self.signal = self.learner.gradients(batch.rows[0]), batch.has_signal
+        return self.made.metrics
+
+    async def optim_step(self, step):
+        return apply_gradients(self.learner, self.made, self.signal)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_tiny(path, seed=1, hidden_size=64, num_layers=2)
+    return path
+
+
+def local(model: Path, **tables) -> LocalPatient:
+    return LocalPatient(resolve(load_config("grpo_tiny", tables)), model)
+
+
+async def batch_of(patient: LocalPatient) -> bandit.Bandit:
+    prompt = bandit.np.array([5, 6, 7], bandit.np.int32)
+    groups = [
+        Group(f"doctor/bandit{n}", bandit._rollouts(f"doctor/bandit{n}", prompt, words, right))
+        for n, (words, right) in enumerate([([10, 11, 12, 13], 0), ([20, 21, 22, 23], 2)])
+    ]
+    made = patient.batch(groups)
+    return bandit.Bandit(bandit._with_ratio_of_one(made, await patient.read(made)), prompt)
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"training": {"steps": 1}, "lr_scheduler": {"decay_ratio": 0.0}},
+        {"training": {"steps": 2}, "lr_scheduler": {"decay_ratio": 1.0}},
+        {"training": {"max_norm": 0.01}},
+        {"optimizer": {"lr": 0.0}},
+    ],
+    ids=str,
+)
+def test_updates_are_of_the_doctors_size_and_are_taken_back(model, tables):
+    """Whatever the schedule allows, and to what norm gradients are clipped."""
+
+    async def look():
+        patient = local(model, **tables)
+        before = await patient.ask_trainer(probes.learned_digests)
+        told = []
+        for _ in range(3):
+            one = await batch_of(patient)
+            async with patient.taken_back():
+                read = await one.move(patient)
+                gains = bandit.gains(read.tokens, (await patient.read(one.batch)).tokens)
+                assert await patient.ask_trainer(probes.learned_digests) != before
+            assert await patient.ask_trainer(probes.learned_digests) == before
+            told.append({name: gain_N.tolist() for name, gain_N in gains.items()})
+        return told
+
+    first, *others = asyncio.run(look())
+    assert all(other == first for other in others)
+    for (_, gain_N), right in zip(sorted(first.items()), bandit._RIGHT, strict=True):
+        assert max(gain_N) == gain_N[right] and 0.05 < gain_N[right] < 1.0
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("base", ["grpo_tiny", "gspo_tiny", "cispo_tiny", "ppo_tiny", "dapo_tiny"])
+def test_a_token_of_weight_0_makes_nothing_nan(model, base):
+    patient = LocalPatient(resolve(load_config(base)), model)
+    assert "finite" in asyncio.run(layouts.unweighed(Visit(patient.checked, model, patient)))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_nan_times_0_is_named(model, monkeypatch):
+    patient = local(model)
+    loss = patient.learner.algorithm.loss
+
+    def leaky(inputs):
+        value, counted = loss(inputs)
+        return value + 0.0 * (inputs.logprob_S * inputs.weight_S).sum(), counted
+
+    monkeypatch.setattr(patient.learner.algorithm, "loss", leaky)
+    with pytest.raises(Wrong, match="weight 0 makes the loss NaN"):
+        asyncio.run(layouts.unweighed(Visit(patient.checked, model, patient)))
+
+
+# numbers of made-up rollouts
+
+
+def visit_of(base: str | None = "quickstart", **tables) -> Visit:
+    return Visit(resolve(load_config(base, tables)), Path())
+
+
+AGENTS = {"run": {"plugin_path": [str(EXAMPLES)]}, "task": {"name": "nim:SelfPlay", "options": {"heap": 9}}}
+GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo", "dapo", "maxrl", "turn_grpo")
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_made_rollouts_of_a_healthy_algorithm_are_healthy(name):
+    visit = visit_of(algorithm={"name": name, "aggregation": "token"}, **AGENTS)
+    assert "two" in asyncio.run(arithmetic.branches(visit))
+    assert "1, 0, 0" in asyncio.run(arithmetic.magnitude(visit))
+
+
+@pytest.mark.parametrize("base", ["ppo_tiny", "reinforce_pp_tiny", "prime_tiny"])
+def test_rewards_that_roles_make_advantages_of_are_no_alarm(base):
+    assert asyncio.run(arithmetic.branches(visit_of(base)))
+    assert asyncio.run(arithmetic.magnitude(visit_of(base)))
+    with pytest.raises(NotLookedAt):
+        asyncio.run(arithmetic.magnitude(visit_of("distillation_tiny")))
+
+
+def changed_rows(change, monkeypatch) -> None:
+    """Plants a bug into what packing gives: ``change(weight_S, advantage_S, offsets, owners)``, in place."""
+    made = arithmetic.step_batches
+
+    def planted(*given):
+        batches = made(*given)
+        for row in (row for batch in batches for rows in batch.rows for row in rows):
+            change(row.weight_S, row.advantage_S, row.offsets_N, row.owners)
+        return batches
+
+    monkeypatch.setattr(arithmetic, "step_batches", planted)
+
+
+def named(check: str, visit: Visit) -> str:
+    [one] = [each for each in CHECKS if each.name == check]
+    [finding] = asyncio.run(look_over(visit, [one], lambda finding: None))
+    assert finding.status == "wrong", finding.line()
+    return finding.line()
+
+
+def test_a_reward_that_reaches_the_last_branch_alone_is_named(monkeypatch):
+    def last_alone(weight_S, advantage_S, offsets_N, owners):
+        samples = [sample for _, sample, _ in owners]
+        for place, (begin, end) in enumerate(zip(offsets_N, offsets_N[1:], strict=False)):
+            if samples[place] in samples[place + 1 :]:
+                advantage_S[begin:end] = 0.0
+
+    changed_rows(last_alone, monkeypatch)
+    assert "does not reach all its sequences" in named("branches", visit_of(**AGENTS))
+
+
+def test_a_weight_by_the_number_of_branches_is_named(monkeypatch):
+    def by_branches(weight_S, advantage_S, offsets_N, owners):
+        samples = [sample for _, sample, _ in owners]
+        for place, (begin, end) in enumerate(zip(offsets_N, offsets_N[1:], strict=False)):
+            weight_S[begin:end] *= samples.count(samples[place])
+
+    changed_rows(by_branches, monkeypatch)
+    assert "weight depends on the number of sequences" in named("branches", visit_of(**AGENTS))
+
+
+def planted_advantages(visit: Visit, formula) -> Visit:
+    algorithm = visit.checked.algorithm
+    algorithm.advantages = lambda rollouts: formula(bandit.np.array([r.reward for r in rollouts]))
+    return Visit(replace(visit.checked, algorithm=algorithm), visit.folder)
+
+
+def test_a_division_by_no_deviation_is_named():
+    import numpy as np
+
+    def without_epsilon(rewards_G):
+        with np.errstate(all="ignore"):
+            return (rewards_G - rewards_G.mean()) / rewards_G.std()
+
+    line = named("magnitude", planted_advantages(visit_of(), without_epsilon))
+    assert "equal but for rounding teach something" in line
+
+
+def test_a_division_by_a_mean_of_almost_nothing_is_named(monkeypatch):
+    async def signed(visit):
+        return True
+
+    monkeypatch.setattr(arithmetic, "_pays_less_than_nothing", signed)
+    over_mean = planted_advantages(visit_of(), lambda rewards_G: rewards_G / (rewards_G.mean() + 1e-6) - 1)
+    assert "make advantages explode" in named("magnitude", over_mean)
