@@ -202,9 +202,10 @@ AGENTS = {"run": {"plugin_path": [str(EXAMPLES)]}, "task": {"name": "nim:SelfPla
 GROUPED = ("grpo", "dr_grpo", "rloo", "gspo", "cispo", "dapo", "maxrl", "turn_grpo")
 
 
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("name", GROUPED)
-def test_made_rollouts_of_a_healthy_algorithm_are_healthy(name):
-    visit = visit_of(algorithm={"name": name, "aggregation": "token"}, **AGENTS)
+def test_made_rollouts_of_a_healthy_algorithm_are_healthy(name, aggregation):
+    visit = visit_of(algorithm={"name": name, "aggregation": aggregation}, **AGENTS)
     assert "two" in asyncio.run(arithmetic.branches(visit))
     assert "1, 0, 0" in asyncio.run(arithmetic.magnitude(visit))
 
@@ -224,7 +225,7 @@ def changed_rows(change, monkeypatch) -> None:
     def planted(*given):
         batches = made(*given)
         for row in (row for batch in batches for rows in batch.rows for row in rows):
-            change(row.weight_S, row.advantage_S, row.offsets_N, row.owners)
+            change(row.weight_S, row.advantage_S, row.branch_offsets, row.owners)
         return batches
 
     monkeypatch.setattr(arithmetic, "step_batches", planted)
@@ -238,9 +239,9 @@ def named(check: str, visit: Visit) -> str:
 
 
 def test_a_reward_that_reaches_the_last_branch_alone_is_named(monkeypatch):
-    def last_alone(weight_S, advantage_S, offsets_N, owners):
+    def last_alone(weight_S, advantage_S, offsets, owners):
         samples = [sample for _, sample, _ in owners]
-        for place, (begin, end) in enumerate(zip(offsets_N, offsets_N[1:], strict=False)):
+        for place, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
             if samples[place] in samples[place + 1 :]:
                 advantage_S[begin:end] = 0.0
 
@@ -249,9 +250,9 @@ def test_a_reward_that_reaches_the_last_branch_alone_is_named(monkeypatch):
 
 
 def test_a_weight_by_the_number_of_branches_is_named(monkeypatch):
-    def by_branches(weight_S, advantage_S, offsets_N, owners):
+    def by_branches(weight_S, advantage_S, offsets, owners):
         samples = [sample for _, sample, _ in owners]
-        for place, (begin, end) in enumerate(zip(offsets_N, offsets_N[1:], strict=False)):
+        for place, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
             weight_S[begin:end] *= samples.count(samples[place])
 
     changed_rows(by_branches, monkeypatch)

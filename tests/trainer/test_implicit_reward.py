@@ -135,7 +135,7 @@ def test_a_groups_samples_are_compared_in_whatever_rows_they_lie(model):
     places: dict[str, set[int]] = {}
     rewards, found, outcome = {}, {}, {}
     for number, (row, plain) in enumerate(zip(rows, batch.rows[0], strict=True)):
-        for (prompt, sample, _), a, b in zip(row.owners, row.offsets_N, row.offsets_N[1:], strict=False):
+        for (prompt, sample, _), a, b in zip(row.owners, row.branch_offsets, row.branch_offsets[1:], strict=False):
             places.setdefault(prompt, set()).add(number)
             rewards[prompt, sample] = row.found["process_reward_S"][a:b].astype(np.float64)
             found[prompt, sample], outcome[prompt, sample] = row.advantage_S[a:b], plain.advantage_S[a]

@@ -458,7 +458,7 @@ def test_seats_have_a_sample_and_a_reward_each_and_are_compared_with_their_own()
     [batch] = step_batches([group], GRPO(), Config(), Layout(num_ranks=1, row_tokens=1000))
     [row] = batch.rows[0]
     by_sample = {
-        sample: row.advantage_S[start] for (_, sample, _), start in zip(row.owners, row.offsets_N, strict=False)
+        sample: row.advantage_S[start] for (_, sample, _), start in zip(row.owners, row.branch_offsets, strict=False)
     }
     assert by_sample[0] == -by_sample[2] and by_sample[1] == -by_sample[3] and by_sample[0] == -by_sample[1] != 0
     assert seat_metrics(group.rollouts)["reward/white"] == pytest.approx(3.5)  # with what the task's own score gives

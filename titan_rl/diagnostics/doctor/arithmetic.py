@@ -61,7 +61,7 @@ def _parts(batch: Batch) -> dict[int, list[tuple[float, float]]]:
     """By rollout, of each of its sequences the sum of weights, and that of weights times advantages."""
     found: dict[int, list[tuple[float, float]]] = {}
     for row in (row for rows in batch.rows for row in rows):
-        for (_, sample, _), begin, end in zip(row.owners, row.offsets_N, row.offsets_N[1:], strict=False):
+        for (_, sample, _), begin, end in zip(row.owners, row.branch_offsets, row.branch_offsets[1:], strict=False):
             weight_S, advantage_S = row.weight_S[begin:end], row.advantage_S[begin:end]
             found.setdefault(sample, []).append((float(weight_S.sum()), float((weight_S * advantage_S).sum())))
     return found
