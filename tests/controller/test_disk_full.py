@@ -147,7 +147,8 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     controller.run_dir = SimpleNamespace(rollouts=tmp_path)
     controller.reporter = SimpleNamespace(enter=lambda *_: None)
     controller.progress = SimpleNamespace(step=6)
-    checkpointing, finite = SimpleNamespace(saved_step=3, finish=finish), SimpleNamespace(weights_are_finite=True)
+    finite = SimpleNamespace(weights_are_finite=True)
+    checkpointing = SimpleNamespace(timeout=60.0, saved_step=3, writing=None, finish=finish)
     controller.ending = Ending(
         tmp_path, None, checkpointing, finite, controller.progress, save=save, log=print, export_dtype="auto"
     )

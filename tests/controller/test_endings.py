@@ -257,6 +257,7 @@ def rescued(timeout: float, error: BaseException, *, step: int = 3, is_between_s
             SimpleNamespace(step=step),
             save=save,
             log=said.append,
+            export_dtype="auto",
         )
         await ending.rescue(error, is_between_steps=is_between_steps)
 

@@ -21,6 +21,7 @@ from running import overrides
 from titan_rl import cli, train
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.elastic import take_scale_request
+from titan_rl.data.text.tokenizer import read_tokenizer
 from titan_rl.diagnostics import replay
 from titan_rl.models.tiny import make_tiny
 from titan_rl.records.rundir import RunDir
@@ -358,13 +359,9 @@ def test_a_forgery_is_told_in_one_line_and_nothing_of_it_is_run(run, canary, cap
 
 
 def test_a_tokenizer_with_code_is_refused_wherever_one_is_loaded(run, canary):
-    from titan_rl.actors.verifier import Verifier
-
     tokenizer_code(run, canary)
-    verifier = object.__new__(Verifier)
-    verifier.model_path = str(run.base_model)
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        verifier._load_tokenizer()
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        read_tokenizer(run.base_model)
     assert not canary.exists()
 
 

@@ -35,7 +35,7 @@ class FakeEngine:
 def make_engine() -> GenerationEngine:
     made = object.__new__(GenerationEngine)
     made.version, made._num_updates, made._num_requests = 0, 0, 0
-    made.statistics, made._samples, made._stop_token_ids = EngineStatistics(), {}, [0]
+    made.statistics, made._samples, made.stop_token_ids = EngineStatistics(), {}, [0]
     made._config, made._is_asleep, made._broken = GeneratorConfig(), False, None
     made._inbox, made._held_back, made._at_hand = queue.SimpleQueue(), deque(), []
     made._posting, made._lockstep, made._engine = threading.Lock(), Lockstep(1), FakeEngine()

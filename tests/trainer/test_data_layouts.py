@@ -37,7 +37,7 @@ LAYOUTS = {
 MORE = {
     ("hsdp2 padded", "kto"): dict(parallelism=parallelism(replicate=2), **PADDED),
     ("tp2 no SP, tight", "reward_model"): dict(parallelism=parallelism(tp=2, enable_sequence_parallel=False), **TIGHT),
-    ("dp2 of one example", "kto"): dict(parallelism=parallelism(dp=2), num_examples=1),
+    ("dp2 of one example", "dpo"): dict(parallelism=parallelism(dp=2), num_examples=1),
     ("dp2 of one example", "reward_model"): dict(parallelism=parallelism(dp=2), num_examples=1),
 }
 """Of what shares the least: a loss of pairs on values, and one that a pass before the step has a part in. Of one
@@ -81,7 +81,7 @@ def folder(tmp_path_factory) -> Path:
 def alone(folder, process_group) -> dict[str, dict]:
     """Of one rank, everything of a step in as few rows as can be."""
     cases = {name: Case(algorithm) for name, algorithm in ALGORITHMS.items()}
-    cases |= {f"{name} of one example": replace(cases[name], num_examples=1) for name in ("kto", "reward_model")}
+    cases |= {f"{name} of one example": replace(cases[name], num_examples=1) for name in ("dpo", "reward_model")}
     return {name: vars(data_steps(case, folder, folder)) for name, case in cases.items()}
 
 

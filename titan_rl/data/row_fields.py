@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 from collections.abc import Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest
@@ -14,6 +14,8 @@ _LARGEST_WHOLE, _LEAST = 2**53, Decimal("1e-15")
 """Up to the first, doubles hold every whole number."""
 _MOST_DIGITS = 15
 """Decimal digits that every double holds."""
+_EXACT = Context(prec=60)
+"""The thread's own context is anybody's: some libraries round all decimals to a few digits."""
 _ROLES = ("system", "user", "assistant", "tool")
 _SHOWN_NAMES = 8
 
@@ -36,15 +38,15 @@ def written(value: int | float | Decimal) -> str:
         return str(value)
     if not math.isfinite(value):
         raise ValueError(f"{value} is no answer: give text, or a number")
-    exact = value if isinstance(value, Decimal) else Decimal(repr(float(value)))
-    if exact == exact.to_integral_value() and abs(exact) <= _LARGEST_WHOLE:
+    exact = (value if isinstance(value, Decimal) else Decimal(repr(float(value)))).normalize(_EXACT)
+    if exact == exact.to_integral_value() and exact.copy_abs() <= _LARGEST_WHOLE:
         return str(int(exact))
-    if len(exact.normalize().as_tuple().digits) > _MOST_DIGITS or not _LEAST <= abs(exact) <= _LARGEST_WHOLE:
+    if len(exact.as_tuple().digits) > _MOST_DIGITS or not _LEAST <= exact.copy_abs() <= _LARGEST_WHOLE:
         raise ValueError(
             f"{value} is a number with a rounding error, or of no common form: write it as text, such as "
             f"{float(value):.6g}"
         )
-    return format(exact.normalize(), "f")
+    return format(exact, "f")
 
 
 def encodable(place: str, name: str, text: str) -> str:
