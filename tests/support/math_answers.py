@@ -148,7 +148,10 @@ even ||| \text{even} ||| even
 10^{-20}\pi ||| \frac{\pi}{10^{20}}
 \frac{1}{x} ||| x^{-1}
 \sec x ||| \frac{1}{\cos x}
-\{x \mid x > 3\} ||| \{x \mid x > 3\}""")
+\{x \mid x > 3\} ||| \{x \mid x > 3\}
+\\frac{4}{3} ||| \frac{4}{3} ||| 4/3
+\left\{1, 2\right\} ||| {1, 2}
+we find \boxed{\frac{1}{2}}. ||| 0.5""")
 """Equal to what is expected, and nothing else."""
 
 HOSTILE = _bank(r"""4 ||| 4，5

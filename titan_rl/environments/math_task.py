@@ -1,9 +1,9 @@
 """Mathematics from the user's own file: ``[task] name = "math"``, ``[task.options] file = "problems.jsonl"``.
 
 A row's ``answer`` is LaTeX or plain, as public sets have it. What a model gives last is its answer: what it puts into
-its last ``\\boxed{}``, else its last line. A grammar reads it (``mathematics/``), so that what says two things, or denies
-one, has another form than what is expected; whether two values are equal, math-verify says, in a scoring process: an
-answer that keeps it busy for ever is a ``timeout``, and nobody else waits for it.
+its last ``\\boxed{}``, else its last line. A grammar reads it (``mathematics/``): what says two things, or denies one, has
+another form than what is expected. Whether two values are equal, math-verify says, in a scoring process: an answer that
+keeps it busy for ever is a ``timeout``, and nobody else waits for it.
 """
 
 import re
@@ -22,6 +22,7 @@ _LONGEST = 300
 _CHECKED = 500
 """Rows of a file whose answers are read before anything starts: each takes some milliseconds."""
 _SAID = re.compile(r".*\b(?:answer|result)\b\s*(?:is|:|=)\s*:?\s*(.*)", re.IGNORECASE | re.DOTALL)
+_ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z])")
 _BOX = re.compile(r"\\boxed\s*\{")
 
 
@@ -55,17 +56,24 @@ class MathTask(RowsTask):
 
 def is_right(answer: str, expected: str) -> bool:
     """Whether what an answer gives last equals what is expected. Errors: ValueError if that cannot be read."""
-    expected_of(expected)
+    wanted = _in_a_box(expected)
+    expected_of(wanted)
     given = final_answer(answer)
-    return given is not None and len(given) <= _LONGEST and is_equal(given, expected)
+    return given is not None and len(given) <= _LONGEST and is_equal(given, wanted)
 
 
 def _can_be_read(expected: str) -> bool:
     try:
-        expected_of(expected)
+        expected_of(_in_a_box(expected))
     except ValueError:
         return False
     return True
+
+
+def _in_a_box(expected: str) -> str:
+    r"""What is in its box if it is a whole solution; ``\\frac`` of a file that was escaped twice is ``\frac``."""
+    inside = (final_answer(expected) if _BOX.search(expected) else None) or expected
+    return inside if "\\begin" in inside else _ESCAPED_TWICE.sub(r"\\", inside)
 
 
 def final_answer(answer: str) -> str | None:

@@ -23,9 +23,9 @@ _SETS = (r"\cup", r"\cap", r"\setminus")
 _CONJUNCTIONS = (r"\and", r"\or")
 _SEPARATORS = (",", ";", *_CONJUNCTIONS)
 _IN = r"\in"
-_CLOSING = {"(": (")", "]"), "[": ("]", ")"), r"\{": (r"\}",), r"\langle": (r"\rangle",)}
+_CLOSING = {"(": (")", "]"), "[": ("]", ")"), r"\{": (r"\}",), r"\langle": (r"\rangle",), "{": ("}",)}
 _BRACKETS = {r"\{": "{", r"\}": "}", r"\langle": "<", r"\rangle": ">"}
-_ENDS = (")", "]", "&", r"\}", r"\rangle", "\\\\", r"\end")
+_ENDS = (")", "]", "}", "&", r"\}", r"\rangle", "\\\\", r"\end")
 _NAMED_SETS = {r"\reals": r"\mathbb{R}", r"\emptyset": r"\emptyset"}
 _MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "array")
 _COMMAND = re.compile(r"\\\\[A-Za-z]+")
@@ -246,6 +246,7 @@ class _Answer(Expressions):
             self.at, self.tokens = place, tokens
             return None
         brackets = _BRACKETS.get(opening, opening) + _BRACKETS.get(closing.text, closing.text)
+        brackets = "" if opening == "{" else brackets  # which LaTeX does not show
         if brackets in ("(]", "[)") and len(items) != 2:
             raise Unreadable("an interval has two ends")
         return Listing(brackets, items)
