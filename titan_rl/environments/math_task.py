@@ -1,9 +1,9 @@
 """Mathematics from the user's own file: ``[task] name = "math"``, ``[task.options] file = "problems.jsonl"``.
 
 A row's ``answer`` is LaTeX or plain, as public sets have it. What a model gives last is its answer: what it puts into
-its last ``\\boxed{}``, else its last line. A grammar reads it (``mathematics/``): what says two things, or denies one, has
-another form than what is expected. Whether two values are equal, math-verify says, in a scoring process: an answer that
-keeps it busy for ever is a ``timeout``, and nobody else waits for it.
+its last ``\\boxed{}``, else its last line. A grammar reads it (``mathematics/``): what says two things, or denies one,
+has another form than what is expected. Whether two values are equal, math-verify says, in a scoring process: an answer
+that keeps it busy for ever is a ``timeout``, and nobody else waits for it.
 """
 
 import re

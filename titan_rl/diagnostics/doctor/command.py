@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import load_config
+from titan_rl.config.printable import say
 from titan_rl.controller.device_report import settle
 from titan_rl.controller.preflight import check
 from titan_rl.diagnostics.doctor.examination import examine
@@ -22,11 +23,11 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
 
     def tell(finding: Finding) -> None:
         if not as_json:
-            print(finding.line(), flush=True)
+            say(finding.line())
 
     if not as_json:
         for line in lines:
-            print(line)
+            say(line)
     with tempfile.TemporaryDirectory(prefix="titan_rl_doctor_", ignore_cleanup_errors=True) as folder:
         findings = drive(examine(fitting, Path(folder), tell))
     count, seconds = Counter(finding.status for finding in findings), time.monotonic() - start
@@ -35,5 +36,5 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
         print(json.dumps({"healthy": not count["wrong"], "seconds": round(seconds, 1), "checks": told}))
     else:
         counted = f"{count['passed']} passed, {count['wrong']} wrong, {count['not looked at']} not looked at"
-        print(f"{counted}, in {seconds:.0f} s")
+        say(f"{counted}, in {seconds:.0f} s")
     return 1 if count["wrong"] else 0
