@@ -1,11 +1,11 @@
 """Numbers that somebody else says: a server, a scoring process, a judge, a user's function."""
 
 import math
-from numbers import Real
+from typing import Any
 
 
-def as_float(value: Real) -> float:
-    """The nearest float; infinite for a whole number or a fraction that no float holds, such as ``10**400``."""
+def as_float(value: Any) -> float:
+    """The float nearest to a real number; infinite for a whole number or a fraction that no float holds, such as ``10**400``."""
     try:
         return float(value)
     except OverflowError:
