@@ -5,7 +5,7 @@ from typing import Any
 
 
 def as_float(value: Any) -> float:
-    """The float nearest to a real number; infinite for a whole number or a fraction that no float holds, such as ``10**400``."""
+    """The float nearest to a real number; infinite for one that no float holds, such as ``10**400``."""
     try:
         return float(value)
     except OverflowError:
