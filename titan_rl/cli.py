@@ -8,6 +8,7 @@ from pathlib import Path
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
 from titan_rl.config.load import ConfigError, load_config, nearest
+from titan_rl.config.printable import say
 from titan_rl.controller import launch_command, plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
@@ -139,7 +140,7 @@ def _evaluate(options: argparse.Namespace, overrides: dict) -> int:
     if options.task:
         overrides.setdefault("task", {})["name"] = options.task
     accuracy = evaluate_directory(options.file, overrides)
-    print(f"held-out accuracy of {options.dir} on {load_config(options.file, overrides).task.name}: {accuracy}")
+    say(f"held-out accuracy of {options.dir} on {load_config(options.file, overrides).task.name}: {accuracy}")
     return 0
 
 
@@ -154,7 +155,7 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
         if is_new:
             options.dir.rmdir()
         raise
-    print(f"wrote {options.dir}")
+    say(f"wrote {options.dir}")
     return 0
 
 
@@ -199,7 +200,7 @@ def _show(options: argparse.Namespace, overrides: dict) -> int:
 def _watch(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.web.serve import watch
 
-    return watch(options.runs, options.port, lambda line: print(line, flush=True))
+    return watch(options.runs, options.port, say)
 
 
 def _trace(options: argparse.Namespace, overrides: dict) -> int:
@@ -249,7 +250,7 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.controller.elastic import scale_generators
 
     scale_generators(options.run, options.generators)
-    print(f"asked {options.run} for {options.generators} generators; its log says when they serve")
+    say(f"asked {options.run} for {options.generators} generators; its log says when they serve")
     return 0
 
 
@@ -260,7 +261,7 @@ def _host(options: argparse.Namespace, overrides: dict) -> int:
     if options.make_certificates:
         folder, *names = options.make_certificates
         for path in make_certificates(Path(folder), names):
-            print(path)
+            say(path)
         return 0
     if options.address is None:
         raise ConfigError("host needs an address to listen at, such as tls://:26600, or --make-certificates")
@@ -272,17 +273,17 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.bench.harness import BENCHES, run_bench
 
     if options.name == "list":
-        print(json.dumps(list(BENCHES)) if options.json else "\n".join(BENCHES))
+        say(json.dumps(list(BENCHES)) if options.json else "\n".join(BENCHES))
         return 0
     result = run_bench(options.name, overrides)
-    print(json.dumps(result) if options.json else json.dumps(result, indent=2))
+    say(json.dumps(result) if options.json else json.dumps(result, indent=2))
     return 0
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.environments import listing
 
-    print(json.dumps(listing.families()) if options.json else "\n".join(listing.lines()))
+    say(json.dumps(listing.families()) if options.json else "\n".join(listing.lines()))
     return 0
 
 

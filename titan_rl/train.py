@@ -56,9 +56,9 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
 
 
 def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRanks | None" = None) -> "Session":
-    from rich.console import Console
+    from titan_rl.data.terminal import Terminal
 
-    with Console().status("loading libraries"):  # seconds, in which a terminal must not stay empty
+    with Terminal().status("loading libraries"):  # seconds, in which a terminal must not stay empty
         from titan_rl.controller.session import Session
     try:
         return Session.open(config, config_file, resume=resume, ranks=ranks)

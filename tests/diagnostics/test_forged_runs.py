@@ -415,3 +415,17 @@ def test_a_request_for_generators(tmp_path):
     run_dir = RunDir(tmp_path)
     run_dir.scale_request.write_text("3\n")
     assert take_scale_request(run_dir) == 3 and take_scale_request(run_dir) is None
+
+
+def test_a_forged_ledger_moves_no_cursor(run, capsys):
+    """Reasons, names of prompts and the flaws that quote them are text."""
+    evil = "late\x1b]0;owned\x07\x1b[2J\x9b31m[/nothing]"
+    with sqlite3.connect(run.ledger) as connection:
+        for (name,) in connection.execute("select name from sqlite_master where type = 'trigger'").fetchall():
+            connection.execute(f"drop trigger {name}")
+        connection.execute("update samples set state = 'discarded', reason = ? where sample = 0", [evil])
+        connection.execute("update samples set prompt_id = ? || prompt_id where sample = 1", [evil])
+    connection.close()
+    assert command("ledger", run, "--steps") == 1
+    out, err = capsys.readouterr()
+    assert all(sign == "\n" or sign.isprintable() for sign in out + err) and r"\x1b" in out + err

@@ -69,6 +69,22 @@ def test_what_a_model_wrote_is_shown_where_the_locale_is_none(run):
     assert answer in shown.stdout.decode()
 
 
+def test_nothing_that_a_forged_run_holds_beside_answers_reaches_the_terminal_but_text(tmp_path, capsys):
+    """Names of prompts, states and parts of rewards, too; and a mistake that quotes one."""
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    name = "train/\x1b]0;owned\x07\x1b[2J[/]"
+    group = group_of("2", prompt_id=name)
+    group.expected = "\x1b]52;c;cm0=\x07"
+    group.rollouts[0].reward_parts = {"\x9b31m": 0.0, "b\x1b[2J": 1.0}
+    write_rollouts(tmp_path / "rollouts", 1, [group])
+    shown = show(capsys, tmp_path)
+    assert all(sign == "\n" or sign.isprintable() for sign in shown)
+    assert r"train/\x1b]0;owned\x07\x1b[2J[/]" in shown and r"(\x9b31m 0, b\x1b[2J 1)" in shown
+    assert cli.main(["show", str(tmp_path), "--prompt", "\x1b[2J"]) == 2
+    assert all(sign == "\n" or sign.isprintable() for sign in capsys.readouterr().err)
+
+
 def test_answers_that_are_alike_are_shown_once():
     group = group_of("7", "7", "8")
     for rollout in group.rollouts:

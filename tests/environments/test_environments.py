@@ -260,6 +260,16 @@ class PaysNothingThatCounts(Counting):
         return Reply(reward=float("nan"))
 
 
+class PaysMoreThanAFloatHolds(Counting):
+    async def step(self, answer):
+        return Reply(reward=10**400)
+
+
+class PaysInText(Counting):
+    async def step(self, answer):
+        return Reply(reward="1.0")
+
+
 class NoEnvironment:
     def __init__(self, log):
         log.append("close")
@@ -280,6 +290,8 @@ class BreaksToBegin(Counting):
         (SaysText, "infra_error", ["SaysText.step gave 'go on': give a Reply"]),
         (SpeaksForTheModel, "infra_error", ["SpeaksForTheModel.step: ValueError: a reply's messages are"]),
         (PaysNothingThatCounts, "infra_error", ["a reply has the reward nan: give a finite number"]),
+        (PaysMoreThanAFloatHolds, "infra_error", ["a reply has the reward 1000", "give a finite number"]),
+        (PaysInText, "infra_error", ["a reply has the reward '1.0': give a finite number"]),
         (NoEnvironment, "infra_error", ["NoEnvironment.close: AttributeError"]),
         (BreaksToBegin, "infra_error", ["the server is gone"]),
     ],

@@ -1,6 +1,7 @@
 """A language model as the judge: what it is asked, what counts of its reply, and that its failures are no rewards."""
 
 import asyncio
+import gzip
 import json
 import re
 import threading
@@ -35,8 +36,11 @@ def server(reply):
             requests.append(body | {"path": self.path, "key": self.headers.get("Authorization", "")})
             said = reply(body)
             status, content = (said, {}) if isinstance(said, int) else (200, _message(said))
-            data = json.dumps(content).encode()
+            requests[-1]["accepts"] = self.headers.get("Accept-Encoding")
+            data = said if isinstance(said, bytes) else json.dumps(content).encode()
             self.send_response(status)
+            if isinstance(said, bytes):
+                self.send_header("Content-Encoding", "gzip, gzip")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -54,6 +58,13 @@ def server(reply):
         httpd.shutdown()
         httpd.server_close()
         thread.join()
+
+
+def test_a_reply_that_was_packed_twice_is_not_unpacked():
+    packed = gzip.compress(gzip.compress(bytes(32 << 20)))
+    with server(lambda request: packed) as (url, requests), pytest.raises(JudgeFailed, match="where identity was aske"):
+        marked(url)
+    assert {request["accepts"] for request in requests} == {"identity"}
 
 
 def _message(said):

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import random
 import time
+import unicodedata
 
+import math_answers
 import pytest
 
 from titan_rl.config.load import ConfigError
@@ -116,14 +119,85 @@ BURNING = [
 ]
 
 
+SIGNS = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code))[0] in "PSZ"]
+"""Every punctuation mark, symbol and separator of Unicode."""
+ALLOWED_BEFORE = {"+", "$", "~", "£", "¥", "€"}
+ALLOWED_BEHIND = {".", "$", "~", "}", "£", "¥", "€", "°"}
+"""Besides spaces: the brace ends the box."""
+QUIET = {"quad", "qquad", "text", "mathrm", "mathbf", "operatorname", "pounds", "euro"}
+"""Commands before an answer that change only how it looks, and currencies."""
+
+
+def box(answer):
+    return rf"so \boxed{{{answer}}}"
+
+
 @pytest.mark.parametrize(("expected", "answer"), HONEST)
 def test_what_is_equal_is_right(expected, answer):
     assert is_right(answer, expected)
 
 
+@pytest.mark.parametrize(("expected", "answer"), math_answers.HONEST, ids=str)
+def test_an_honest_form_is_right(expected, answer):
+    assert is_right(box(answer), expected)
+
+
 @pytest.mark.parametrize(("expected", "answer"), WRONG, ids=range(len(WRONG)))
 def test_what_says_something_else_or_several_things_is_wrong(expected, answer):
     assert not is_right(answer, expected)
+
+
+@pytest.mark.parametrize(("expected", "answer"), math_answers.HOSTILE, ids=str)
+def test_two_answers_a_denial_or_another_form_are_wrong(expected, answer):
+    assert not is_right(box(answer), expected)
+
+
+def test_no_sign_of_unicode_makes_two_answers_one():
+    forms = [("4", "4{}5"), ("4", "5{}4"), ("4", "4 {} 5"), ("4", "5 {} 4"), ("1/2", "1/2 {} 1/3")]
+    tries = [(gold, form.format(sign)) for sign in SIGNS for gold, form in forms if sign != "}"]
+    assert len(tries) > 30000 and not [answer for gold, answer in tries if is_right(box(answer), gold)]
+
+
+def test_no_sign_of_unicode_before_or_behind_an_answer_is_passed_over():
+    before = {sign for sign in SIGNS if is_right(box(f"{sign}40"), "40")}
+    behind = {sign for sign in SIGNS if is_right(box(f"40{sign}"), "40")}
+    spaces = {sign for sign in SIGNS if sign.isspace()}
+    assert before == ALLOWED_BEFORE | spaces and behind == ALLOWED_BEHIND | spaces
+
+
+def test_no_command_makes_two_answers_one_or_denies_one():
+    between = [r"4\{} 5", r"5\{} 4", r"4\{}{{5}}", r"4 \{}{{}} 5", r"5\{}{{4}}", r"\{}{{4}}{{5}}", r"4^\{}5"]
+    tries = [form.format(name) for name in math_answers.COMMANDS for form in between]
+    assert not [answer for answer in tries if is_right(box(answer), "4")]
+    before = [form.format(name) for name in math_answers.COMMANDS for form in (r"\{} 40", r"\{}{{40}}")]
+    passed = {answer[1:].rstrip("} 40{") for answer in before if is_right(box(answer), "40")}
+    assert passed == QUIET
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lists_of_answers_never_equal_one(seed):
+    """Two to five numbers, in any brackets, with any separator that lists have."""
+    draw = random.Random(seed)
+    for _ in range(200):
+        numbers = [str(draw.randint(0, 20)) for _ in range(draw.randint(2, 5))]
+        opening, closing = draw.choice(
+            [("", ""), ("(", ")"), (r"\{", r"\}"), ("[", "]"), ("[", ")"), (r"\langle ", r"\rangle")]
+        )
+        separator = draw.choice([",", ", ", ";", r"\,,", r" \text{ or } ", " and ", r",\ ", r" \text{and} "])
+        assert not is_right(box(opening + separator.join(numbers) + closing), draw.choice(numbers))
+
+
+@pytest.mark.parametrize(
+    ("expected", "order", "is_paid"),
+    [
+        ("(1,2,3)", "(3,2,1)", False),
+        ("1,2,3", "3,2,1", True),
+        (r"\{1,2,3\}", "3,1,2", True),
+        ("1,2,3", "(3,2,1)", False),
+    ],
+)
+def test_order_counts_in_tuples_alone(expected, order, is_paid):
+    assert is_right(box(order), expected) == is_paid
 
 
 @pytest.mark.parametrize(
@@ -135,6 +209,9 @@ def test_what_says_something_else_or_several_things_is_wrong(expected, answer):
         (r"\boxed{\frac{1}{2}} and more", r"\frac{1}{2}"),
         (r"\boxed{1} \boxed{2}", "2"),
         (r"\boxed{1} \boxed{2", None),
+        (r"\boxed {\left\{ 1 \right\}}", r"\left\{ 1 \right\}"),
+        ("**Answer: 4**", "4"),
+        ("The answer is **4**.", "4"),
         ("", None),
     ],
 )

@@ -25,6 +25,8 @@ from titan_rl.models.tokenizer import character_tokenizer
 
 REWARDS = '''
 import asyncio, json, math, re, sys, time
+from decimal import Decimal
+from fractions import Fraction
 
 def correct(prompt, completion, row):
     return completion == str(row["answer"])
@@ -56,7 +58,8 @@ def any_fault(prompt, completion, row):
     if completion == "hang":
         time.sleep(1000)
     return {"none": None, "nan": math.nan, "text": "1.0", "nested": {"a": {"b": 1.0}}, "list": [1.0], "empty": {},
-            "numbered": {1: 1.0}, "infinite": {"a": math.inf}}.get(completion, 1.0)
+            "numbered": {1: 1.0}, "infinite": {"a": math.inf}, "huge": -(10**400), "decimal": Decimal("0.5"),
+            "fraction": Fraction(10**400)}.get(completion, 1.0)
 
 def backtracks(prompt, completion, row):
     return re.fullmatch("(a+)+", completion) is not None
@@ -146,6 +149,7 @@ def test_what_a_function_prints_is_not_a_score(folder):
 
 def test_a_fault_is_told_with_its_place_and_the_rest_is_scored(folder):
     faults = ["raise", "deep", "exit", "none", "nan", "text", "nested", "list", "empty", "numbered", "infinite"]
+    faults += ["huge", "decimal", "fraction"]
     *scores, good = score(folder, config("any_fault"), *faults, "good")
     assert good.reward == 1.0 and good.message == ""
     for fault, given in zip(faults, scores, strict=True):
@@ -160,6 +164,8 @@ def test_a_fault_is_told_with_its_place_and_the_rest_is_scored(folder):
     assert by_name["exit"].startswith(": SystemExit: 3 (rewards_of_tests.py")
     assert by_name["none"] == " gave None: give a number, or a dict of numbers"
     assert by_name["nan"] == " gave nan: give a finite number"
+    assert by_name["huge"] == " gave -inf: give a finite number" and by_name["fraction"].startswith(" gave inf")
+    assert by_name["decimal"] == " gave Decimal('0.5'): give a number, or a dict of numbers"
     assert by_name["nested"] == " gave {'b': 1.0} as 'a': give a number, or a dict of numbers"
 
 

@@ -62,6 +62,13 @@ def refusal(**settings) -> str:
         '{"status": "ok", "message": ""}',
         '{"status": "ok", "parts": {"exact": "much"}, "message": ""}',
         '{"status": "ok", "parts": {"exact": NaN}, "message": ""}',
+        '{"status": "ok", "parts": {"exact": "1.0"}, "message": ""}',
+        '{"status": "ok", "parts": {"exact": true}, "message": ""}',
+        '{"status": "ok", "parts": {"exact": 1e400}, "message": ""}',
+        f'{{"status": "ok", "parts": {{"exact": {10**4200}}}, "message": ""}}',
+        f'{{"status": "ok", "parts": {{}}, "turn_rewards": [{10**400}], "message": ""}}',
+        '{"status": "fine", "parts": {"exact": 1.0}, "message": ""}',
+        '{"status": "ok", "parts": {"exact": 1.0}, "message": 7}',
     ],
 )
 def test_what_is_no_score_is_no_reward_of_zero(said):

@@ -8,12 +8,15 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, NoReturn
 
 from titan_rl.config.load import ConfigError, is_override, join_overrides, parse_overrides
+from titan_rl.config.printable import printable, say
 from titan_rl.config.torchrun import World, refusal, tell_torchrun, world_of
 
 Join = Callable[[World], None]
@@ -65,12 +68,13 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
         if join is not None and world is not None and world.size > 1:
             join(world)
         try:
-            return command(sys.argv[1:] if arguments is None else arguments)
+            with _signals_as_ctrl_c():
+                return command(sys.argv[1:] if arguments is None else arguments)
         finally:
             print(end="", flush=True)  # here, where it can be answered for: Python does it after the last line
     except ConfigError as error:
         line = f"titan-rl: {_one_line(error)}"
-        print(line, file=sys.stderr)
+        say(line, sys.stderr)
         if world is not None:
             tell_torchrun(world, line)
         return EXIT_USER
@@ -82,6 +86,31 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it once more
         return EXIT_UNREAD
+
+
+@contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a command as Ctrl-C does, which lets go of what it holds: its temporary
+    folders, its processes. The next one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    taken = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+        on_ctrl_c = signal.getsignal(signal.SIGINT)
+        (on_ctrl_c if callable(on_ctrl_c) else signal.default_int_handler)(number, frame)
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def in_process(main: Callable[[], int]) -> int:
@@ -134,7 +163,7 @@ def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool =
 
 def _one_line(error: ConfigError) -> str:
     """However long what was given is, the mend at the end stays."""
-    text = " ".join(str(error).splitlines())
+    text = printable(" ".join(str(error).splitlines()))
     half = _MAX_CHARACTERS // 2
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
 

@@ -16,6 +16,8 @@ from rich.live import Live
 
 from titan_rl.controller.step_table import COLUMNS, MOST_STEPS, Sample, headline, panel, sample_line
 from titan_rl.data.files import LineFile, unless_full
+from titan_rl.data.printable import printable_lines
+from titan_rl.data.terminal import Terminal
 
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")
 _ON_DATA = ("loss", "rewards/accuracies", "rewards/margins", "grad_norm", "learning_rate", "epoch")
@@ -64,8 +66,8 @@ class Display:
     def log(self, text: str) -> None:
         if self._file:
             with unless_full():
-                self._file.write(text)
-        self._show(lambda: self.console.print(text, highlight=False, markup=False, soft_wrap=True))
+                self._file.write(printable_lines(text))
+        self._show(lambda: self.console.print(text, soft_wrap=True))
 
     def enter(self, phase: str) -> None:
         """The run does this now."""
@@ -103,16 +105,16 @@ class Display:
         try:
             self._context.copy().run(write)  # a context can be entered once at a time
         except (OSError, SystemExit):  # rich's answer to a broken pipe is to exit
-            live, self._live, self.console = self._live, None, Console(quiet=True)
+            live, self._live, self.console = self._live, None, Terminal(quiet=True)
             if live:
                 with suppress(OSError, SystemExit):
                     live.stop()
             _drop_unwritable()
 
 
-def _console() -> Console:
+def _console() -> Terminal:
     """In a notebook one for plain text, which a cell joins into one output; as HTML each line would be one."""
-    return Console(force_jupyter=False, force_terminal=False) if Console().is_jupyter else Console()
+    return Terminal(force_jupyter=False, force_terminal=False) if Terminal().is_jupyter else Terminal()
 
 
 def _names(record: dict[str, float]) -> tuple[str, ...]:

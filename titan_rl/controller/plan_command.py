@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.printable import say
 
 
 def add_arguments(plan: argparse.ArgumentParser) -> None:
@@ -46,5 +47,5 @@ def plan(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
     )
     machine = planning.machine_of(options.gpus, options.hosts, options.gpu_memory_gib, options.device)
     lines, table = planning.plan(options.file, overrides, machine, asked)
-    print(json.dumps(table) if options.json else "\n".join(lines))
+    say(json.dumps(table) if options.json else "\n".join(lines))
     return 0

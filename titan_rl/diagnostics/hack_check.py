@@ -4,10 +4,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.terminal import Terminal
 from titan_rl.records.alarms import GAMED, Alarm, history
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.rundir import existing_run_dir
@@ -81,12 +81,12 @@ def hack_check(root: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(checked))
         return 1 if checked["alarms"] else 0
-    console = Console()
+    console = Terminal()
     console.print(_table(checked))
     lines = [f"not watched: {name}, since {why}" for name, why in checked["unwatched"].items()]
     for alarm in checked["alarms"]:
         stands = alarm.pop("stands")
         lines.append(_line(Alarm(**alarm), stands))
     for line in lines if checked["alarms"] else [*lines, "no alarm"]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     return 1 if checked["alarms"] else 0

@@ -4,10 +4,10 @@ import json
 import sqlite3
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from titan_rl.config.load import ConfigError
+from titan_rl.data.terminal import Terminal
 from titan_rl.records.ledger import is_unchained, read_account
 from titan_rl.records.ledger_audit import UnreadableLedger, flaws_of, read
 from titan_rl.records.ledger_witnesses import contradictions
@@ -114,15 +114,14 @@ def show_ledger(run: Path, *, steps: bool, as_json: bool) -> int:
     if as_json:
         print(json.dumps(ledger))
     else:
-        console = Console()
+        console = Terminal()
         console.print(_account_table(ledger))
         again = ", ".join(f"{number} prompts {count} times" for count, number in ledger["prompts_by_retries"].items())
         console.print(
-            f"{ledger['prompts']:,} prompts; sampled again after a failure of the machinery: {again or 'none'}",
-            highlight=False,
+            f"{ledger['prompts']:,} prompts; sampled again after a failure of the machinery: {again or 'none'}"
         )
         if steps:
             console.print(_steps_table(ledger["steps"]))
         for flaw in _shown(ledger["flaws"]):
-            console.print(flaw, highlight=False, markup=False, soft_wrap=True)
+            console.print(flaw, soft_wrap=True)
     return 0 if ledger["adds_up"] else 1

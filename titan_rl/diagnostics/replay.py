@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.checkpointing import written
@@ -24,6 +22,7 @@ from titan_rl.controller.recorded_config import load_recorded, one_configuration
 from titan_rl.controller.resuming import check_own_models, check_readable, limits_of, read_settings
 from titan_rl.controller.trainer_device import trainer_device
 from titan_rl.controller.wiring import Actors
+from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics.compared import ComparedState, ComparedStep, compared, equal_in_words, recorded_places
 from titan_rl.diagnostics.replayed_steps import Recorded, as_metrics, recorded_steps, steps_of_replay
@@ -209,11 +208,11 @@ class _Report:
 
 def replay(root: Path, first: int, last: int, *, as_json: bool, folders: Sequence[str] = ()) -> int:
     """The command: prints what is equal and what is not; the exit code. Errors: ConfigError before any start."""
-    console = Console()
+    console = Terminal()
 
     def say(text: str) -> None:
         if not as_json:
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
 
     plan = plan_replay(root, first, last, folders, say)
     report = _Report(plan, say)

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.printable import printable
+from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import Group, Rollout
 from titan_rl.records.rollouts import RolloutsError, read_rollouts, recorded_steps
 from titan_rl.records.rundir import existing_run_dir
@@ -31,8 +31,8 @@ def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json
     if as_json:
         print(json.dumps({"step": step, "groups": [as_plain(group) for group in groups]}))
         return 0
-    console = Console(highlight=False)
-    console.print(f"step {step} of {run}", style="bold", markup=False, soft_wrap=True)
+    console = Terminal()
+    console.print(f"step {step} of {run}", style="bold", soft_wrap=True)
     for group in groups:
         for line in lines_of(group):
             console.print(line)
@@ -77,14 +77,14 @@ def as_plain(group: Group) -> dict:
 def lines_of(group: Group) -> Iterator[Text]:
     """The prompt, then its answers, the best first; those that are alike once, with their number."""
     yield Text()
-    yield Text.assemble((group.prompt_id, "bold cyan"), "  ", printable(group.question))
+    yield Text.assemble((printable(group.prompt_id), "bold cyan"), "  ", printable(group.question))
     if group.expected:
         yield Text.assemble("  expected  ", (printable(group.expected), "bold"))
     alike = Counter(_shown(rollout) for rollout in group.rollouts)
     for (reward, status, parts, text), number in sorted(alike.items(), key=lambda one: -one[0][0]):
         times = f"{number:>3} x" if number > 1 else " " * 5
         yield Text.assemble(
-            f"{times} {reward:>8.3f}  ", (f"{status:<12}", _STYLES.get(status, "red")), text, (parts, "dim")
+            f"{times} {reward:>8.3f}  ", (f"{printable(status):<12}", _STYLES.get(status, "red")), text, (parts, "dim")
         )
 
 
@@ -92,4 +92,4 @@ def _shown(rollout: Rollout) -> tuple[float, str, str, str]:
     """Reward, status, parts of the reward if there are several, and the answer."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
     told = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
-    return rollout.reward, rollout.status, told, printable(rollout.text)
+    return rollout.reward, rollout.status, printable(told), printable(rollout.text)

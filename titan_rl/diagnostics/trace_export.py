@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.printable import say
 from titan_rl.records.rundir import existing_run_dir
 from titan_rl.records.trace import as_chrome, read_trace
 
@@ -25,10 +26,7 @@ def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
         out.write_text(text + "\n")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}; give another --out") from None
-    print(
-        f"{out}: steps {min(trace)} to {max(trace)}, to be opened at ui.perfetto.dev or chrome://tracing",
-        file=sys.stderr,
-    )
+    say(f"{out}: steps {min(trace)} to {max(trace)}, to be opened at ui.perfetto.dev or chrome://tracing", sys.stderr)
     return 0
 
 

@@ -8,8 +8,10 @@ answer, a board, a session of a server) reaches the model by nothing but its rep
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Protocol
 
+from titan_rl.data.numbers import as_float
 from titan_rl.data.row_fields import Message
 from titan_rl.data.types import ToolCall
 
@@ -30,8 +32,10 @@ class Reply:
         for message in self.messages:
             if message.get("role") not in ("tool", "user") or not isinstance(message.get("content"), str):
                 raise ValueError("a reply's messages are {role, content} of a tool or a user, with text")
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise ValueError(f"a reply has the reward {self.reward}: give a finite number")
+        if self.reward is None:
+            return
+        if not isinstance(self.reward, Real) or not math.isfinite(as_float(self.reward)):
+            raise ValueError(f"a reply has the reward {self.reward!r:.100}: give a finite number")
 
 
 OVER = Reply()

@@ -6,6 +6,7 @@ cannot be reached, or does not mark, is asked again, and then the sample is an `
 """
 
 import asyncio
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -175,7 +176,9 @@ class Judge:
 
     async def _ask(self, question: str) -> str:
         """Errors: httpx.HTTPError, JudgeFailed."""
-        config, headers = self.config, {}
+        from titan_rl.environments.servers.http_session import AS_IT_IS, read_body
+
+        config, headers = self.config, dict(AS_IT_IS)
         if config.key_variable:
             headers["Authorization"] = f"Bearer {os.environ[config.key_variable]}"
         body = {
@@ -185,10 +188,11 @@ class Judge:
             "temperature": 0,
         }
         url = config.url.rstrip("/") + "/chat/completions"
-        reply = await self._client.post(url, json=body, headers=headers, timeout=config.seconds)
-        reply.raise_for_status()
+        async with self._client.stream("POST", url, json=body, headers=headers, timeout=config.seconds) as reply:
+            reply.raise_for_status()
+            said = await read_body(reply, url)
         try:
-            return str(reply.json()["choices"][0]["message"]["content"] or "")
+            return str(json.loads(said)["choices"][0]["message"]["content"] or "")
         except (ValueError, LookupError, TypeError):
             raise JudgeFailed("its server's reply holds no message") from None
 

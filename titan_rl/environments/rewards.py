@@ -20,6 +20,7 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, resolve, what_happened
 from titan_rl.config.schema import JUDGE, OWN_SCORE, TaskConfig
+from titan_rl.data.numbers import as_float
 from titan_rl.data.types import Prompt
 from titan_rl.environments.llm_judge import Judge, judge_config
 from titan_rl.environments.task import RewardParts, Task, TaskWrapper, UserCodeError
@@ -124,15 +125,15 @@ def in_turns(parts: RewardParts) -> tuple[dict[str, float], list[float]]:
     if empty := [name for name, part in parts.items() if part == []]:
         raise ValueError(f"the part {empty[0]!r} is []: give a number, or a list with one for each answer")
     turn_rewards = [float(sum(rewards)) for rewards in zip(*lists, strict=True)]
-    return {name: sum(part) if isinstance(part, list) else part for name, part in parts.items()}, turn_rewards
+    return {name: as_float(sum(part) if isinstance(part, list) else part) for name, part in parts.items()}, turn_rewards
 
 
 def _number(name: str, value: Any, where: str = "") -> float:
     if not isinstance(value, Real | np.bool_):
         raise UserCodeError(f"{name} gave {shown(value)}{where}: give a number, or a dict of numbers")
-    if not math.isfinite(value):
-        raise UserCodeError(f"{name} gave {value}{where}: give a finite number")
-    return float(value)
+    if not math.isfinite(number := as_float(value)):
+        raise UserCodeError(f"{name} gave {number}{where}: give a finite number")
+    return number
 
 
 def shown(value: Any) -> str:

@@ -3,7 +3,9 @@
 import json
 import math
 from dataclasses import dataclass, field
+from typing import get_args
 
+from titan_rl.data.numbers import finite
 from titan_rl.data.types import Status
 
 
@@ -28,8 +30,10 @@ def read_score(text: str) -> Score:
     """What a scoring process says of an answer. It may be anything: what is no score is an ``infra_error``."""
     try:
         result = json.loads(text)
-        parts = {name: float(part) for name, part in result["parts"].items()}
-        turns = [float(reward) for reward in result.get("turn_rewards", [])]
+        parts = {name: finite(part) for name, part in result["parts"].items()}
+        turns = [finite(reward) for reward in result.get("turn_rewards", [])]
+        if result["status"] not in get_args(Status) or not isinstance(result["message"], str):
+            raise ValueError(result["status"])
         score = Score(result["status"], parts, result["message"], turn_rewards=turns)
         is_finite = math.isfinite(score.reward)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

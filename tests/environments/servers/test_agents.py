@@ -332,6 +332,11 @@ async def says_much(client):
     return "1.0"
 
 
+async def says_more_than_a_float_holds(client):
+    await chat(client, ASKED)
+    return 10**4200
+
+
 async def says_nothing(client):
     return 1.0
 
@@ -346,6 +351,7 @@ async def says_so(client):
         (fails, "ValueError: no bread"),
         (says_nan, "finite"),
         (says_much, "give a finite number"),
+        (says_more_than_a_float_holds, "a whole number of 13953 bits: give a finite number, or None"),
         (says_nothing, "asked the model nothing"),
         (says_so, "the browser is gone"),
     ],

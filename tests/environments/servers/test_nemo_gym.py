@@ -1,6 +1,7 @@
 """NeMo Gym's protocol against a small server that goes wrong as it is told: the verifier plays the agent."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -178,6 +179,14 @@ def text(said: str):
     return lambda body: web.Response(text=said)
 
 
+PACKED = gzip.compress(gzip.compress(bytes(32 << 20)))
+"""A few hundred bytes that are 32 MiB where they are unpacked as often as they say."""
+
+
+def unpacked(encoding, data):
+    return lambda body: web.Response(body=data, headers={"Content-Encoding": encoding})
+
+
 def redirect(body):
     raise web.HTTPFound("/other")
 
@@ -196,10 +205,17 @@ def redirect(body):
         ({"verify": status(422)}, ["/verify refused a response with 422"]),
         ({"verify": hangs}, ["/verify did not answer within"]),
         ({"verify": text("{")}, ["/verify answered with no JSON"]),
+        ({"verify": unpacked("gzip, gzip", PACKED)}, ["/verify answered with Content-Encoding 'gzip, gzip'"]),
+        ({"verify": unpacked("gzip", gzip.compress(b"{}"))}, ["where identity was asked for: let the server send"]),
+        ({"verify": unpacked("identity", b" " * ((16 << 20) + 1))}, ["/verify answered with more than 16 MiB"]),
         ({"verify": text("[1]")}, ["/verify answered with no JSON object"]),
         ({"verify": text("{}")}, ["/verify gave the reward None"]),
         ({"verify": text('{"reward": NaN}')}, ["/verify gave the reward nan"]),
         ({"verify": text('{"reward": "1"}')}, ["/verify gave the reward 1"]),
+        ({"verify": text('{"reward": true}')}, ["/verify gave the reward True: give a finite number"]),
+        ({"verify": text('{"reward": 1e400}')}, ["/verify gave the reward inf: give a finite number"]),
+        ({"verify": text(f'{{"reward": {10**4200}}}')}, ["/verify gave the reward a whole number of 13953 bits"]),
+        ({"verify": text('{"reward": %s}' % ("1" * 5000))}, ["/verify answered with no JSON"]),
     ],
 )
 def test_what_goes_wrong_there_is_an_infra_error_by_name_and_no_reward(on, words, tmp_path):

@@ -126,6 +126,13 @@ async def hangs(data):
         ({"step": lambda data: "[]"}, ["answered a step with nonsense"]),
         ({"step": lambda data: observation("x", reward=float("nan"))}, ["answered a step with nonsense"]),
         ({"step": lambda data: observation("x", reward="much")}, ["answered a step with nonsense"]),
+        ({"step": lambda data: observation("x", reward="0.5")}, ["nonsense: ValueError: 0.5: give a finite number"]),
+        ({"step": lambda data: observation("x", reward=10**4200)}, ["a whole number of 13953 bits: give a finite"]),
+        ({"step": lambda data: observation("x", reward=-(10**400))}, ["a whole number of 1329 bits: give a finite"]),
+        ({"step": lambda data: observation("x", reward=7).replace("7", "1" * 5000)}, ["answered a step with nonsense"]),
+        ({"step": lambda data: observation("x", reward=7).replace("7", "1e400")}, ["inf: give a finite number"]),
+        ({"step": lambda data: observation("x", reward=[1.0])}, ["answered a step with nonsense"]),
+        ({"step": lambda data: observation("x", done="false")}, ["answered a step with nonsense"]),
         ({"step": lambda data: json.dumps({"type": "state", "data": {"observation": {}}})}, ["nonsense"]),
         (
             {"step": lambda data: json.dumps({"type": "observation", "data": {"observation": {"bord": 1}}})},
@@ -145,6 +152,19 @@ def test_what_goes_wrong_there_is_an_infra_error_by_name_and_no_reward(on, words
     assert "ws://127.0.0.1" in rollout.failure or "task.options" in rollout.failure
     assert all(word in rollout.failure for word in words), rollout.failure
     assert server.active == 0
+
+
+def test_a_reward_that_is_true_counts_as_one():
+    """OpenEnv's own schema has ``reward: bool | int | float | None``."""
+    group, _ = played(FakeOpenEnv(on={"step": lambda data: observation("x", reward=True, done=True)}), ["a"])
+    assert (group.rollouts[0].status, group.rollouts[0].reward) == ("ok", 1.0)
+
+
+def test_a_server_whose_first_reward_no_float_holds_is_refused_in_one_line():
+    with serving(FakeOpenEnv(on={"reset": lambda data: observation("x", reward=10**4200)}).app) as port:
+        task = task_of(port)
+        with pytest.raises(ConfigError, match="answered a reset with nonsense: ValueError: a whole number of 13953 bi"):
+            task.check_ready()
 
 
 def test_a_beginning_is_tried_again_and_a_step_never():

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.config.printable import say
 from titan_rl.controller.host_checks import check_placed
 from titan_rl.controller.launching.request import Request, Tables, write_private
 from titan_rl.mesh.launch.certificates import make_certificates
@@ -36,13 +37,13 @@ def launch_on_kubernetes(request: Request) -> None:
             write_private(folder / name, yaml.dump_all(listed, Dumper=_Plain, sort_keys=False, width=120))
 
     request.write(write)
-    print(f"wrote {_CLAIM}, {_CERTIFICATES} (with keys) and {_RUN} in {request.folder}")
+    say(f"wrote {_CLAIM}, {_CERTIFICATES} (with keys) and {_RUN} in {request.folder}")
     if not request.is_dry:
         _apply(request.folder)
         job = f"--namespace {options.namespace} --follow job/{options.name}-controller"
-        print(f"submitted: `kubectl logs {job}` reads what it says")
+        say(f"submitted: `kubectl logs {job}` reads what it says")
     ends = " ".join(f"-f {request.folder / name}" for name in (_RUN, _CERTIFICATES))
-    print(f"`kubectl delete {ends}` ends it, also when it is done, and leaves the run directory on its claim")
+    say(f"`kubectl delete {ends}` ends it, also when it is done, and leaves the run directory on its claim")
 
 
 def _asked(request: Request) -> tuple[KubernetesOptions, Tables]:
@@ -84,6 +85,7 @@ _Plain.add_representer(str, _Plain.represent_str)
 def _apply(folder: Path) -> None:
     files = [part for name in (_CLAIM, _CERTIFICATES, _RUN) for part in ("-f", str(folder / name))]
     done = subprocess.run(["kubectl", "apply", *files], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    print(done.stdout, end="")
+    if done.stdout:
+        say(done.stdout.rstrip("\n"))
     if done.returncode:
         raise ConfigError(f"kubectl does not take what is in {folder}: {' '.join(done.stderr.split())}")

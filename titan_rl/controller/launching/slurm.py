@@ -9,6 +9,7 @@ from pathlib import Path
 
 from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.load import ConfigError, override_arguments
+from titan_rl.config.printable import say
 from titan_rl.controller.host_checks import check_placed
 from titan_rl.controller.launching.request import Request, Tables
 from titan_rl.controller.preflight import resolve
@@ -42,7 +43,7 @@ def launch_on_slurm(request: Request) -> None:
         script.write_text(controller_script(options, Path.cwd(), body))
 
     request.write(write)
-    print(f"wrote {script}; the run directory is {run_dir}")
+    say(f"wrote {script}; the run directory is {run_dir}")
     if not request.is_dry:
         _submit(script)
 
@@ -60,4 +61,4 @@ def _submit(script: Path) -> None:
         job = submit(script, job_environment(os.environ))
     except SlurmError as error:
         raise ConfigError(f"Slurm does not take {script}: {error}") from None
-    print(f"submitted as Slurm job {job}: what it prints is in {script.with_suffix('.out')}; `scancel {job}` ends it")
+    say(f"submitted as Slurm job {job}: what it prints is in {script.with_suffix('.out')}; `scancel {job}` ends it")

@@ -15,6 +15,7 @@ from typing import Any
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER
 from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.printable import say
 from titan_rl.config.schema import Config
 from titan_rl.diagnostics.chaos import report as reports
 from titan_rl.diagnostics.chaos.audit import audit, summary
@@ -73,14 +74,14 @@ def chaos(config_file: str | None, overrides: Overrides, options: Options) -> in
         report = _Runs(root, config_file, overrides, options, config, steps).report()
         is_kept = not report["ok"]
     except KeyboardInterrupt:
-        print("titan-rl: stopped; no process is left", file=sys.stderr)
+        say("titan-rl: stopped; no process is left", sys.stderr)
         return EXIT_STOPPED
     finally:
         if scratch is not None and not is_kept:
             shutil.rmtree(scratch, ignore_errors=True)
-    print(json.dumps(report, indent=2) if options.as_json else reports.for_people(report))
+    say(json.dumps(report, indent=2) if options.as_json else reports.for_people(report))
     if is_kept:
-        print(f"titan-rl: the run is kept in {root}, its output in {root}.out", file=sys.stderr)
+        say(f"titan-rl: the run is kept in {root}, its output in {root}.out", sys.stderr)
     return EXIT_OK if report["ok"] else EXIT_FAULT
 
 
@@ -225,7 +226,7 @@ class _Runs:
             if is_last or outcome.repaired_after is not None:
                 self._reported.add(number)
                 words = reports.line(reports.row(injections[number], outcome))
-                print(f"fault {number + 1:>3}/{self.options.kills}  {words}", file=sys.stderr, flush=True)
+                say(f"fault {number + 1:>3}/{self.options.kills}  {words}", sys.stderr)
 
     def _figures(self, injections: list[Injection], events: list[dict[str, Any]], left: list[int]) -> dict[str, Any]:
         summed = summary(self.root)
@@ -275,7 +276,7 @@ class _Runs:
 
     def _run_baseline(self, root: Path, overrides: Overrides) -> int | None:
         """The exit code; None if it took too long."""
-        print(f"baseline {root.name}: a run without faults, to compare with", file=sys.stderr, flush=True)
+        say(f"baseline {root.name}: a run without faults, to compare with", sys.stderr)
         process = self._new_process(root, overrides)
         try:
             process.start()

@@ -7,13 +7,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from titan_rl.config.load import load_config
+from titan_rl.config.printable import say
 from titan_rl.controller.device_report import settle
 from titan_rl.controller.preflight import check, stops_of, tokenizer_of
+from titan_rl.data.terminal import Terminal
 from titan_rl.data.text.checks import text_facts
 from titan_rl.diagnostics.doctor.examination import examine
 from titan_rl.diagnostics.doctor.findings import Finding
@@ -24,8 +24,8 @@ def print_facts(facts: dict[str, str]) -> None:
     """What the model's tokenizer and template do with text, a line each."""
     table = Table("text", "as this model has it", box=None, pad_edge=False)
     for name, value in facts.items():
-        table.add_row(name, repr(value) if value != value.strip() or "\n" in value else Text(value))
-    Console(highlight=False, soft_wrap=True).print(table)
+        table.add_row(name, repr(value) if value != value.strip() or "\n" in value else value)
+    Terminal().print(table)
 
 
 def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_json: bool) -> int:
@@ -35,11 +35,11 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
 
     def tell(finding: Finding) -> None:
         if not as_json:
-            print(finding.line(), flush=True)
+            say(finding.line())
 
     if not as_json:
         for line in lines:
-            print(line)
+            say(line)
         print_facts(text_facts(tokenizer_of(fitting.config), stops_of(fitting.config)))
     with tempfile.TemporaryDirectory(prefix="titan_rl_doctor_", ignore_cleanup_errors=True) as folder:
         findings = drive(examine(fitting, Path(folder), tell))
@@ -51,5 +51,5 @@ def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_
         print(json.dumps(found))
     else:
         counted = f"{count['passed']} passed, {count['wrong']} wrong, {count['not looked at']} not looked at"
-        print(f"{counted}, in {seconds:.0f} s")
+        say(f"{counted}, in {seconds:.0f} s")
     return 1 if count["wrong"] else 0

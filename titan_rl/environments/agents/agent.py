@@ -4,7 +4,6 @@ A task with ``agent(prompt)`` is played so, in the place of ``environment(prompt
 is the episode: its tokens are kept as they were sampled, and no agent has to know of them.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -12,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, check_spelling
+from titan_rl.data.numbers import finite
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class Outcome:
         """Errors: ValueError."""
         given = [*([] if self.reward is None else [self.reward]), *self.rewards.values()]
         for reward in given:
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-                raise ValueError(f"{reward!r:.100}: give a finite number, or None")
+            try:
+                finite(reward)
+            except ValueError as error:
+                raise ValueError(f"{error}, or None") from None
 
 
 class Agent(Protocol):

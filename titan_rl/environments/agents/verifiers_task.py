@@ -21,6 +21,7 @@ from pydantic import Field
 from titan_rl.config.kinds import Count, Seconds
 from titan_rl.config.load import ConfigError, build_section
 from titan_rl.config.schema import TaskConfig
+from titan_rl.data.numbers import finite
 from titan_rl.data.splits import Split, key, split_by_share
 from titan_rl.data.types import Prompt
 from titan_rl.environments.agents.agent import ModelAccess, Outcome
@@ -157,7 +158,7 @@ class VerifiersAgent:
             self._free.append(self._slot)
         if "error" in said:
             raise EpisodeFailed(in_one_line(said["error"]))
-        return Outcome(float(said["reward"]), frozenset(said["left_out"]))
+        return Outcome(finite(said["reward"]), frozenset(said["left_out"]))
 
 
 class EpisodeFailed(RuntimeError):

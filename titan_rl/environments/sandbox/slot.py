@@ -170,7 +170,10 @@ class _Run:
         said = self.control.recv(4096)
         if not said:
             raise SandboxFailed("the box died")
-        return json.loads(said)
+        try:
+            return json.loads(said)
+        except (ValueError, RecursionError):
+            raise SandboxFailed("the box said nonsense") from None
 
     def _send(self) -> bool:
         """Some more of the program; whether there is more to send."""
@@ -199,5 +202,8 @@ class _Run:
     def _told(self, report: Report) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
         why = self.why or ("memory" if report["why"] == "memory" else None)
-        how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
+        try:
+            how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
+        except (ValueError, TypeError, LookupError, OverflowError):
+            raise SandboxFailed("the box has no report on a program") from None
         return outcome_of(self.program, how, *self.received.values())

@@ -20,6 +20,43 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
 """Seconds between two tries to begin."""
 
 
+AS_IT_IS = {"Accept-Encoding": "identity"}
+"""Headers of a request whose answer is read by ``read_body``."""
+
+
+async def read_body(response: httpx.Response, said: str) -> bytes:
+    """All of an answer that is being streamed. Errors: EnvironmentFailed for a compressed one, or one of 16 MiB."""
+    _check_encoding(response, said)
+    read = bytearray()
+    async for part in response.aiter_raw():
+        _add(read, part, said)
+    return bytes(read)
+
+
+def read_body_now(response: httpx.Response, said: str) -> bytes:
+    """The same where nothing is awaited."""
+    _check_encoding(response, said)
+    read = bytearray()
+    for part in response.iter_raw():
+        _add(read, part, said)
+    return bytes(read)
+
+
+def _check_encoding(response: httpx.Response, said: str) -> None:
+    """A few bytes, unpacked twice, are as many as one likes: what was not asked for is not unpacked."""
+    if (encoding := response.headers.get("Content-Encoding", "identity")).strip().lower() not in ("", "identity"):
+        raise EnvironmentFailed(
+            f"{said} answered with Content-Encoding {in_one_line(encoding)!r}, where identity was asked for: let the "
+            f"server send what it says as it is"
+        )
+
+
+def _add(read: bytearray, part: bytes, said: str) -> None:
+    read += part
+    if len(read) > _MAX_BYTES:
+        raise EnvironmentFailed(f"{said} answered with more than {_MAX_BYTES >> 20} MiB")
+
+
 @lru_cache(maxsize=1)
 def _certificates() -> ssl.SSLContext:
     """Once, since they take milliseconds to read."""
@@ -68,14 +105,9 @@ class HttpSession:
 
     async def _read(self, path: str, body: Any) -> tuple[int, str]:
         url = f"{self.address.url.rstrip('/')}/{path}"
-        content, about = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        content, about = json.dumps(body).encode(), AS_IT_IS | {"Content-Type": "application/json"}
         async with self._open().stream("POST", url, content=content, headers=about) as response:
-            read = bytearray()
-            async for part in response.aiter_bytes():
-                read += part
-                if len(read) > _MAX_BYTES:
-                    raise EnvironmentFailed(f"{url} answered with more than {_MAX_BYTES >> 20} MiB")
-            return response.status_code, read.decode("utf-8", "replace")
+            return response.status_code, (await read_body(response, url)).decode("utf-8", "replace")
 
     async def post_until_up(self, path: str, body: Any, patience: float) -> tuple[int, str]:
         """The same for what may be asked twice without harm: again while the server is not available."""

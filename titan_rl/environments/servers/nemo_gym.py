@@ -9,7 +9,6 @@ A row may have ``demonstration``, an answer for SFT or a list with that of each 
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from pydantic import Field
 from titan_rl.config.kinds import Count, Seconds, Style
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
+from titan_rl.data.numbers import finite
 from titan_rl.data.row_fields import Message
 from titan_rl.data.row_files import find_file
 from titan_rl.data.types import Prompt, ToolCall
@@ -196,10 +196,10 @@ class NemoGymEnvironment(ToolEnvironment):
         status, text = await self.session.post("verify", self.row | {"response": self._transcript.response()})
         if status >= 400:
             raise EnvironmentFailed(f"{said} refused a response with {status}: {in_one_line(text)}")
-        reward = read_object(said, text).get("reward")
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise EnvironmentFailed(f"{said} gave the reward {in_one_line(reward)}: it must be a finite number")
-        return float(reward)
+        try:
+            return finite(read_object(said, text).get("reward"))
+        except ValueError as error:
+            raise EnvironmentFailed(f"{said} gave the reward {in_one_line(error)}") from None
 
     async def close(self) -> None:
         await self.session.close()

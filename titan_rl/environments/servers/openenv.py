@@ -17,6 +17,7 @@ from titan_rl.config.schema import TaskConfig
 from titan_rl.data.types import Prompt
 from titan_rl.environments.environment import EnvironmentFailed
 from titan_rl.environments.servers.address import SETTING, Address, outside_of_a_loop, read_address
+from titan_rl.environments.servers.http_session import AS_IT_IS, read_body_now
 from titan_rl.environments.servers.mapping import ANSWER, ToAction, ToText, read_action, read_observation
 from titan_rl.environments.servers.openenv_session import Outcome, Refused, Session
 from titan_rl.environments.stepped import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
@@ -109,9 +110,10 @@ def _schema(address: Address) -> dict[str, Any]:
     scheme = "https" if address.parts.scheme == "wss" else "http"
     url = address.parts._replace(scheme=scheme, path=f"{address.parts.path.rpartition('/')[0]}/schema").geturl()
     try:
-        with httpx.Client(trust_env=not address.is_loopback, timeout=_CHECK_SECONDS) as client:
-            schema = client.get(url, headers=address.headers()).json()["action"]
-    except (httpx.HTTPError, ValueError, TypeError, KeyError, RecursionError):
+        settings: dict[str, Any] = {"trust_env": not address.is_loopback, "timeout": _CHECK_SECONDS}
+        with httpx.stream("GET", url, headers=address.headers() | AS_IT_IS, **settings) as response:
+            schema = json.loads(read_body_now(response, url))["action"]
+    except (EnvironmentFailed, httpx.HTTPError, ValueError, TypeError, KeyError, RecursionError):
         return {}
     return schema if isinstance(schema, dict) else {}
 

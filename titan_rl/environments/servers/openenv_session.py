@@ -7,7 +7,6 @@
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from titan_rl.data.numbers import finite
 from titan_rl.environments.environment import EnvironmentFailed
 from titan_rl.environments.servers.address import Address, in_one_line
 
@@ -149,10 +149,9 @@ class Session:
             if said["type"] == "error":
                 raise Refused(said.get("data"))
             data = said["data"]
-            reward = None if data.get("reward") is None else float(data["reward"])
-            if said["type"] != "observation" or (reward is not None and not math.isfinite(reward)):
+            if said["type"] != "observation" or not isinstance(data.get("done"), bool | None):
                 raise ValueError(in_one_line(said))
-            return Outcome(data["observation"], reward, bool(data.get("done")))
+            return Outcome(data["observation"], _reward(data.get("reward")), bool(data.get("done")))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             said = f"{self.address.url} answered a {kind} with nonsense: {type(error).__name__}: {in_one_line(error)}"
             raise EnvironmentFailed(said) from error
@@ -167,3 +166,8 @@ class Session:
                 await connection.send(json.dumps({"type": "close"}))
                 await connection.wait_closed()
         connection.transport.abort()
+
+
+def _reward(value: Any) -> float | None:
+    """OpenEnv has rewards that are true or false, too. Errors: ValueError."""
+    return None if value is None else float(value) if isinstance(value, bool) else finite(value)

@@ -20,6 +20,7 @@ from contextlib import closing, contextmanager, suppress
 
 from titan_rl.config.hosts import Address, parse_address
 from titan_rl.config.load import ConfigError
+from titan_rl.config.printable import say
 from titan_rl.mesh.launch.certificates import VARIABLES, complete, use_certificates
 from titan_rl.mesh.launch.placement import fork_environment
 from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
@@ -58,10 +59,10 @@ def be_host(
         raise ConfigError(f"titan-rl host cannot listen at {own}: {error.strerror or error}") from None
     with closing(reception), _forks(environment) as forks:
         waiting = f", for a run to come within {wait:g} s" if once else ""
-        print(f"titan-rl host: listening at {own} (process {os.getpid()}){waiting}", flush=True)
+        say(f"titan-rl host: listening at {own} (process {os.getpid()}){waiting}")
         served = Served(own, environment | MONARCH | forks)
         code, why = _serve(served, reception, asked, wait if once else None)
-        print(f"titan-rl host: {why}", flush=True)
+        say(f"titan-rl host: {why}")
         return code
 
 
@@ -155,7 +156,7 @@ def _serve(served: Served, reception: Reception, asked: list[int], wait: float |
                 served.end()
                 if wait is not None:
                     return int("worker loop" in why), f"the run: {why}"
-                print(f"titan-rl host: the run: {why}; the next may come", flush=True)
+                say(f"titan-rl host: the run: {why}; the next may come")
         return 128 + asked[0], "it was told to end"
     finally:
         served.end()

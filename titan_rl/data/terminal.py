@@ -1,0 +1,21 @@
+"""A rich console that shows text alone, whoever wrote it (config/printable.py)."""
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from titan_rl.config.printable import printable_lines
+
+
+class Terminal(Console):
+    """What is said, and the cells of tables, are text: no markup is read from them, and no control sequence passes.
+    Rich's own still do: colours, and those that draw a table anew."""
+
+    def __init__(self, *, force_jupyter: bool | None = None, force_terminal: bool | None = None, quiet: bool = False):
+        settings = {"force_jupyter": force_jupyter, "force_terminal": force_terminal, "quiet": quiet}
+        super().__init__(**settings, markup=False, emoji=False, highlight=False)  # pyright: ignore[reportArgumentType]
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)

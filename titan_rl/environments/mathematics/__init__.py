@@ -1,0 +1,1 @@
+"""Answers in mathematics: their notation, their grammar, their units, and whether two of them are equal."""
