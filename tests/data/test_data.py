@@ -27,8 +27,10 @@ CHAT = (
     "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
 )
-FORGETFUL = CHAT.replace("{{ m['content'] }}", "{{ m['content'] if loop.last else m['content'][:1] }}")
-"""Earlier messages are rendered otherwise than the last."""
+FORGETFUL = CHAT.replace(
+    "{{ m['content'] }}", "{{ m['content'] if loop.last or m['role'] != 'assistant' else m['content'][:1] }}"
+)
+"""Earlier answers are rendered otherwise than the last."""
 MARKED = (
     "{% for m in messages %}<s>{{ m['role'] }}:{% if m['role'] == 'assistant' %}{% generation %}"
     "{{ m['content'] if loop.last else m['content'][:1] }}<eos>{% endgeneration %}{% else %}{{ m['content'] }}<eos>"

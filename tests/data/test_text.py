@@ -13,6 +13,7 @@ from titan_rl.data.examples import make_example
 from titan_rl.data.shapes import read_row
 from titan_rl.data.text.checks import TextUse, check_chat, check_text, text_facts
 from titan_rl.data.text.control_tokens import control_tokens
+from titan_rl.data.text.conversation import first_unknown
 from titan_rl.data.text.tokenizer import TextSettings, read_answer, set_text
 from titan_rl.data.text.turns import encode_answer, encode_messages, encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Provenance
@@ -339,6 +340,36 @@ def test_a_system_message_that_the_template_leaves_out_is_refused():
     assert "no place for a system message" in message_of(lambda: encode_messages(tokenizer, asked))
     row = read_row("x", {"messages": [*asked, assistant("ho")]}, "demonstrations", "auto")
     assert "no place for a system message" in message_of(lambda: make_example(row, tokenizer, as_chat=False))
+
+
+def test_a_message_that_the_template_leaves_out_is_refused_wherever_it_stands():
+    tokenizer = MODELS["smollm2"].tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    in_the_middle = [user("a"), dict(role="system", content="b"), user("c")]
+    for asked in ([user("ask"), assistant("no"), dict(role="tool", content="x")], in_the_middle):
+        assert "no place for a" in message_of(lambda asked=asked: encode_messages(tokenizer, asked))
+        row = read_row("x", {"messages": [*asked, assistant("ho")]}, "demonstrations", "auto")
+        assert "no place for a" in message_of(lambda row=row: make_example(row, tokenizer, as_chat=False))
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 // 0 }}", "{{ range(10**9) }}", "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"]
+)
+def test_a_template_that_fails_in_any_way_is_one_line(template):
+    tokenizer = MODELS["smollm2"].tokenizer()
+    tokenizer.chat_template = template
+    assert "refuses messages" in message_of(lambda: check_chat(tokenizer, TextUse()))
+
+
+def test_the_name_of_an_unknown_token_that_ends_sequences_is_no_unknown_word():
+    """Of GPT-2's kind, whose unknown, first and last token are one."""
+    tokenizer = byte_pairs(["<|endoftext|>"], eos_token="<|endoftext|>", unk_token="<|endoftext|>")
+    for columns in ({"text": "ask"}, {"prompt": "ask", "completion": "ho"}):
+        make_example(read_row("x", columns, "demonstrations", "auto"), tokenizer, as_chat=False)
+    assert first_unknown(tokenizer, "what is <|endoftext|> for?") is None
 
 
 def test_thinking_that_the_template_opens_and_does_not_write_is_refused():

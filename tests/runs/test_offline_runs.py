@@ -12,8 +12,9 @@ from row_tasks import write
 from running import gone, output, start, train
 
 from titan_rl import cli
-from titan_rl.config.load import load_resolved
+from titan_rl.config.load import ConfigError, load_resolved
 from titan_rl.controller.preflight import resolve, with_dataset
+from titan_rl.diagnostics.ledger_report import read_ledger
 from titan_rl.diagnostics.replayed_steps import DataReplay
 from titan_rl.records.events import read_events
 from titan_rl.records.metrics import read_metrics
@@ -59,6 +60,8 @@ def test_only_trainers_start_and_a_run_directory_is_whole(undisturbed):
     assert sorted(numbers(undisturbed)) == list(range(1, 13))
     assert run.summary.exists() and (run.model / "model.safetensors").exists() and run.curves.exists()
     assert "held-out loss after: " in run.log.read_text()
+    with pytest.raises(ConfigError, match="is a run on data.file, which samples nothing"):
+        read_ledger(undisturbed)
 
 
 @pytest.mark.confirms

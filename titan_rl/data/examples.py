@@ -88,7 +88,10 @@ def _check_known(tokenizer: Tokenizer, asked: Asked, samples: list[Sample]) -> N
         return
     written = [asked.prompt, *asked.answers]
     parts = [part for each in written for part in ([each] if isinstance(each, str) else (m["content"] for m in each))]
-    found = next((unknown for part in parts if (unknown := first_unknown(tokenizer, part)) is not None), "some of it")
+    if (
+        found := next((unknown for part in parts if (unknown := first_unknown(tokenizer, part)) is not None), None)
+    ) is None:
+        return  # it is the end of a sequence, or its beginning, in models that have no token of its own for it
     raise ConfigError(
         f"the model's tokenizer does not know {found!r}: leave it out, or set model.path to another model"
     )

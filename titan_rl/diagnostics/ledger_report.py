@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.directory import read_object
 from titan_rl.data.terminal import Terminal
 from titan_rl.records.ledger import is_unchained, read_account
 from titan_rl.records.ledger_audit import UnreadableLedger, flaws_of, read
@@ -44,6 +45,8 @@ def read_ledger(run: Path, steps: bool = False) -> dict:
     path = existing_run_dir(run).ledger
     if not path.is_file():
         raise ConfigError(f"{run} holds no ledger.db: give a run directory, such as runs/quickstart-<date>-<time>")
+    if _is_on_data(run):
+        raise ConfigError(f"{run} is a run on data.file, which samples nothing: it has no ledger, and none is missing")
     against = contradictions(run)
     try:
         account = read(path, lambda connection: _account(connection, steps))
@@ -51,6 +54,15 @@ def read_ledger(run: Path, steps: bool = False) -> dict:
         raise ConfigError(str(error)) from None
     account["flaws"] += against
     return {"run": str(run), **account, "adds_up": not account["flaws"]}
+
+
+def _is_on_data(run: Path) -> bool:
+    """By the recorded configuration; one that cannot be read tells nothing."""
+    try:
+        data = read_object(existing_run_dir(run).config).get("data")
+    except ValueError:
+        return False
+    return isinstance(data, dict) and bool(data.get("file"))
 
 
 def _account(connection: sqlite3.Connection, steps: bool) -> dict:

@@ -16,7 +16,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
 from titan_rl.data.text.tokenizer import Tokenizer, text_settings
 
-ASKED, ANSWER, REPLY, SYSTEM = "asked-mark", "answer-mark", "reply-mark", "system-mark"
+ASKED, ANSWER, REPLY = "asked-mark", "answer-mark", "reply-mark"
 Tools = Sequence[dict[str, Any]]
 """Schemas of what the model may call, as OpenAI's form has them."""
 
@@ -27,7 +27,10 @@ def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = Fa
     told = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
     try:
         return tokenizer.apply_chat_template(messages, tokenize=tokenize, **(told | settings.template_kwargs | asked))
-    except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:  # a template is a program
+    except (
+        *(TemplateError, ValueError, TypeError, LookupError, AttributeError),
+        *(ArithmeticError, RecursionError, MemoryError),
+    ) as error:  # a template is a program
         roles = ", ".join(message["role"] for message in messages)
         said = " ".join(str(error).split())
         raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
@@ -53,10 +56,16 @@ def tells_of_tools(tokenizer: Tokenizer) -> bool:
         return False
 
 
-@lru_cache(maxsize=8)
-def shows_system(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template writes out what the system says. Errors: ConfigError if it refuses it."""
-    return SYSTEM in render(tokenizer, [message("system", SYSTEM), message("user", ASKED)])
+@lru_cache(maxsize=256)
+def left_out(tokenizer: Tokenizer, roles: tuple[str, ...]) -> int | None:
+    """The first of these messages that the template does not write out, as it may of an assistant's.
+
+    Errors: ConfigError if it refuses them.
+    """
+    marks = [f"mark-{number}-" for number in range(len(roles))]
+    rendered = render(tokenizer, [message(role, mark) for role, mark in zip(roles, marks, strict=True)]).casefold()
+    heard = (number for number, role in enumerate(roles) if role != "assistant")
+    return next((number for number in heard if marks[number] not in rendered), None)
 
 
 def with_tools(messages: list[Message], tools: Tools) -> list[Message]:

@@ -11,10 +11,10 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.text.chat_template import (
     ANSWER,
     ASKED,
+    left_out,
     message,
     render,
     reply_template,
-    shows_system,
     tells_of_tools,
 )
 from titan_rl.data.text.control_tokens import control_tokens
@@ -68,7 +68,7 @@ def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
 def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
     """Errors: ConfigError if the model has no chat template, or one that a run cannot be played or taught by."""
     if tokenizer.chat_template is None:
-        raise ConfigError(NO_TEMPLATE)
+        raise ConfigError(NO_TEMPLATE if use.samples else _NO_TEMPLATE_FOR_ROWS)
     _check_kwargs(tokenizer)
     _check_question(tokenizer)
     _check_end(tokenizer, use)
@@ -80,8 +80,17 @@ def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
         reply_template(tokenizer)
 
 
+_NO_TEMPLATE_FOR_ROWS = (
+    "rows of messages, and data.chat, need a chat template, and the model's tokenizer has none: take an "
+    "instruction-tuned model, add chat_template.jinja to model.path, or give rows of text"
+)
+
+
 def _check_kwargs(tokenizer: Tokenizer) -> None:
-    if unread := sorted(set(text_settings(tokenizer).template_kwargs) - (known := _switches(tokenizer))):
+    given = set(text_settings(tokenizer).template_kwargs)
+    if own := sorted(given & _OF_TRANSFORMERS):
+        raise ConfigError(f"model.chat_template_kwargs.{own[0]} is told by the run itself: leave it out")
+    if unread := sorted(given - (known := _switches(tokenizer))):
         raise ConfigError(
             f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
             f"{', '.join(sorted(known)) or 'none'}: leave it out"
@@ -145,11 +154,18 @@ def _check_end(tokenizer: Tokenizer, use: TextUse) -> None:
     end = end_of_answer(tokenizer)
     if end is not None and use.stops and end not in use.stops:
         raise ConfigError(_unlike(tokenizer, end, use.stops, "the chat template's end of an answer"))
+    if end is None and use.learns and not _shows_answer(tokenizer):
+        raise ConfigError("the model's chat template does not show an answer as it is: take another")
     if end is None and use.learns:
         raise ConfigError(
             "the model's chat template ends an answer with no control token, so a model that learns from it would "
             "never end one: take another template"
         )
+
+
+def _shows_answer(tokenizer: Tokenizer) -> bool:
+    asked = [message("user", ASKED), message("assistant", ANSWER)]
+    return ANSWER in render(tokenizer, asked, add_generation_prompt=False)
 
 
 def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) -> str:
@@ -202,6 +218,6 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
 
 def _shows_system(tokenizer: Tokenizer) -> bool:
     try:
-        return shows_system(tokenizer)
+        return left_out(tokenizer, ("system", "user")) is None
     except ConfigError:
         return False

@@ -20,7 +20,7 @@ import numpy as np
 from titan_rl.config.load import ConfigError
 from titan_rl.data.row_fields import Message
 from titan_rl.data.text.chat_template import render
-from titan_rl.data.text.control_tokens import check_plain
+from titan_rl.data.text.control_tokens import check_plain, plain
 from titan_rl.data.text.endings import with_end
 from titan_rl.data.text.pieces import beginning, encode, encode_behind, encode_from_start
 from titan_rl.data.text.tokenizer import Tokenizer
@@ -33,12 +33,15 @@ _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
 
 def first_unknown(tokenizer: Tokenizer, text: str) -> str | None:
-    """A character of the text that becomes the unknown token, if any; the text itself if none does alone."""
+    """A character of the text that becomes the unknown token, if any; the text itself if none does alone.
+
+    The token's own name is no unknown word: many models have their end of sequence for it.
+    """
 
     def has_unknown(part: str) -> bool:
         return tokenizer.unk_token_id in encode(tokenizer, part)
 
-    if tokenizer.unk_token_id is None or not has_unknown(text):
+    if tokenizer.unk_token_id is None or not has_unknown(text) or not has_unknown(text := plain(tokenizer, text)):
         return None
     return next((character for character in dict.fromkeys(text) if has_unknown(character)), text)
 
@@ -82,7 +85,7 @@ def encode_conversation(tokenizer: Tokenizer, prompt: list[Message], answer: lis
     whole = render(tokenizer, conversation, add_generation_prompt=False)
     cuts = _cuts(tokenizer, conversation, len(prompt), whole)
     if cuts is None:
-        return _by_marks(tokenizer, prompt, conversation)
+        return _by_marks(tokenizer, prompt, conversation, answer)
     return _tokens(_owned(tokenizer, whole, cuts))
 
 
@@ -118,13 +121,16 @@ def _cuts(tokenizer: Tokenizer, conversation: list[Message], first: int, whole: 
     return cuts
 
 
-def _by_marks(tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message]) -> Tokens:
+def _by_marks(
+    tokenizer: Tokenizer, prompt: list[Message], conversation: list[Message], answer: list[Message]
+) -> Tokens:
     """By the template's own marks of what the assistant wrote."""
     if not _GENERATION.search(str(tokenizer.chat_template)):
+        shorter = ", or rows of one answer" if len(answer) > 1 else ""
         raise ConfigError(
             "the model's chat template writes a conversation's beginning otherwise once it goes on, or opens the "
             "model's thinking where it asks for an answer, and does not mark with {% generation %} what the assistant "
-            "wrote: take another template, other model.chat_template_kwargs, or rows of one answer"
+            f"wrote: take another template, or other model.chat_template_kwargs{shorter}"
         )
     asked = {"add_generation_prompt": False, "return_dict": True, "return_assistant_tokens_mask": True}
     found = render(tokenizer, conversation, tokenize=True, **asked)

@@ -20,10 +20,10 @@ from titan_rl.data.row_fields import Message
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,
+    left_out,
     message,
     render_with_tools,
     reply_template,
-    shows_system,
 )
 from titan_rl.data.text.control_tokens import check_plain, control_tokens, plain
 from titan_rl.data.text.endings import end_of_answer, with_end, written_answer
@@ -52,7 +52,7 @@ def encode_messages(
         text = messages if is_plain else plain(tokenizer, messages)
         return np.asarray(encode_from_start(tokenizer, text), np.int32)
     asked = messages if is_plain else _plain(tokenizer, messages)
-    check_roles(tokenizer, messages)
+    check_roles(tokenizer, messages, tools)
     return np.asarray(render_with_tools(tokenizer, asked, tools, tokenize=True), np.int32)
 
 
@@ -60,14 +60,18 @@ def _plain(tokenizer: Tokenizer, messages: list[Message]) -> list[Message]:
     return [message(each["role"], plain(tokenizer, each["content"], each["role"])) for each in messages]
 
 
-def check_roles(tokenizer: Tokenizer, messages: list[Message]) -> None:
-    """Errors: ConfigError if there is no template, or it has no place for a message of the system's."""
+def check_roles(tokenizer: Tokenizer, messages: list[Message], tools: Tools = ()) -> None:
+    """Errors: ConfigError if there is no template, or it leaves out what somebody says."""
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE)
-    if messages and messages[0]["role"] == "system" and not shows_system(tokenizer):
+    roles = tuple(each["role"] for each in messages)
+    if tools and "tool" in roles:
+        return  # the template's variant for tools shows them (reply_template)
+    if (number := left_out(tokenizer, roles)) is not None:
+        mend = "leave task.system_prompt and" if roles[number] == "system" else "leave"
         raise ConfigError(
-            "the model's chat template has no place for a system message: leave task.system_prompt and messages of "
-            "the system's out, or take another template"
+            f"the model's chat template has no place for a {roles[number]} message at place {number + 1} of "
+            f"{', '.join(roles)}: {mend} such messages out, or take another template"
         )
 
 
@@ -85,7 +89,7 @@ def encode_opening(
         words = np.asarray(encode_behind(tokenizer, messages, said), np.int32)
         provenance = np.repeat([Provenance.TEMPLATE, Provenance.TOOL], [len(prompt), len(words)])
         return np.concatenate([prompt, words]), provenance.astype(np.int8)
-    check_roles(tokenizer, messages)
+    check_roles(tokenizer, messages, tools)
     asked = _plain(tokenizer, messages)
     rendered, marked = (render_with_tools(tokenizer, _with_words(asked, words), tools) for words in (said, REPLY))
     before, _, behind = marked.rpartition(REPLY)
