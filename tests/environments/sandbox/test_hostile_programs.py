@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 from titan_rl.environments.sandbox.slot import Slot
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
+SLACK = 20.0
+"""Seconds behind the limit: a busy machine takes some to end a box, and what is not ended never ends."""
 NUMBERS = (3, 10, -2)
 TESTS = [FunctionTest(Call("solve", (n,)), n * n + 7) for n in NUMBERS]
 SPOKEN = [StreamTest(f"{n}\n", f"{n * n + 7}\n") for n in NUMBERS]
@@ -32,7 +34,8 @@ if __name__ == "__main__":
     for line in sys.stdin:
         print(solve(int(line)))
 """
-LOOK_AROUND = """
+NICE = os.getpriority(os.PRIO_PROCESS, 0)
+LOOK_AROUND = f"""
 import os, threading
 found = [os.listdir("/tmp"), os.listdir("/dev/shm"), os.listdir("/proc"), os.environ.get("LEFT"), os.getpid()]
 open("/tmp/mine", "w").write("x")
@@ -43,11 +46,11 @@ except ProcessLookupError:
     pass
 import builtins, json
 found.append(hasattr(builtins, "left") or hasattr(json, "left"))
-found.append(os.nice(0) in (0, 5))
+found.append(os.nice(0) in ({NICE}, {max(5, NICE)}))
 print(found)
 """
 UNTOUCHED = "[[], [], [], None, 1, False, True]"
-"""The box itself makes a program give way (by 5) that works for long; on a loaded machine that may be this one."""
+"""The box itself makes a program give way (to 5) that works for long; on a loaded machine that may be this one."""
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +98,11 @@ def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
     start = time.monotonic()
     outcome = runner.run(sandbox.run(Program(source, "3\n", tuple(test.call for test in TESTS), LIMITS)))
     seconds = time.monotonic() - start
-    assert seconds < LIMITS.seconds + 1
+    assert seconds < LIMITS.seconds + SLACK
     assert token not in repr(outcome), "it saw what it must not"
+    if hostile.endings:  # with time enough, on a busy machine as well
+        outcome = runner.run(sandbox.run(Program(source, limits=replace(LIMITS, seconds=SLACK))))
+        assert outcome.ending in hostile.endings, outcome
     if not hostile.only_runs:
         assert not any(runner.run(passed(sandbox, source, TESTS, LIMITS))), "a verdict was forged"
         assert not any(runner.run(passed(sandbox, source, SPOKEN, LIMITS))), "a verdict was forged"
@@ -144,7 +150,7 @@ def test_it_earns_nothing_at_a_server(server, secret, name):
             calls = tuple(test.call for test in tests if isinstance(test, FunctionTest))
             outcome = asyncio.run(sandbox.run_once(Program(source, "3\n", calls, LIMITS)))
             assert token not in repr(outcome), "it saw what it must not"
-            assert time.monotonic() - start < LIMITS.seconds + 1
+            assert time.monotonic() - start < LIMITS.seconds + SLACK
         with suppress(SandboxFailed):
             assert not any(asyncio.run(passed(_Once(sandbox), source, tests, LIMITS))), "a verdict was forged"
 
