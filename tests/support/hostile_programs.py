@@ -2209,6 +2209,23 @@ for each in socket.socketpair():
     endings=("ok",),
 )
 case(
+    "memory: what waits in sockets",
+    """
+import os, socket, time
+for _ in range(14):
+    if not os.fork(): break
+pairs = [socket.socketpair() for _ in range(17)]
+for each in sum(pairs, ()):
+    each.setblocking(False)
+    try:
+        while True: each.send(bytes(1 << 16))
+    except BlockingIOError: pass
+if os.getpid() == 1: time.sleep(0.5), print(open("/dev/null"), socket.socketpair())
+time.sleep(1e6)
+""",
+    endings=("memory",),
+)
+case(
     "memory: swapped out, merged and given up on request",
     _REFUSED
     + """

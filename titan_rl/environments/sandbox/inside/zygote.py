@@ -14,6 +14,7 @@ anyone hears of it.
 """
 
 import array
+import contextlib
 import gc
 import importlib
 import json
@@ -36,6 +37,8 @@ _MOST_MAPPINGS = 16384
 _GOES_FIRST = "oom_score_adj", b"1000"
 """Where the machine's memory is out, a program ends before anything else does."""
 _MEMORY = ("VmRSS:", "VmSwap:", "VmPTE:")
+_BUFFER, _FEW_DESCRIPTORS = 212992, 8
+"""Bytes that a socket holds at most, by the kernel's default, and are no process's; of so few it does not matter."""
 _FIRST_LOOK_SECONDS = 0.05
 _NICE = max(5, os.getpriority(os.PRIO_PROCESS, 0))
 """Of what runs longer; never below that of the run itself, which may have been started with ``nice``."""
@@ -125,18 +128,18 @@ def look_after(pids: set[int]) -> tuple[int, int]:
     """Bytes in memory and mappings of them all. By now they take long, so they give way to those that do not."""
     memory = mappings = 0
     for pid in pids:
-        weighed = False
-        for thread in _threads(pid):
-            try:
+        threads = _threads(pid)
+        for thread in threads:
+            with contextlib.suppress(OSError):  # it has just ended
                 # an unprivileged box may not make a thread less nice than it is
                 os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
-                held = 0 if weighed else _memory(f"/proc/{pid}/task/{thread}/status")
-                if held:  # a thread that has ended, as the first one may have before the others, has none
+        # of those that have ended, as the first one may have before the others, nothing is said
+        for thread in threads:
+            with contextlib.suppress(OSError):
+                if held := _memory(f"/proc/{pid}/task/{thread}"):
                     memory += held
-                    mappings += _mappings(f"/proc/{pid}/task/{thread}/maps", _MOST_MAPPINGS - mappings)
-                    weighed = True
-            except OSError:
-                pass  # it has just ended
+                    mappings += _mappings(f"/proc/{pid}/task/{thread}", _MOST_MAPPINGS - mappings)
+                    break
     return memory, mappings
 
 
@@ -147,16 +150,18 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def _memory(path: str) -> int:
-    """Bytes, with those that are swapped out and the page tables'."""
-    with open(path) as file:
-        return sum(int(line.split()[1]) << 10 for line in file if line.startswith(_MEMORY))
+def _memory(thread: str) -> int:
+    """Bytes of a thread's process, with its page tables, those that are swapped out, and what its pipes and sockets may
+    hold."""
+    with open(f"{thread}/status") as file:
+        held = sum(int(line.split()[1]) << 10 for line in file if line.startswith(_MEMORY))
+    return held + max(0, len(os.listdir(f"{thread}/fd")) - _FEW_DESCRIPTORS) * _BUFFER if held else 0
 
 
-def _mappings(path: str, most: int) -> int:
-    """Counted as far as there are more than ``most``."""
+def _mappings(thread: str, most: int) -> int:
+    """Of a thread's process, counted as far as there are more than ``most``."""
     count = 0
-    with open(path, "rb", buffering=0) as file:
+    with open(f"{thread}/maps", "rb", buffering=0) as file:
         while count <= most and (part := file.read(1 << 16)):
             count += part.count(b"\n")
     return count
