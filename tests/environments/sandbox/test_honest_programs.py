@@ -82,7 +82,8 @@ assert asyncio.run(main()) == ([3, 4], [0, 1, 2])
     "asyncio's processes and pairs": """
 import asyncio, socket, sys
 async def main():
-    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "print(5)", stdout=asyncio.subprocess.PIPE)
+    line = sys.executable, "-S", "-c", "print(5)"
+    process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
     one, other = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=one)
     other.send(b"x\\n"), writer.write(b"y\\n")
@@ -159,7 +160,7 @@ while not heard: time.sleep(0.01)
 signal.alarm(0)
 threading.Timer(0.01, heard.append, (2,)).start()
 while len(heard) < 2: time.sleep(0.01)
-assert time.monotonic() > 0 and time.process_time() > 0 and time.thread_time() > 0 and timeit.timeit("1", number=10) > 0
+assert time.monotonic() > 0 and time.process_time() > 0 and time.thread_time() > 0 and timeit.timeit() > 0
 assert datetime.datetime.now().year > 2000 and time.localtime() and signal.getsignal(signal.SIGINT)
 """,
     "chance and digests": """
@@ -171,7 +172,7 @@ hmac.new(b"a", b"b", "md5").digest()
     "numbers": """
 import cmath, decimal, fractions, itertools, math, statistics
 assert sum(1 for p in range(2, 2000) if all(p % d for d in range(2, math.isqrt(p) + 1))) == 303
-assert (3**20000).bit_length() == 31700 and fractions.Fraction(1, 3) + fractions.Fraction(1, 6) == fractions.Fraction(1, 2)
+assert (3**20000).bit_length() == 31700 and 3 * fractions.Fraction(1, 3) == 1
 decimal.getcontext().prec = 50
 assert str(decimal.Decimal(2).sqrt())[:6] == "1.4142" and abs(cmath.exp(1j * math.pi) + 1) < 1e-9
 a = [[(i * j) % 7 for j in range(60)] for i in range(60)]
@@ -193,7 +194,7 @@ assert found
 import getpass, locale, logging, os, platform, resource, sys, sysconfig, traceback, tracemalloc, warnings, gc, inspect
 assert os.cpu_count() is None or os.cpu_count() > 0
 assert len(os.sched_getaffinity(0)) > 0 and os.getpid() == 1 and os.getppid() == 0 and os.getcwd() == "/tmp"
-assert platform.python_version() and os.uname().sysname == "Linux" and locale.getlocale() and sys.stdout.isatty() is False
+assert platform.python_version() and os.uname().sysname == "Linux" and locale.getlocale() and not sys.stdout.isatty()
 assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0 and os.times().user >= 0 and os.getpgrp() >= 0
 tracemalloc.start(), gc.collect(), logging.getLogger().error("said"), warnings.warn("said")
 os.environ["A"] = "b"

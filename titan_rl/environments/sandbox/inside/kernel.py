@@ -7,7 +7,7 @@ import signal
 
 _NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000
 """User, mount, process, IPC and host name. The network's is the box's, which has none: another for each program takes
-as long as all the rest, and there nothing outlives a program, whom the filter lets have pairs of local sockets alone."""
+as long as all the rest, and there nothing outlives a program, whom the filter lets have pairs of sockets alone."""
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_THP_DISABLE = 4, 22, 38, 41
 _CLOSE_RANGE, _LAST_DESCRIPTOR = 436, 0xFFFFFFFF

@@ -26,8 +26,8 @@ NOT_BEGUN = 126
 
 
 def _furnish(limits: dict) -> None:
-    """A file system of its own: /tmp, which is /dev/shm too, is empty and small, and there is no /proc. No other one can
-    be changed, times of devices included."""
+    """A file system of its own: /tmp, which is /dev/shm too, is empty and small, and there is no /proc. No other one
+    can be changed, times of devices included."""
     kernel.mount_empty("/tmp", f"size={limits['disk']},nr_inodes={limits['files']},mode=700")
     kernel.mount_empty("/proc", "size=4k,nr_inodes=2,mode=555", is_writable=False)
     for device in os.listdir("/dev"):
