@@ -15,10 +15,12 @@ and it acts on the caller alone: its memory, its processes, its own file system,
 - parts of the kernel that such code has no use for (bpf, perf, io_uring, userfaultfd, modules, clocks, scheduling).
 
 Left open: a futex in a page of a library, which two programs have mapped both. ``multiprocessing`` waits in the same
-way, and a filter sees no pages. And whatever takes time on the machine that both run on.
+way, and a filter sees no pages. Numbers of pipes' inodes, which the kernel counts up for all. And whatever takes time
+on the machine that both run on.
 """
 
 import errno
+import resource
 import tempfile
 from functools import cache
 
@@ -40,7 +42,7 @@ _MEMORY = "brk munmap mprotect mremap msync"
 _PROCESSES = (
     "fork vfork execve execveat exit exit_group wait4 waitid kill tkill tgkill pidfd_open pidfd_send_signal "
     "getpid getppid gettid getpgrp getpgid setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid "
-    "getgroups capget getrusage times getrlimit setrlimit prlimit64 getpriority setpriority uname getcpu "
+    "getgroups capget getrusage times getrlimit getpriority setpriority uname getcpu "
     "sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min "
     "sched_rr_get_interval set_tid_address set_robust_list get_robust_list rseq arch_prctl futex getrandom"
 )
@@ -67,6 +69,9 @@ _ALLOWED_WITH = {
     # type, error, protocol, family, sizes of buffers: not the descriptor of the process at the other end
     "getsockopt": (2, (3, 4, 7, 8, 38, 39)),
     "socketpair": (0, (1,)),  # AF_UNIX
+    # not of core dumps, which the host may have a program for
+    "prlimit64": (1, tuple(kind for kind in range(16) if kind != resource.RLIMIT_CORE)),
+    "setrlimit": (0, tuple(kind for kind in range(16) if kind != resource.RLIMIT_CORE)),
 }
 """By one argument: which, and its values. All its 64 bits are compared, and the kernel looks at 32."""
 _LOCKS = (5, 6, 7, 36, 37, 38)

@@ -44,7 +44,7 @@ def _bound(limits: dict) -> None:
             "FSIZE": limits["disk"],
             "NOFILE": 40,  # buffers of sockets and pipes are nobody's memory
             "NPROC": limits["processes"],
-            "CORE": 0,
+            "CORE": 1,  # too small for a file, and unlike 0 it keeps out the program that a host may have for dumps
             "MEMLOCK": 0,
             "MSGQUEUE": 0,
             "NICE": 0,
