@@ -39,6 +39,7 @@ _SYSTEM_CALLS = {  # on x86-64, and elsewhere
     "clock_settime": (227, 112),
     "clone": (56, 220),
     "clone3": (435, 435),
+    "close_range": (436, 436),
     "exit": (60, 93),
     "fadvise64": (221, 223),
     "fanotify_init": (300, 262),
@@ -2224,6 +2225,17 @@ if os.getpid() == 1: time.sleep(0.5), print(open("/dev/null"), socket.socketpair
 time.sleep(1e6)
 """,
     endings=("memory",),
+)
+case(
+    "memory: threads with descriptors of their own",
+    _KERNEL
+    + _REFUSED
+    + """
+refused(call, "close_range", 100, 200, 2), refused(call, "unshare", 0x400)
+stack = ctypes.create_string_buffer(1 << 16)
+refused(call, "clone", ctypes.c_ulong(0x10900), ctypes.c_void_p(ctypes.addressof(stack) + (1 << 16)), None, None, None)
+""",
+    endings=("ok",),
 )
 case(
     "memory: swapped out, merged and given up on request",

@@ -27,7 +27,7 @@ from functools import cache
 from titan_rl.environments.sandbox.program import SandboxFailed
 
 _DESCRIPTORS = (
-    "read write readv writev pread64 pwrite64 preadv pwritev lseek close close_range dup dup2 dup3 pipe pipe2 "
+    "read write readv writev pread64 pwrite64 preadv pwritev lseek close dup dup2 dup3 pipe pipe2 "
     "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait "
     "eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4"
 )
@@ -69,6 +69,7 @@ _ALLOWED_WITH = {
     # type, error, protocol, family, sizes of buffers: not the descriptor of the process at the other end
     "getsockopt": (2, (3, 4, 7, 8, 38, 39)),
     "socketpair": (0, (1,)),  # AF_UNIX
+    "close_range": (2, (0, 4)),  # CLOSE_RANGE_CLOEXEC; not with descriptors of one thread alone
     # not of core dumps, which the host may have a program for
     "prlimit64": (1, tuple(kind for kind in range(16) if kind != resource.RLIMIT_CORE)),
     "setrlimit": (0, tuple(kind for kind in range(16) if kind != resource.RLIMIT_CORE)),
@@ -79,6 +80,8 @@ _LOCKS = (5, 6, 7, 36, 37, 38)
 _ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr fsetxattr"
 _ANY_NAMESPACE = 0x7E020080
 """The flags of ``clone`` that make one."""
+_THREAD, _FILES_SHARED = 0x10000, 0x400
+"""A thread has its process's descriptors, which are counted once."""
 _SHARED, _OF_NO_FILE, _HUGE = 0x01, 0x20, 0x40000
 """``mmap`` of memory that is both of the first: let go of, it stays, and is counted as no process's. Nor are pages of
 the third kind counted, which the host may have set aside."""
@@ -100,7 +103,9 @@ def seccomp_filter() -> bytes:
     for name, (which, values) in _ALLOWED_WITH.items():
         for value in values:
             rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(which, seccomp.EQ, value))
-    rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _ANY_NAMESPACE, 0))
+    for flags in (0, _FILES_SHARED, _THREAD | _FILES_SHARED):
+        mask = _ANY_NAMESPACE | _THREAD | _FILES_SHARED
+        rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, flags))
     for flags in (0, _SHARED, _OF_NO_FILE):
         mask = _SHARED | _OF_NO_FILE | _HUGE
         rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, flags))

@@ -138,6 +138,7 @@ def look_after(pids: set[int]) -> tuple[int, int]:
             with contextlib.suppress(OSError):
                 if held := _memory(f"/proc/{pid}/task/{thread}"):
                     memory += held
+                    memory += _buffers(f"/proc/{pid}/task/{thread}")
                     mappings += _mappings(f"/proc/{pid}/task/{thread}", _MOST_MAPPINGS - mappings)
                     break
     return memory, mappings
@@ -151,11 +152,14 @@ def _threads(pid: int) -> list[int]:
 
 
 def _memory(thread: str) -> int:
-    """Bytes of a thread's process, with its page tables, those that are swapped out, and what its pipes and sockets may
-    hold."""
+    """Bytes of a thread's process, with its page tables and those that are swapped out."""
     with open(f"{thread}/status") as file:
-        held = sum(int(line.split()[1]) << 10 for line in file if line.startswith(_MEMORY))
-    return held + max(0, len(os.listdir(f"{thread}/fd")) - _FEW_DESCRIPTORS) * _BUFFER if held else 0
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith(_MEMORY))
+
+
+def _buffers(thread: str) -> int:
+    """Bytes that the pipes and sockets of a thread's process may hold."""
+    return max(0, len(os.listdir(f"{thread}/fd")) - _FEW_DESCRIPTORS) * _BUFFER
 
 
 def _mappings(thread: str, most: int) -> int:
