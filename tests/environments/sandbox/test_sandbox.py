@@ -25,6 +25,10 @@ THREAD = "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.
 POOL = "import multiprocessing\nwith multiprocessing.Pool(2) as pool: print(pool.map(abs, [-1]))"
 
 
+SLACK = 20.0
+"""Seconds: what a busy machine may take for what takes moments."""
+
+
 @pytest.fixture(scope="module")
 def box():
     try:
@@ -54,16 +58,16 @@ def box():
         ("print('x' * 65535)", "ok", 0, "x" * 65535 + "\n"),
         ("print('x' * 65536)", "output", None, "x" * 65536),
         ("print('before', flush=True)\nwhile True: pass", "timeout", -9, "before\n"),
-        ("x = bytearray(1 << 28)\nimport time\ntime.sleep(9)", "memory", -9, ""),
+        ("x = bytearray(1 << 28)\nimport time\ntime.sleep(99)", "memory", -9, ""),
         ("def f(: pass", "error", 1, ""),
     ],
 )  # fmt: skip
 def test_a_program_ends_as_it_would_anywhere(box, source, ending, exit_code, stdout):
-    start = time.monotonic()
-    outcome = box.run(Program(source, "hallö\n", limits=Limits(seconds=2.0)))
+    start, seconds = time.monotonic(), 2.0 if ending == "timeout" else SLACK
+    outcome = box.run(Program(source, "hallö\n", limits=Limits(seconds=seconds)))
     assert (outcome.ending, outcome.stdout) == (ending, stdout), outcome
     assert exit_code is None or outcome.exit_code == exit_code
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 2.0 + SLACK
 
 
 def test_what_went_wrong_names_the_programs_own_lines(box):
@@ -247,6 +251,6 @@ def test_what_did_not_begin_did_not_take_too_long(monkeypatch):
 )  # fmt: skip
 def test_what_it_takes_too_much_of_is_its_own(box, source, endings):
     """Never the box's: a wrong answer could choose not to count."""
-    seconds = 1.0 if endings == {"timeout"} else 20.0
+    seconds = 1.0 if endings == {"timeout"} else SLACK
     outcome = box.run(Program(source, limits=Limits(seconds=seconds, memory=128 << 20)))
     assert outcome.ending in endings, outcome
