@@ -68,6 +68,8 @@ def boxes():
     except ConfigError as error:
         pytest.skip(str(error))
     both = Slot(), Slot()
+    for each in both:
+        each.start()  # a box ends with the thread that started it
     yield both
     for each in both:
         each.close()
