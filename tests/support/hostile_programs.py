@@ -16,14 +16,16 @@ class Hostile:
     source: str
     only_runs: bool = False
     """It takes its whole deadline, so that one run is enough."""
+    endings: tuple[str, ...] = ()
+    """As it must end, if that is known: ``ok`` for one that is glad of each refusal."""
 
 
 HOSTILE: dict[str, Hostile] = {}
 
 
-def case(name: str, source: str, *, only_runs: bool = False) -> None:
+def case(name: str, source: str, *, only_runs: bool = False, endings: tuple[str, ...] = ()) -> None:
     assert name not in HOSTILE
-    HOSTILE[name] = Hostile(source, only_runs)
+    HOSTILE[name] = Hostile(source, only_runs or bool(endings), endings)
 
 
 _SYSTEM_CALLS = {  # on x86-64, and elsewhere
@@ -31,15 +33,20 @@ _SYSTEM_CALLS = {  # on x86-64, and elsewhere
     "add_key": (248, 217),
     "adjtimex": (159, 171),
     "bpf": (321, 280),
+    "cachestat": (451, 451),
     "capset": (126, 91),
     "chroot": (161, 51),
     "clock_settime": (227, 112),
     "clone": (56, 220),
     "clone3": (435, 435),
+    "close_range": (436, 436),
+    "exit": (60, 93),
+    "fadvise64": (221, 223),
     "fanotify_init": (300, 262),
     "fsmount": (432, 432),
     "fsopen": (430, 430),
     "init_module": (175, 105),
+    "inotify_init1": (294, 26),
     "io_setup": (206, 0),
     "io_uring_setup": (425, 425),
     "ioprio_set": (251, 30),
@@ -49,6 +56,7 @@ _SYSTEM_CALLS = {  # on x86-64, and elsewhere
     "listmount": (458, 458),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    "mincore": (27, 232),
     "mknodat": (259, 33),
     "mount": (165, 40),
     "mount_setattr": (442, 442),
@@ -64,23 +72,31 @@ _SYSTEM_CALLS = {  # on x86-64, and elsewhere
     "pidfd_getfd": (438, 438),
     "pidfd_open": (434, 434),
     "pivot_root": (155, 41),
+    "preadv2": (327, 286),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
     "request_key": (249, 218),
     "seccomp": (317, 277),
     "semget": (64, 190),
+    "sendfile": (40, 71),
+    "sendmmsg": (307, 269),
     "setdomainname": (171, 162),
     "sethostname": (170, 161),
     "setns": (308, 268),
     "settimeofday": (164, 170),
     "shmget": (29, 194),
+    "splice": (275, 76),
     "statmount": (457, 457),
     "swapon": (167, 224),
+    "syncfs": (306, 267),
+    "sysinfo": (99, 179),
     "syslog": (103, 116),
+    "tee": (276, 77),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
+    "vmsplice": (278, 75),
 }
 _HERE = {name: numbers[os.uname().machine != "x86_64"] for name, numbers in _SYSTEM_CALLS.items()}
 _KERNEL = f"""
@@ -102,6 +118,16 @@ def attempt(function, *arguments):
         print(function, repr(error))
 """
 """``attempt`` says what came of a call, and goes on."""
+_REFUSED = """
+import sys
+def refused(function, *arguments):
+    try:
+        got = function(*arguments)
+    except OSError as error:
+        return print(function, error)
+    if got != -1: sys.exit(f"{function} {arguments} gave {got}")
+"""
+"""``refused`` ends the program with an error when a call is not."""
 _READ = """
 def read(path):
     try:
@@ -2112,4 +2138,228 @@ for number in range(3, 64):
     except OSError: pass
 os._exit(0)
 """,
+)
+
+
+# memory that a watcher did not see, or that no process has
+
+_ALONE = (
+    _KERNEL
+    + """
+import threading, time
+def leave(size):
+    def hold():
+        time.sleep(0.3)
+        kept = bytearray(b"x") * size
+        time.sleep(1e6)
+    threading.Thread(target=hold).start()
+    call("exit", 0)
+"""
+)
+"""``leave`` ends the first thread alone; another one has that many bytes."""
+
+case("memory: held when the first thread is gone", _ALONE + "leave(220 << 20)", endings=("memory",))
+case(
+    "memory: held by children whose first threads are gone",
+    _ALONE + "for _ in range(4):\n    if not os.fork(): leave(60 << 20)\ntime.sleep(1e6)",
+    endings=("memory",),
+)
+case(
+    "memory: held by a child while threads come and go",
+    """
+import os, threading, time
+if not os.fork():
+    kept = bytearray(b"x") * (220 << 20)
+    time.sleep(1e6)
+while True:
+    threads = [threading.Thread(target=int) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+""",
+    endings=("memory",),
+)
+case(
+    "memory: pages in pipes",
+    _KERNEL
+    + _REFUSED
+    + """
+import mmap
+page = mmap.mmap(-1, 1 << 22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+page.write(b"x" * (1 << 22))
+here, there = os.pipe()
+other, further = os.pipe()
+os.write(there, b"x")
+piece = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(page)), 4096)
+library = os.open(os.__file__, os.O_RDONLY)
+refused(call, "vmsplice", there, piece, ctypes.c_size_t(1), 0)
+refused(call, "splice", library, None, there, None, ctypes.c_size_t(4096), 0)
+refused(call, "tee", here, further, ctypes.c_size_t(1), 0)
+refused(call, "sendfile", there, library, None, ctypes.c_size_t(4096))
+""",
+    endings=("ok",),
+)
+case(
+    "memory: larger buffers of pipes and sockets",
+    _REFUSED
+    + """
+import fcntl, os, socket
+refused(fcntl.fcntl, os.pipe()[1], 1031, 1 << 20)
+for each in socket.socketpair():
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF): refused(each.setsockopt, socket.SOL_SOCKET, option, 1 << 20)
+""",
+    endings=("ok",),
+)
+case(
+    "memory: what waits in sockets",
+    """
+import os, socket, time
+for _ in range(14):
+    if not os.fork(): break
+pairs = [socket.socketpair() for _ in range(17)]
+for each in sum(pairs, ()):
+    each.setblocking(False)
+    try:
+        while True: each.send(bytes(1 << 16))
+    except BlockingIOError: pass
+if os.getpid() == 1: time.sleep(0.5), print(open("/dev/null"), socket.socketpair())
+time.sleep(1e6)
+""",
+    endings=("memory",),
+)
+case(
+    "memory: threads with descriptors of their own",
+    _KERNEL
+    + _REFUSED
+    + """
+refused(call, "close_range", 100, 200, 2), refused(call, "unshare", 0x400)
+stack = ctypes.create_string_buffer(1 << 16)
+refused(call, "clone", ctypes.c_ulong(0x10900), ctypes.c_void_p(ctypes.addressof(stack) + (1 << 16)), None, None, None)
+""",
+    endings=("ok",),
+)
+case(
+    "memory: swapped out, merged and given up on request",
+    _REFUSED
+    + """
+import mmap
+pages = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+pages.write(b"x" * (1 << 20))
+for advice in (9, 12, 20, 21, 25): refused(pages.madvise, advice)
+""",
+    endings=("ok",),
+)
+case(
+    "memory: what is left of huge pages",
+    """
+import ctypes, mmap, sys
+libc = ctypes.CDLL(None)
+libc.prctl(41, 0, 0, 0, 0)
+pages = mmap.mmap(-1, 1 << 27, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+try: pages.madvise(14)
+except OSError as error: print(error)
+for at in range(0, 1 << 27, 1 << 21):
+    pages[at] = 1
+    pages.madvise(4, at + 4096, (1 << 21) - 4096)
+sys.exit(libc.prctl(42, 0, 0, 0, 0) != 1)
+""",
+    endings=("ok",),
+)
+case(
+    "memory: huge pages that the host has set aside",
+    """
+import mmap
+for flags in (0x40000, 0x40000 | 21 << 26):
+    try: mmap.mmap(-1, 1 << 21, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+    except OSError as error:
+        if error.errno == 12: raise SystemExit("it asked the host for them")
+    else: raise SystemExit("it has them")
+""",
+    endings=("ok",),
+)
+_MAPPINGS = """
+import ctypes, mmap, os, time
+libc = ctypes.CDLL(None)
+def fill(count):
+    pages = mmap.mmap(-1, count * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    for at in range(0, count, 2): libc.mprotect(ctypes.c_void_p(start + at * 4096), ctypes.c_size_t(4096), 1)
+    time.sleep(1e6)
+"""
+"""``fill`` makes that many mappings, each beside one of another kind."""
+case("memory: mappings", _MAPPINGS + "fill(60000)", endings=("memory",))
+case(
+    "memory: mappings of all its processes",
+    _MAPPINGS + "for _ in range(14):\n    if not os.fork(): break\nfill(60000)",
+    endings=("memory", "timeout"),
+)
+
+
+# talk: what another program could hear, beside it or after it
+
+case(
+    "talk: sockets in flight, and names",
+    _KERNEL
+    + _REFUSED
+    + r"""
+import socket
+one, other = socket.socketpair()
+refused(socket.send_fds, one, [b"x"], [one.fileno(), other.fileno()])
+refused(call, "sendmmsg", one.fileno(), (ctypes.c_size_t * 8)(), 1, 0)
+refused(one.setsockopt, socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+for name in ("\0left", "/tmp/left", ""):
+    refused(one.bind, name)
+    refused(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].bind, name)
+refused(one.listen, 1)
+refused(socket.socket, socket.AF_UNIX)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: locks and leases",
+    _REFUSED
+    + """
+import fcntl, json, os, struct
+for path in (json.__file__, "/dev/null", "/usr/lib", "/tmp/mine"):
+    file = os.open(path, os.O_RDONLY if path != "/tmp/mine" else os.O_CREAT | os.O_RDWR)
+    refused(fcntl.flock, file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    refused(fcntl.lockf, file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    for command in (5, 6, 36, 37): refused(fcntl.fcntl, file, command, struct.pack("hhqqii", 0, 0, 0, 0, 0, 0))
+    for command, value in ((1024, 0), (1026, 0x80000001 - (1 << 32)), (1036, 1), (8, os.getpid()), (10, 9), (1033, 1)):
+        refused(fcntl.fcntl, file, command, value)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: watches",
+    _KERNEL + _REFUSED + "refused(call, 'inotify_init1', 0), refused(call, 'fanotify_init', 0x200, 0)",
+    endings=("ok",),
+)
+case(
+    "talk: times",
+    _REFUSED
+    + """
+import json, os
+for path in ("/dev/null", "/dev/random", "/dev/urandom", json.__file__, "/usr/lib", "/dev", "/"):
+    refused(os.utime, path), refused(os.chmod, path, 0o666)
+for path in ("/dev/null", "/dev/random", "/dev/urandom"): os.read(os.open(path, os.O_RDONLY), 8)
+os.write(os.open("/dev/null", os.O_WRONLY), b"x")
+""",
+    endings=("ok",),
+)
+case(
+    "talk: counts and caches of the machine",
+    _KERNEL
+    + _REFUSED
+    + """
+import json, mmap
+file = os.open(json.__file__, os.O_RDONLY)
+held, place = ctypes.create_string_buffer(4096), (ctypes.c_size_t * 2)(0, 4096)
+into = (ctypes.c_size_t * 2)(ctypes.addressof(held), 100)
+page = ctypes.c_size_t(ctypes.addressof(held) & ~4095)
+refused(call, "sysinfo", held), refused(call, "cachestat", file, place, held, 0)
+refused(call, "preadv2", file, into, ctypes.c_size_t(1), ctypes.c_size_t(0), ctypes.c_size_t(0), 8)
+refused(call, "fadvise64", file, ctypes.c_size_t(0), ctypes.c_size_t(4096), 4), refused(call, "syncfs", file)
+refused(call, "mincore", page, ctypes.c_size_t(4096), held)
+""",
+    endings=("ok",),
 )

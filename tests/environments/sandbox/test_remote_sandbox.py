@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 from aiohttp import web
@@ -22,6 +23,7 @@ from titan_rl.environments.environment import EnvironmentFailed
 from titan_rl.environments.sandbox import pool, remote
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.remote import RemoteSandbox, check_server, remote_config
+from titan_rl.environments.sandbox.told import as_task
 from titan_rl.environments.sandbox.values import same
 from titan_rl.environments.scorer import Scorer
 from titan_rl.records.rundir import RunDir
@@ -32,6 +34,16 @@ FILES = "import tempfile, os\nwith tempfile.TemporaryFile('w+') as f: print(f.wr
 KILL_PARENT = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)"
 WRITE_TO_PARENT = "import os\nopen(f'/proc/{os.getppid()}/fd/1', 'w').write('{}')"
 CHILDREN = "import os, time\nfor _ in range(3): os.fork()\nx = bytearray(b'x') * (60 << 20)\ntime.sleep(9)"
+ALONE = """
+import ctypes, os, threading, time
+def hold():
+    time.sleep(0.3)
+    x = bytearray(b"x") * (300 << 20)
+    time.sleep(9)
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+"""Its first thread is gone."""
 LEAVE = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], start_new_session=False).pid)"
 
 
@@ -53,6 +65,7 @@ LEAVE = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], start_new_se
         ("x = bytearray(1 << 30)", "error", 1, ""),
         ("x = bytearray(b'x') * (300 << 20)\nimport time\ntime.sleep(9)", "memory", -9, ""),
         (CHILDREN, "memory", -9, ""),
+        (ALONE, "memory", -9, ""),
         ("def f(: pass", "error", 1, ""),
         ("import os\nos._exit(0)", "ok", 0, ""),
     ],
@@ -317,6 +330,14 @@ def test_a_server_that_a_record_names_is_given_no_secret(tmp_path):
 def test_a_server_that_runs_nothing_right_is_refused(monkeypatch):
     with serving(FakeFusion(finished("42\n")).app) as port, pytest.raises(ConfigError, match="no report"):
         check_server({"url": f"http://127.0.0.1:{port}"})
+
+
+def test_an_end_that_takes_long_is_the_programs():
+    given = as_task(Program("import time\ntime.sleep(6)")) | {"nonce": "x", "limits": asdict(Limits(seconds=1.0))}
+    script = f"{remote._script()}\n_kill = lambda pid: None\nmain({json.dumps(given)!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    report = json.loads(done.stdout)
+    assert (report["why"], report["exit"], report["nonce"]) == ("timeout", -signal.SIGKILL, "x"), done
 
 
 def test_a_scorer_is_given_the_token_and_asks_nobody(problems, monkeypatch):

@@ -2,7 +2,7 @@
 
     program.py      what is asked for, and what came of it
     bubblewrap.py   the box's walls, and whether they can stand here
-    seccomp.py      the system calls that no program may make
+    seccomp.py      the system calls that programs may make
     inside/         what is inside the walls: zygote.py forks itself for each program, running.py is a program's side,
                     kernel.py what both ask of the kernel, main_module.py how a program is run
     slot.py         one box from outside: it is asked, watched, and replaced

@@ -1,32 +1,90 @@
-"""The system calls that no program may make, as the kernel's filter takes them.
+"""The system calls that programs may make, as the kernel's filter takes them; every other one is not there (ENOSYS).
 
-A program has no capabilities, and its namespaces hide what it could reach. So this is about ways to get either back,
-and about parts of the kernel that such code has no use for.
+A program has no capabilities, and its namespaces hide what it could reach. What is left is what the kernel keeps for
+all of a machine's processes, so a call is on the list if Python's library, the interpreter's start or libc needs it,
+and it acts on the caller alone: its memory, its processes, its own file system, its clock. So these are not there:
+
+- whatever makes, enters or changes a namespace, a mount, a user, or another process's memory and descriptors;
+- objects with names, or that a program's end does not end: sockets but in pairs, descriptors sent through them (in a
+  cycle they outlive their processes, with their names), System V's and POSIX's shared memory and queues, keys;
+- what two programs can meet at, since both have the same library and /dev/null open: locks and leases on files, watches
+  on files (inotify, fanotify, F_NOTIFY), counts of the whole machine (sysinfo), what is in its page cache (mincore,
+  fadvise, cachestat, preadv2);
+- memory that counts as no process's: pages in pipes (vmsplice, splice, tee, sendfile), larger pipes and buffers of
+  sockets, files in memory, rings, memory that is shared and no file's, pages that are swapped out or merged on request;
+- parts of the kernel that such code has no use for (bpf, perf, io_uring, userfaultfd, modules, clocks, scheduling).
+
+Left open: a futex in a page of a library, which two programs have mapped both. ``multiprocessing`` waits in the same
+way, and a filter sees no pages. Numbers of pipes' inodes, which the kernel counts up for all. And whatever takes time
+on the machine that both run on.
 """
 
 import errno
+import resource
 import tempfile
 from functools import cache
 
 from titan_rl.environments.sandbox.program import SandboxFailed
 
-_NAMESPACES = "unshare setns pivot_root chroot mount umount2"
-_MOUNTS = "open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr mknod mknodat quotactl swapon swapoff acct"
-_OTHERS = "ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp migrate_pages move_pages mbind"
-_KERNEL = "bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register io_setup kexec_load"
-_MODULES = "kexec_file_load init_module finit_module delete_module reboot syslog iopl ioperm personality vhangup"
-_OUTLIVING = "memfd_create memfd_secret shmget msgget semget mq_open keyctl add_key request_key"
-_FILES = "open_by_handle_at name_to_handle_at fanotify_init set_mempolicy"
-_CLOCK = "settimeofday clock_settime adjtimex clock_adjtime sethostname setdomainname"
-DENIED = " ".join((_NAMESPACES, _MOUNTS, _OTHERS, _KERNEL, _MODULES, _OUTLIVING, _FILES, _CLOCK)).split()
+_DESCRIPTORS = (
+    "read write readv writev pread64 pwrite64 preadv pwritev lseek close dup dup2 dup3 pipe pipe2 "
+    "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait "
+    "eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime signalfd signalfd4"
+)
+_FILES = (
+    "open openat creat stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat "
+    "getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 "
+    "link linkat symlink symlinkat chmod fchmod fchmodat chown fchown lchown fchownat umask "
+    "utime utimes utimensat futimesat truncate ftruncate fallocate fsync fdatasync statfs fstatfs"
+)
+"""Its own file system is the one that can be written to, times included (running.py)."""
+_MEMORY = "brk munmap mprotect mremap msync"
+_PROCESSES = (
+    "fork vfork execve execveat exit exit_group wait4 waitid kill tkill tgkill pidfd_open pidfd_send_signal "
+    "getpid getppid gettid getpgrp getpgid setpgid getsid setsid getuid geteuid getgid getegid getresuid getresgid "
+    "getgroups capget getrusage times getrlimit getpriority setpriority uname getcpu "
+    "sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min "
+    "sched_rr_get_interval set_tid_address set_robust_list get_robust_list rseq arch_prctl futex getrandom"
+)
+_SIGNALS = (
+    "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait rt_sigqueueinfo "
+    "rt_tgsigqueueinfo sigaltstack pause restart_syscall"
+)
+_TIME = (
+    "time gettimeofday clock_gettime clock_getres nanosleep clock_nanosleep alarm getitimer setitimer "
+    "timer_create timer_settime timer_gettime timer_getoverrun timer_delete"
+)
+_SOCKETS = "sendto recvfrom recvmsg shutdown getsockname getpeername"
+"""Of pairs. Not sendmsg: what goes with a message is in memory, where no filter looks."""
+ALLOWED = " ".join((_DESCRIPTORS, _FILES, _MEMORY, _PROCESSES, _SIGNALS, _TIME, _SOCKETS)).split()
+_ALLOWED_WITH = {
+    # duplicates, flags, the size of a pipe
+    "fcntl": (1, (0, 1, 2, 3, 4, 1030, 1032)),
+    # whether it is a terminal (TCGETS, TCGETS2) and how wide, what can be read, non-blocking, close on exec
+    "ioctl": (1, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
+    # the end with its parent, its name, and questions
+    "prctl": (0, (1, 2, 3, 15, 16, 23, 39, 42)),
+    # not to swap out (20, 21), merge (12), make holes in files (9), or ask for huge pages at once (25)
+    "madvise": (2, (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19)),
+    # type, error, protocol, family, sizes of buffers: not the descriptor of the process at the other end
+    "getsockopt": (2, (3, 4, 7, 8, 38, 39)),
+    "socketpair": (0, (1,)),  # AF_UNIX
+    "close_range": (2, (0, 4)),  # CLOSE_RANGE_CLOEXEC; not with descriptors of one thread alone
+    # not of core dumps, which the host may have a program for
+    "prlimit64": (1, tuple(kind for kind in range(16) if kind != resource.RLIMIT_CORE)),
+    "setrlimit": (0, tuple(kind for kind in range(16) if kind != resource.RLIMIT_CORE)),
+}
+"""By one argument: which, and its values. All its 64 bits are compared, and the kernel looks at 32."""
+_LOCKS = (5, 6, 7, 36, 37, 38)
+"""Of ``fcntl``: F_GETLK, F_SETLK, F_SETLKW, and the same for open files."""
+_ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr setxattr lsetxattr fsetxattr"
 _ANY_NAMESPACE = 0x7E020080
 """The flags of ``clone`` that make one."""
-_NEWER = range(453, 480)
-"""System calls that are younger than libraries which know their names; libc does without. Some tell of the host's
-mounts."""
-_SHARED_BY_NOBODY = 0x21
-"""``mmap`` of memory that is shared and no file's: let go of, it stays, and is counted as no process's."""
-_AF_UNIX = 1
+_THREAD, _FILES_SHARED = 0x10000, 0x400
+"""A thread has its process's descriptors, which are counted once."""
+_SHARED, _OF_NO_FILE, _HUGE = 0x01, 0x20, 0x40000
+"""``mmap`` of memory that is both of the first: let go of, it stays, and is counted as no process's. Nor are pages of
+the third kind counted, which the host may have set aside."""
 _OPTIMIZE, _AS_A_TREE = 8, 2
 """SCMP_FLTATR_CTL_OPTIMIZE: the kernel tries a filter on every system call there is when it takes it."""
 
@@ -38,18 +96,25 @@ def seccomp_filter() -> bytes:
         import pyseccomp as seccomp
     except (ImportError, OSError, RuntimeError) as error:
         raise SandboxFailed(f"libseccomp is not there ({error})") from None
-    refuse = seccomp.ERRNO(errno.EPERM)
-    rules = seccomp.SyscallFilter(seccomp.ALLOW)
-    for name in DENIED:
-        rules.add_rule(refuse, name)
-    for bit in (1 << place for place in range(32) if _ANY_NAMESPACE >> place & 1):
-        rules.add_rule(refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, bit, bit))
-    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")  # libc then takes clone, whose flags can be seen
-    for number in _NEWER:
-        rules.add_rule(seccomp.ERRNO(errno.ENOSYS), number)
-    for name in ("socket", "socketpair"):
-        rules.add_rule(refuse, name, seccomp.Arg(0, seccomp.NE, _AF_UNIX))
-    rules.add_rule(refuse, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _SHARED_BY_NOBODY, _SHARED_BY_NOBODY))
+    # libc and Python take an older way where a call is not there, such as clone, whose flags can be seen, for clone3
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))
+    for name in ALLOWED:
+        rules.add_rule(seccomp.ALLOW, name)
+    for name, (which, values) in _ALLOWED_WITH.items():
+        for value in values:
+            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(which, seccomp.EQ, value))
+    for flags in (0, _FILES_SHARED, _THREAD | _FILES_SHARED):
+        mask = _ANY_NAMESPACE | _THREAD | _FILES_SHARED
+        rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, mask, flags))
+    for flags in (0, _SHARED, _OF_NO_FILE):
+        mask = _SHARED | _OF_NO_FILE | _HUGE
+        rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, mask, flags))
+    # as on a file system that has none
+    for command in _LOCKS:
+        rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+    rules.add_rule(seccomp.ERRNO(errno.ENOLCK), "flock")
+    for name in _ATTRIBUTES.split():
+        rules.add_rule(seccomp.ERRNO(errno.ENOTSUP), name)
     rules.set_attr(_OPTIMIZE, _AS_A_TREE)
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ from titan_rl.environments.sandbox.told import BEGUN, Ended, as_task, outcome_of
 
 _START_SECONDS = 20.0
 _KILL_SECONDS = 0.8
-"""From the order to kill to a report of it; then the whole box is ended."""
+"""From the order to kill to a report of it. Then the program has had its end, and its box is ended with it."""
 _PIECE = 1 << 16
 
 
@@ -82,11 +83,15 @@ class Slot:
         if control is None or self._process is None or self._process.poll() is not None:
             self.close()
             control = self.start()
+        run = _Run(control, program)
         try:
-            return _Run(control, program).outcome()
+            return run.outcome()
         except (OSError, SandboxFailed) as error:
             self.close()
             raise SandboxFailed(str(error)) from error
+        finally:
+            if run.goes_on:
+                self.close()
 
 
 class _Run:
@@ -96,6 +101,8 @@ class _Run:
         self.control, self.program, self.limits = control, program, program.limits
         self.why: Ending | None = None
         """Why it was told to end."""
+        self.goes_on = False
+        """It was, and has not ended yet: what it has takes long to undo."""
 
     def outcome(self) -> Outcome:
         with ExitStack() as stack:
@@ -103,7 +110,7 @@ class _Run:
             self.received = {self.task.fileno(): b"", self.stdout: b"", self.stderr: b""}
             report = self._watch()
             for number in self.received:  # what had been written at the end: nobody is left to write more
-                while self._receive(number):
+                while self._receive(number) and not self.goes_on:
                     pass
         return self._told(report)
 
@@ -139,13 +146,15 @@ class _Run:
         wanted |= select.POLLIN if self.program.calls else 0
         if wanted:
             poll.register(task, wanted)
-        deadline = time.monotonic() + self.limits.seconds
+        start = time.monotonic()
+        deadline = start + self.limits.seconds
         report: Report | None = None
         while report is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 if self.why is not None:
-                    raise SandboxFailed("the box did not end a program")
+                    self.goes_on = True
+                    return Report(exit=-signal.SIGKILL, why=self.why, seconds=time.monotonic() - start, memory=0)
                 self._end("timeout")
                 deadline = time.monotonic() + _KILL_SECONDS
                 continue

@@ -32,7 +32,7 @@ def as_task(program: Program) -> dict[str, Any]:
 def outcome_of(program: Program, ended: Ended, said: bytes, stdout: bytes, stderr: bytes) -> Outcome:
     """``said``: on the socket for what its functions give. Errors: SandboxFailed for a program that did not begin."""
     begun, given, most = said[: len(BEGUN)], said[len(BEGUN) :], program.limits.output
-    if begun != BEGUN and ended.why is None:
+    if begun != BEGUN:  # whatever it ended by, that was not the program's doing
         raise SandboxFailed(f"a program did not begin: {stderr[:300].decode(errors='replace')}")
     ending = ended.why or ("error" if ended.exit_code else "ok")
     is_over = max(len(stdout), len(stderr), len(given)) > most

@@ -75,7 +75,7 @@ class ForkServer:
     def _fork(self) -> Request | None:
         """None in the server."""
         client, _ = self.listener.accept()
-        said, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4)
+        said, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
         if len(descriptors) != 4:  # it only asks whether the imports are done, or it died
             return client.close()
         pid = os.fork()

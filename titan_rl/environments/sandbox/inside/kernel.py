@@ -7,9 +7,10 @@ import signal
 
 _NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000
 """User, mount, process, IPC and host name. The network's is the box's, which has none: another for each program takes
-as long as all the rest, and there nothing outlives a program, whom the filter lets open local sockets alone."""
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
+as long as all the rest, and there nothing outlives a program, whom the filter lets have pairs of sockets alone."""
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 8, 32, 4096
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_THP_DISABLE = 4, 22, 38, 41
+_CLOSE_RANGE, _LAST_DESCRIPTOR = 436, 0xFFFFFFFF
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPSET, _CAPABILITY_VERSION_3 = {"x86_64": 126, "aarch64": 91}[os.uname().machine], 0x20080522
 _CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -76,6 +77,25 @@ def mount_empty(place: str, options: str, *, is_writable: bool = True) -> None:
     """A file system of its own at that place, in memory."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | (0 if is_writable else _MS_RDONLY)
     call("mount", b"tmpfs", place.encode(), b"tmpfs", flags, options.encode())
+
+
+def mount_read_only(device: str) -> None:
+    """So that its times cannot be set; what it does for those who read and write it remains."""
+    flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NOEXEC
+    call("mount", None, device.encode(), None, flags, None)
+
+
+def close_all_but(kept: int) -> None:
+    """And 0 to 2, whatever the limit on their number is or was."""
+    for first, last in ((3, kept - 1), (kept + 1, _LAST_DESCRIPTOR)):
+        if first <= last:
+            call("syscall", _CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(last), 0)
+
+
+def have_small_pages() -> None:
+    """From here on, in all that is forked: of a huge page that is mapped no more in part, all is kept, and a part is
+    counted."""
+    call("prctl", _PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def stay_visible() -> None:

@@ -26,9 +26,13 @@ NOT_BEGUN = 126
 
 
 def _furnish(limits: dict) -> None:
-    """A file system of its own: /tmp, which is /dev/shm too, is empty and small, and there is no /proc."""
+    """A file system of its own: /tmp, which is /dev/shm too, is empty and small, and there is no /proc. No other one
+    can be changed, times of devices included."""
     kernel.mount_empty("/tmp", f"size={limits['disk']},nr_inodes={limits['files']},mode=700")
     kernel.mount_empty("/proc", "size=4k,nr_inodes=2,mode=555", is_writable=False)
+    for device in os.listdir("/dev"):
+        if not os.path.islink(f"/dev/{device}"):
+            kernel.mount_read_only(f"/dev/{device}")
     os.chdir("/tmp")
 
 
@@ -40,7 +44,7 @@ def _bound(limits: dict) -> None:
             "FSIZE": limits["disk"],
             "NOFILE": 40,  # buffers of sockets and pipes are nobody's memory
             "NPROC": limits["processes"],
-            "CORE": 0,
+            "CORE": 1,  # too small for a file, and unlike 0 it keeps out the program that a host may have for dumps
             "MEMLOCK": 0,
             "MSGQUEUE": 0,
             "NICE": 0,

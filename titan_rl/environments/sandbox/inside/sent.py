@@ -8,6 +8,7 @@ server's walls let it, and change nothing by it but what is said of itself: no e
 import base64
 import contextlib
 import json
+import math
 import os
 import resource
 import select
@@ -19,6 +20,8 @@ import main_module
 
 _LOOK_SECONDS = 0.02
 _WEIGH_SECONDS = 0.1
+_KILL_SECONDS = 0.8
+"""What takes longer to end is not waited for."""
 _PIECE = 1 << 16
 _NOT_BEGUN = 126
 _BEGUN = b"begun\n"
@@ -34,13 +37,13 @@ def main(text: str) -> None:
     for number in (theirs.detach(), out, err):
         os.close(number)
     received = {task.fileno(): b"", stdout: b"", stderr: b""}
-    why, largest, status, usage = _watch(pid, received, given["limits"])
+    why, largest, status = _watch(pid, received, given["limits"])
     report = {
         "nonce": given["nonce"],
         "why": why,
-        "exit": -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status),
+        "exit": os.waitstatus_to_exitcode(status),
         "seconds": time.monotonic() - start,
-        "memory": max(largest, usage.ru_maxrss << 10),
+        "memory": largest,
         "received": [base64.b64encode(each).decode() for each in received.values()],
     }
     print(json.dumps(report), flush=True)
@@ -54,10 +57,12 @@ def _become_program(given: dict, task: socket.socket, out: int, err: int) -> Non
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.closerange(3, task.fileno())
-        os.closerange(task.fileno() + 1, 256)
+        os.closerange(task.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
         limits = given["limits"]
         names = {"AS": limits["memory"] + (256 << 20), "CPU": int(limits["seconds"]) + 2, "FSIZE": limits["disk"]}
-        main_module.bound({**names, "CORE": 0})
+        main_module.bound(names)
+        with contextlib.suppress(OSError):  # where the server's own filter has the say
+            main_module.bound({"CORE": 0})
         task.sendall(_BEGUN)
         main_module.run(given["source"], given["stdin"], given["calls"], task)
     finally:
@@ -65,9 +70,9 @@ def _become_program(given: dict, task: socket.socket, out: int, err: int) -> Non
 
 
 def _watch(pid: int, received: dict, limits: dict) -> tuple:
-    """Until it has ended: why it was killed, if it was, the largest memory that was seen, its status and usage."""
+    """Until it has ended, or was killed and takes long to end: why, the largest memory that was seen, its status."""
     poll, start, why = select.poll(), time.monotonic(), ""
-    largest, next_look = 0, start + _WEIGH_SECONDS
+    largest, next_look, given_up = 0, start + _WEIGH_SECONDS, math.inf
     for number in received:
         os.set_blocking(number, False)
         poll.register(number, select.POLLIN)
@@ -75,7 +80,8 @@ def _watch(pid: int, received: dict, limits: dict) -> tuple:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             _kill(pid)  # what it left, while its number is nobody else's yet
             _read(poll, received, limits["output"], 0)
-            return (why, largest, *os.wait4(pid, 0)[1:])
+            _, status, usage = os.wait4(pid, 0)
+            return why, max(largest, usage.ru_maxrss << 10), status
         if not _read(poll, received, limits["output"], _LOOK_SECONDS):
             why = why or "output"
         now = time.monotonic()
@@ -86,6 +92,9 @@ def _watch(pid: int, received: dict, limits: dict) -> tuple:
             why = why or ("memory" if largest > limits["memory"] else "")
         if why:
             _kill(pid)
+            given_up = min(given_up, now + _KILL_SECONDS)
+        if now > given_up:
+            return why, largest, signal.SIGKILL
 
 
 def _weight(session: int) -> int:
@@ -95,8 +104,16 @@ def _weight(session: int) -> int:
         with contextlib.suppress(OSError, LookupError):
             with open(f"/proc/{name}/stat") as file:
                 state = file.read().rpartition(")")[2].split()
-            total += int(state[21]) * resource.getpagesize() if int(state[3]) == session else 0
+            if int(state[3]) == session:
+                total += max(map(_resident, os.listdir(f"/proc/{name}/task")), default=0)
     return total
+
+
+def _resident(thread: str) -> int:
+    """Bytes in memory of the process that a thread is of; none of one that has ended."""
+    with contextlib.suppress(OSError, LookupError), open(f"/proc/{thread}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def _kill(pid: int) -> None:

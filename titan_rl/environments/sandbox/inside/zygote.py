@@ -14,11 +14,11 @@ anyone hears of it.
 """
 
 import array
+import contextlib
 import gc
 import importlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -32,6 +32,13 @@ _WARM = "bisect collections copy datetime decimal fractions functools heapq iter
 """What programs import most is there before they start."""
 _NOBODY = 65534
 _POLL_SECONDS = 0.02
+_MOST_MAPPINGS = 16384
+"""Of a program with all that it starts: each is some 200 bytes of the kernel's, and takes long to undo."""
+_GOES_FIRST = "oom_score_adj", b"1000"
+"""Where the machine's memory is out, a program ends before anything else does."""
+_MEMORY = ("VmRSS:", "VmSwap:", "VmPTE:")
+_BUFFER, _FEW_DESCRIPTORS = 212992, 8
+"""Bytes that a socket holds at most, by the kernel's default, and are no process's; of so few it does not matter."""
 _FIRST_LOOK_SECONDS = 0.05
 _NICE = max(5, os.getpriority(os.PRIO_PROCESS, 0))
 """Of what runs longer; never below that of the run itself, which may have been started with ``nice``."""
@@ -42,6 +49,7 @@ class Box:
 
     def __init__(self, control: socket.socket, seccomp: kernel.Filter, uid: int):
         self.control, self.seccomp, self.uid = control, seccomp, uid
+        self.ours = _processes()
 
     def serve(self) -> None:
         """Until the host hangs up."""
@@ -79,11 +87,10 @@ class Box:
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
             same = f"{self.uid} {self.uid} 1".encode()
-            for name, text in (("setgroups", b"deny"), ("uid_map", same), ("gid_map", same)):
+            maps = ("setgroups", b"deny"), ("uid_map", same), ("gid_map", same)
+            for name, text in (*maps, _GOES_FIRST):
                 os.write(os.open(f"/proc/self/{name}", os.O_WRONLY), text)
-            os.set_inheritable(task, False)
-            os.closerange(3, task)
-            os.closerange(task + 1, 256)
+            kernel.close_all_but(task)
             running.become_program(socket.socket(fileno=task), limits, self.seccomp)
         finally:
             os._exit(running.NOT_BEGUN)
@@ -104,33 +111,71 @@ class Box:
                 why = why or "killed"
             else:
                 pause = _POLL_SECONDS
-                largest = max(largest, look_after(pid))
-                if largest > most:
+                memory, mappings = look_after(_processes() - self.ours)
+                largest = max(largest, memory)
+                if largest > most or mappings > _MOST_MAPPINGS:
                     why = why or "memory"
             if why:
                 os.kill(pid, signal.SIGKILL)
 
 
-def look_after(pid: int) -> int:
-    """Bytes in memory of a process and all below it. By now they take long, so they give way to those that do not."""
-    total = 0
+def _processes() -> set[int]:
+    """In this box."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def look_after(pids: set[int]) -> tuple[int, int]:
+    """Bytes in memory and mappings of them all. By now they take long, so they give way to those that do not."""
+    memory = mappings = 0
+    for pid in pids:
+        threads = _threads(pid)
+        for thread in threads:
+            with contextlib.suppress(OSError):  # it has just ended
+                # an unprivileged box may not make a thread less nice than it is
+                os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
+        # of those that have ended, as the first one may have before the others, nothing is said
+        for thread in threads:
+            with contextlib.suppress(OSError):
+                if held := _memory(f"/proc/{pid}/task/{thread}"):
+                    memory += held
+                    memory += _buffers(f"/proc/{pid}/task/{thread}")
+                    mappings += _mappings(f"/proc/{pid}/task/{thread}", _MOST_MAPPINGS - mappings)
+                    break
+    return memory, mappings
+
+
+def _threads(pid: int) -> list[int]:
     try:
-        with open(f"/proc/{pid}/statm") as file:
-            total = int(file.read().split()[1]) * resource.getpagesize()
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            # an unprivileged box may not make a thread less nice than it is
-            os.setpriority(os.PRIO_PROCESS, int(thread), max(_NICE, os.getpriority(os.PRIO_PROCESS, int(thread))))
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                total += sum(look_after(int(child)) for child in file.read().split())
-    except (FileNotFoundError, ProcessLookupError, IndexError):
-        pass  # it has just ended
-    return total
+        return list(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return []
+
+
+def _memory(thread: str) -> int:
+    """Bytes of a thread's process, with its page tables and those that are swapped out."""
+    with open(f"{thread}/status") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith(_MEMORY))
+
+
+def _buffers(thread: str) -> int:
+    """Bytes that the pipes and sockets of a thread's process may hold."""
+    return max(0, len(os.listdir(f"{thread}/fd")) - _FEW_DESCRIPTORS) * _BUFFER
+
+
+def _mappings(thread: str, most: int) -> int:
+    """Of a thread's process, counted as far as there are more than ``most``."""
+    count = 0
+    with open(f"{thread}/maps", "rb", buffering=0) as file:
+        while count <= most and (part := file.read(1 << 16)):
+            count += part.count(b"\n")
+    return count
 
 
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     """A message, and the descriptors that came with it."""
     numbers = array.array("i")
-    message, ancillary, _, _ = control.recvmsg(4096, socket.CMSG_SPACE(3 * numbers.itemsize))
+    space = socket.CMSG_SPACE(3 * numbers.itemsize)
+    message, ancillary, _, _ = control.recvmsg(4096, space, socket.MSG_CMSG_CLOEXEC)
     for _, _, data in ancillary:
         numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
     return message, list(numbers)
@@ -152,6 +197,9 @@ def main() -> None:
     gc.freeze()
     seccomp = kernel.Filter(len(instructions) // 8, instructions)
     kernel.stay_visible()
+    kernel.have_small_pages()
+    kernel.close_all_but(control)
+    os.set_inheritable(control, False)
     connection = socket.socket(fileno=control)
     connection.send(b"ready")
     Box(connection, seccomp, os.getuid()).serve()
