@@ -127,6 +127,8 @@ def test_a_group_without_a_parameter_is_refused():
     checked(f"--optimizer.param_groups=[{apart % 'norm'}, {apart % '.*'}]")
     with pytest.raises(ConfigError, match="no parameter is left for 'nrom'"):
         checked(f"--optimizer.param_groups=[{apart % 'nrom'}, {apart % '.*'}]")
+    with pytest.raises(ConfigError, match="no pattern for"):
+        checked(f"--optimizer.param_groups=[{apart % 'attention'}]")
     with pytest.raises(ConfigError, match="has no pattern for"):
         checked(f"--optimizer.param_groups=[{apart % 'norm'}, {apart % 'attention'}]")
 

@@ -253,7 +253,7 @@ def check_model(config: Config, family: Family | None = None) -> None:
     check_compile(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
     if config.lora.rank:
         check_lora(hf, config, titan, family)
-    elif len(titan.optimizer.param_groups) > 1:
+    elif [group.pattern for group in titan.optimizer.param_groups] != [".*"]:
         check_patterns(titan.optimizer.param_groups, parameter_names(spec_of(hf, "", family)))
     if not config.data.file:
         check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
