@@ -210,7 +210,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", help="TOML of the run, or the name of one that comes with titan_rl")
     parser.add_argument("--resume", action="store_true", help="go on with the newest run of that file, where it was")
     parser.add_argument(
-        "--print-config", action="store_true", help="print the whole configuration as a TOML, checked, and end"
+        "--print-config",
+        action="store_true",
+        help="print every setting as a TOML, look at no model or data, and end",
     )
     parser.add_argument("--config", metavar="FILE", help="the file in TorchTitan's manner")
     parser.add_argument("--module", help="titan_rl: TorchTitan 0.3 wants it beside --config")

@@ -10,6 +10,7 @@ from row_tasks import mistake, rows_task, sums, write
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.schema import TaskConfig
+from titan_rl.data.row_files import _rows
 from titan_rl.environments.base import make_task
 from titan_rl.environments.checks import training_prompts
 from titan_rl.environments.prompts import held_out_prompts
@@ -92,6 +93,15 @@ def check_numbers(tmp_path) -> None:
     single = pa.table({"question": ["q1", "q2"], "answer": pa.array([0.1, 1.0], pa.float32())})
     pq.write_table(single, tmp_path / "single.parquet")
     assert "'answer': 0.10000000149011612 is a number with a rounding error" in mistake(tmp_path, file="single.parquet")
+
+
+def test_a_value_that_python_has_not_is_one_line(tmp_path):
+    times = pa.table({"question": ["q"], "answer": ["a"], "at": pa.array([10**14], pa.timestamp("s"))})
+    pq.write_table(times, tmp_path / "times.parquet")
+    assert "times.parquet holds a value that cannot be read" in mistake(tmp_path, file="times.parquet")
+    text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
+    with pytest.raises(ConfigError, match="holds a value that cannot be read"):
+        _rows(tmp_path, pa.table({"question": text}))
 
 
 def test_blank_lines_a_byte_order_mark_and_extra_columns_are_taken(tmp_path):

@@ -115,6 +115,10 @@ _FROM_FILE = _unless(
 )
 _HAS_SFT = _unless(lambda run: run.config.sft.steps, "sft.steps = 0 leaves SFT out; set it, or leave it out")
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
+_DECAYS = _unless(
+    lambda run: run.titan.lr_scheduler.decay_ratio,
+    "lr_scheduler.decay_ratio = 0 keeps the learning rate as it is; set it, or leave it out",
+)
 _HAS_STAGES = _unless(
     lambda run: run.titan.parallelism.pipeline_parallel_degree > 1,
     "parallelism.pipeline_parallel_degree = 1 has no stages; set it, or leave it out",
@@ -194,6 +198,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
             "neither metrics.wandb nor metrics.trackio is on; set one, or leave it out",
         ),
     ),
+    "lr_scheduler.decay_type": (_DECAYS,),
+    "lr_scheduler.min_lr_factor": (_DECAYS,),
     "compile.components": (_COMPILES,),
     "compile.backend": (_COMPILES,),
     "parallelism.pipeline_parallel_schedule": (_HAS_STAGES,),

@@ -14,7 +14,7 @@ _LARGEST_WHOLE, _LEAST = 2**53, Decimal("1e-15")
 """Up to the first, doubles hold every whole number."""
 _MOST_DIGITS = 15
 """Decimal digits that every double holds."""
-_EXACT = Context(prec=60)
+EXACT = Context(prec=60)
 """The thread's own context is anybody's: some libraries round all decimals to a few digits."""
 _ROLES = ("system", "user", "assistant", "tool")
 _SHOWN_NAMES = 8
@@ -38,7 +38,7 @@ def written(value: int | float | Decimal) -> str:
         return str(value)
     if not math.isfinite(value):
         raise ValueError(f"{value} is no answer: give text, or a number")
-    exact = (value if isinstance(value, Decimal) else Decimal(repr(float(value)))).normalize(_EXACT)
+    exact = (value if isinstance(value, Decimal) else Decimal(repr(float(value)))).normalize(EXACT)
     if exact == exact.to_integral_value() and exact.copy_abs() <= _LARGEST_WHOLE:
         return str(int(exact))
     if len(exact.as_tuple().digits) > _MOST_DIGITS or not _LEAST <= exact.copy_abs() <= _LARGEST_WHOLE:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest
+from titan_rl.data.row_fields import EXACT
 
 _JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
 RawRow = tuple[str, dict[str, Any]]
@@ -84,10 +85,10 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path).to_pylist()
+        table = pq.read_table(path)
     except (pa.ArrowException, ValueError) as error:
         raise ConfigError(f"{path} is not Parquet: {' '.join(str(error).split())}") from None
-    yield from _plain_rows(path, rows)
+    yield from _plain_rows(path, _rows(path, table))
 
 
 def _read_directory(path: Path) -> Iterator[RawRow]:
@@ -104,7 +105,15 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
                 tables.append(pa.ipc.open_stream(source).read_all())
         except (pa.ArrowException, ValueError) as error:
             raise ConfigError(f"{file} is not an Arrow stream: {' '.join(str(error).split())}") from None
-    yield from _plain_rows(path, (row for table in tables for row in table.to_pylist()))
+    yield from _plain_rows(path, (row for table in tables for row in _rows(path, table)))
+
+
+def _rows(path: Path, table: Any) -> list[dict[str, Any]]:
+    """Of an Arrow table. Errors: ConfigError for text that is not UTF-8, or a time that Python has not."""
+    try:
+        return table.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{path} holds a value that cannot be read: {' '.join(str(error).split())}") from None
 
 
 def _arrow_files(path: Path) -> list[Path]:
@@ -140,5 +149,5 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(part, where) for part in value]
     if isinstance(value, Decimal) and value.is_finite():
-        return format(value.to_integral_value() if value == value.to_integral_value() else value.normalize(), "f")
+        return format(value.to_integral_value() if value == value.to_integral_value() else value.normalize(EXACT), "f")
     return value if value is None or isinstance(value, str | int | float) else str(value)
