@@ -23,6 +23,7 @@ def command(arguments):
         print("waits", flush=True)
         time.sleep(60)
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a suite below nohup has ignored
 signal.signal(signal.SIGINT, signal.SIG_IGN if "background" in sys.argv else signal.default_int_handler)
 sys.exit(answer(command, sys.argv[1:]))
 """
