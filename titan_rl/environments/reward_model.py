@@ -8,6 +8,7 @@ that are alike it reads one.
 """
 
 import json
+import math
 import resource
 import sys
 from collections.abc import Collection, Sequence
@@ -76,7 +77,10 @@ def _load(path: str) -> Answer:
 
 def _result(model: "PreTrainedModel", request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return dict(status="ok", parts={PART: reward_of(model, request["tokens"])}, message="")
+        reward = reward_of(model, request["tokens"])
+        if not math.isfinite(reward):
+            return dict(status="infra_error", parts={}, message=f"the reward model gave {reward}")
+        return dict(status="ok", parts={PART: reward}, message="")
     except Exception as error:  # whatever the model trips over is reported by name, never a reward
         return dict(status="infra_error", parts={}, message=f"the reward model: {type(error).__name__}: {error}"[:500])
 
