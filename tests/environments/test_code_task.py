@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from boxes import need_boxes
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
@@ -13,7 +14,7 @@ from titan_rl.environments.base import make_task
 from titan_rl.environments.code_task import tests_of as read_tests
 from titan_rl.environments.code_tests import FunctionTest, passed, source_of
 from titan_rl.environments.environment import EnvironmentFailed
-from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
+from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.sandbox.program import Call, Given, Limits, Outcome, SandboxFailed
 from titan_rl.environments.tools import ToolEnvironment
 
@@ -26,10 +27,7 @@ SPOKEN = "print(sum(map(int, input().split())))"
 @pytest.fixture
 def sandbox(monkeypatch):
     """Makes one for the event loop of a test."""
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
 
     async def inside(work):
         shared = Sandbox(2)
@@ -156,10 +154,7 @@ def test_a_reward_function_has_no_place_there(tmp_path):
 
 
 def check_or_skip() -> None:
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ give them as another type, so that they are wrong as well.
 import os
 from dataclasses import dataclass
 
+from tree import TREE
+
 
 @dataclass(frozen=True)
 class Hostile:
-    """``SECRET_FILE`` and ``HOST_PID`` in the source are the host's."""
+    """``SECRET_FILE`` and ``HOST_PID`` in the source are the host's, and ``TREE_FOLDER`` is where this tree lies."""
 
     source: str
     only_runs: bool = False
@@ -25,7 +27,7 @@ HOSTILE: dict[str, Hostile] = {}
 
 def case(name: str, source: str, *, only_runs: bool = False, endings: tuple[str, ...] = ()) -> None:
     assert name not in HOSTILE
-    HOSTILE[name] = Hostile(source, only_runs or bool(endings), endings)
+    HOSTILE[name] = Hostile(source.replace("TREE_FOLDER", str(TREE)), only_runs or bool(endings), endings)
 
 
 _SYSTEM_CALLS = {  # on x86-64, and elsewhere
@@ -1084,7 +1086,8 @@ case(
     _TRY
     + """
 import os
-for folder in ("/root", "/home", "/tmp", "/work", "/work/main", "/var", "/etc", "/mnt", "/run", "/sys", "/opt"):
+homes = ("/root", "/home", "/tmp", "TREE_FOLDER/..", "TREE_FOLDER")
+for folder in (*homes, "/var", "/etc", "/mnt", "/run", "/sys", "/opt"):
     attempt(os.listdir, folder)
 """,
 )
@@ -1234,7 +1237,7 @@ case(
     "theft: the sandbox's own module",
     """
 import importlib.util, sys
-sys.path += ["/", "/work/main", "/python/lib/python3/site-packages"]
+sys.path += ["/", "TREE_FOLDER", "/python/lib/python3/site-packages"]
 for name in ("zygote", "titan_rl", "test_hostile_programs", "conftest", "hostile_programs", "pytest"):
     try: print(importlib.import_module(name).__dict__)
     except BaseException as error: print(repr(error))

@@ -14,9 +14,9 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 
+from titan_rl.config.printable import printable_lines
 from titan_rl.controller.step_table import COLUMNS, MOST_STEPS, Sample, headline, panel, sample_line
 from titan_rl.data.files import LineFile, unless_full
-from titan_rl.data.printable import printable_lines
 from titan_rl.data.terminal import Terminal
 
 _IN_LINE = ("reward", "accuracy", "groups_with_signal", "entropy", "response_length", "agreement_mean", "grad_norm")

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.printable import printable
+from titan_rl.config.printable import printable
 from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import Group, Rollout
 from titan_rl.records.rollouts import RolloutsError, read_rollouts, recorded_steps

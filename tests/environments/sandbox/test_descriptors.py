@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from boxes import need_boxes
 
-from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.pool import check_sandbox
 from titan_rl.environments.sandbox.program import Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 
@@ -31,10 +30,7 @@ subprocess.run([sys.executable, "-S", "-c", LIST], close_fds=False)
 @pytest.fixture
 def held():
     """So many descriptors that whatever is opened now has a high number, and would cross an exec."""
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = COUNT + 3000
     if hard != resource.RLIM_INFINITY and hard < most:

@@ -4,9 +4,8 @@ import subprocess
 import sys
 
 import pytest
+from boxes import need_boxes
 
-from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.pool import check_sandbox
 from titan_rl.environments.sandbox.program import Limits, Program
 from titan_rl.environments.sandbox.seccomp import seccomp_filter
 from titan_rl.environments.sandbox.slot import Slot
@@ -231,10 +230,7 @@ assert os.get_inheritable(9) and os.pread(0, 1, 0) == b"1"
 
 @pytest.fixture(scope="module")
 def box():
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     one = Slot()
     yield one
     one.close()

@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from boxes import need_boxes
 from fake_fusion import FakeFusion
 from fake_servers import serving
 from hostile_programs import HOSTILE, Hostile
 
-from titan_rl.config.load import ConfigError
 from titan_rl.environments.code_tests import FunctionTest, StreamTest, passed
-from titan_rl.environments.sandbox.pool import Sandbox, check_sandbox
+from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 from titan_rl.environments.sandbox.slot import Slot
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
+LISTENER = "titan_rl_hidden_tests"
+"""The name of a socket of the host's, which the process's number makes its own."""
 SLACK = 20.0
 """Seconds behind the limit: a busy machine takes some to end a box, and what is not ended never ends."""
 NUMBERS = (3, 10, -2)
@@ -61,19 +63,25 @@ def secret(tmp_path_factory):
     file.write_text(token)
     os.environ["TITAN_RL_TOKEN"] = token
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind("\0titan_rl_hidden_tests")
+        server.bind(f"\0{LISTENER}{os.getpid()}")
         server.listen()
         yield token, file
     del os.environ["TITAN_RL_TOKEN"]
 
 
+def source_of(hostile: Hostile, file: Path) -> str:
+    """With what it looks for on this host."""
+    found = {"SECRET_FILE": str(file), "HOST_PID": str(os.getpid()), LISTENER: f"{LISTENER}{os.getpid()}"}
+    source = hostile.source
+    for name, value in found.items():
+        source = source.replace(name, value)
+    return source
+
+
 @pytest.fixture(scope="module")
 def box():
     """One box, so that what one program leaves the next one would find."""
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     with asyncio.Runner() as runner:
         sandbox = Sandbox(1)
         runner.run(sandbox.run(Program("")))
@@ -91,7 +99,7 @@ def test_it_earns_nothing_and_leaves_nothing(box, secret, name):
     runner, sandbox = box
     hostile: Hostile = HOSTILE[name]
     token, file = secret
-    source = hostile.source.replace("SECRET_FILE", str(file)).replace("HOST_PID", str(os.getpid()))
+    source = source_of(hostile, file)
     runner.run(sandbox.run(Program("")))  # which starts a box where the program before this one took its own with it
     [slot] = sandbox._slots
     processes = below(os.getpid())
@@ -128,10 +136,7 @@ class BoxedFusion(FakeFusion):
 
 @pytest.fixture(scope="module")
 def server():
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     slot = Slot()
     with serving(BoxedFusion(slot).app) as port:
         yield {"url": f"http://127.0.0.1:{port}", "patience": 4.0, "at_once": 1}
@@ -143,7 +148,7 @@ def server():
 def test_it_earns_nothing_at_a_server(server, secret, name):
     """What takes over the script that it runs in has no verdict at all."""
     token, file = secret
-    source = HOSTILE[name].source.replace("SECRET_FILE", str(file)).replace("HOST_PID", str(os.getpid()))
+    source = source_of(HOSTILE[name], file)
     sandbox = RemoteSandbox(remote_config(server))
     for tests in (TESTS, SPOKEN[:1]):
         with suppress(SandboxFailed):

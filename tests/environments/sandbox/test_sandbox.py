@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyseccomp
 import pytest
+from boxes import need_boxes
 
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.sandbox import bubblewrap, pool, slot
@@ -31,10 +32,7 @@ SLACK = 20.0
 
 @pytest.fixture(scope="module")
 def box():
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     one = Slot()
     yield one
     one.close()

@@ -3,9 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from boxes import need_boxes
 
-from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.pool import check_sandbox
 from titan_rl.environments.sandbox.program import Limits, Program
 from titan_rl.environments.sandbox.slot import Slot
 
@@ -63,10 +62,7 @@ FIND = r"print(attempt(lambda: socket.socket(socket.AF_UNIX).connect('\0left')))
 
 @pytest.fixture(scope="module")
 def boxes():
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     both = Slot(), Slot()
     for each in both:
         each.start()  # a box ends with the thread that started it

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import running
+from boxes import need_boxes
 from running import STEPS
 from tree import SUPPORT
 
-from titan_rl.config.load import ConfigError
-from titan_rl.environments.sandbox.pool import check_sandbox
 from titan_rl.records.ledger import read_account
 from titan_rl.records.ledger_audit import flaws, read
 from titan_rl.records.rollouts import read_rollouts, recorded_steps
@@ -106,10 +105,7 @@ def kill_boxes(run: int) -> int:
 
 @pytest.mark.slow
 def test_what_dies_outside_is_no_wrong_answer(tmp_path, outside):
-    try:
-        check_sandbox()
-    except ConfigError as error:
-        pytest.skip(str(error))
+    need_boxes()
     (tmp_path / "asks.py").write_text(TASK.replace("PORT", str(outside.port)))
     judge = {"url": f"http://127.0.0.1:{outside.port}/v1", "model": "any", "seconds": 4.0}
     settings = {f"task__judge__{name}": value for name, value in judge.items()} | {"task__options": "{ digits = 2 }"}

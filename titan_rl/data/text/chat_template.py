@@ -21,16 +21,26 @@ Tools = Sequence[dict[str, Any]]
 """Schemas of what the model may call, as OpenAI's form has them."""
 
 
+_FAULTS = (
+    TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
+"""What a template may raise: it is a program."""
+
+
 def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = False, **asked: Any) -> Any:
     """By the chat template, up to where the model begins. Errors: ConfigError with what the template says."""
     settings = text_settings(tokenizer)
     told = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
     try:
         return tokenizer.apply_chat_template(messages, tokenize=tokenize, **(told | settings.template_kwargs | asked))
-    except (
-        *(TemplateError, ValueError, TypeError, LookupError, AttributeError),
-        *(ArithmeticError, RecursionError, MemoryError),
-    ) as error:  # a template is a program
+    except _FAULTS as error:
         roles = ", ".join(message["role"] for message in messages)
         said = " ".join(str(error).split())
         raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None

@@ -18,13 +18,14 @@ from titan_rl.data.text.chat_template import (
     tells_of_tools,
 )
 from titan_rl.data.text.control_tokens import control_tokens
-from titan_rl.data.text.endings import end_of_answer, written_answer
+from titan_rl.data.text.endings import NO_END, end_of_answer, written_answer
 from titan_rl.data.text.pieces import beginning, encode
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
 from titan_rl.data.text.turns import NO_TEMPLATE
 
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """Tags of transformers' own, around what the assistant writes."""
+_HIDES_ANSWER = "the model's chat template does not show an answer as it is: take another"
 _RENDERINGS = 4
 """Of one question, which must all be alike."""
 
@@ -125,15 +126,11 @@ def _check_question(tokenizer: Tokenizer) -> None:
     if any(other != first for other in others):
         raise ConfigError("the model's chat template writes the same question otherwise each time: take another")
     bare = render(tokenizer, asked, add_generation_prompt=False)
-    if bare == first and _is_headed(tokenizer, bare):
+    if bare == first and _control_before_answer(tokenizer, bare):
         raise ConfigError(
             "the model's chat template has no generation prompt (add_generation_prompt changes nothing), and an "
             "answer begins with control tokens that nobody would write: take another"
         )
-
-
-def _is_headed(tokenizer: Tokenizer, question: str) -> bool:
-    return bool(_control_before_answer(tokenizer, question))
 
 
 def _control_before_answer(tokenizer: Tokenizer, question: str) -> list[str]:
@@ -154,13 +151,8 @@ def _check_end(tokenizer: Tokenizer, use: TextUse) -> None:
     end = end_of_answer(tokenizer)
     if end is not None and use.stops and end not in use.stops:
         raise ConfigError(_unlike(tokenizer, end, use.stops, "the chat template's end of an answer"))
-    if end is None and use.learns and not _shows_answer(tokenizer):
-        raise ConfigError("the model's chat template does not show an answer as it is: take another")
     if end is None and use.learns:
-        raise ConfigError(
-            "the model's chat template ends an answer with no control token, so a model that learns from it would "
-            "never end one: take another template"
-        )
+        raise ConfigError(NO_END if _shows_answer(tokenizer) else _HIDES_ANSWER)
 
 
 def _shows_answer(tokenizer: Tokenizer) -> bool:
@@ -179,7 +171,7 @@ def _unlike(tokenizer: Tokenizer, end: int, stops: Container[int], what: str) ->
 def _check_learned(tokenizer: Tokenizer) -> None:
     _, written = written_answer(tokenizer, ANSWER)
     if ANSWER not in written:
-        raise ConfigError("the model's chat template does not show an answer as it is: take another")
+        raise ConfigError(_HIDES_ANSWER)
 
 
 def _check_special(tokenizer: Tokenizer, use: TextUse) -> None:

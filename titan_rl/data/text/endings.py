@@ -7,6 +7,11 @@ from titan_rl.data.text.chat_template import ANSWER, ASKED, REPLY, Tools, messag
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.tokenizer import Tokenizer
 
+NO_END = (
+    "the model's chat template ends an answer with no control token, so a model that learns from it would never end "
+    "one: take another template"
+)
+
 
 @lru_cache(maxsize=8)
 def end_of_answer(tokenizer: Tokenizer) -> int | None:
@@ -59,8 +64,5 @@ def with_end(tokenizer: Tokenizer, tokens: list[int], following: list[int]) -> t
     if following and following[0] in control:
         return [*tokens, following[0]], following[1:]
     if end is None:
-        raise ConfigError(
-            "the model's chat template ends an answer with no control token, so a model that learns from it would "
-            "never end one: take another template"
-        )
+        raise ConfigError(NO_END)
     return [*tokens, end], following
