@@ -6,8 +6,8 @@ from pathlib import Path
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.printable import say
-from titan_rl.records.rundir import existing_run_dir
-from titan_rl.records.trace import as_chrome, read_trace
+from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.steps.trace import as_chrome, read_trace
 
 
 def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
