@@ -237,7 +237,8 @@ class Trainer(Actor):
         snapshot: int | None,
     ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]:
         """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
-        this rank worked (mesh/telemetry/stragglers.py); and what else is to be recorded of it (mesh/telemetry/step_record.py).
+        this rank worked (mesh/telemetry/stragglers.py); and what else is recorded of it
+        (mesh/telemetry/step_record.py).
 
         ``batches[group]`` holds that group's rows of every update, ``found[i][group]`` what roles in other processes
         found of them, ``has_signal`` whether an update has an advantage.

@@ -19,7 +19,7 @@ def for_device(config: Config, *, on_cpu: bool) -> Config:
     with, whatever it is resumed on."""
     training = config.titan.get("training", {})
     ours = {} if on_cpu else {"training": {"mixed_precision_param": "bfloat16"} | training}
-    # without rollouts there is no generator, and what nobody reads stays as it is (controller/preflight/ineffective_settings.py)
+    # without rollouts there is no generator, and what nobody reads stays (controller/preflight/ineffective_settings.py)
     generator = config.generator if config.data.file else generator_on(config.generator, on_cpu=on_cpu)
     return replace(config, generator=generator, titan=config.titan | ours)
 

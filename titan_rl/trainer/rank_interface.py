@@ -39,8 +39,8 @@ class Side(ABC):
     spans: Spans
     """What this rank did, until its actor takes it."""
     step_found: list[dict[int, np.ndarray]]
-    """For each update of the last step, what this rank found of its rows (mesh/telemetry/step_record.py); nothing where it does
-    not speak for any."""
+    """For each update of the last step, what this rank found of its rows (mesh/telemetry/step_record.py); nothing where
+    it does not speak for any."""
     has_views: bool = False
     """Whether it keeps views of what it trains, as adapters do, which so must stay where it is."""
 

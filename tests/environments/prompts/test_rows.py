@@ -98,7 +98,8 @@ def test_other_processes_have_the_same_stream(tmp_path):
     write(tmp_path, sums(60))
     program = (
         "import sys\nfrom itertools import islice\nfrom titan_rl.config.sections.schema import TaskConfig\n"
-        "from titan_rl.environments.registry import make_task\nfrom titan_rl.environments.prompts.stream import PromptStream\n"
+        "from titan_rl.environments.registry import make_task\n"
+        "from titan_rl.environments.prompts.stream import PromptStream\n"
         "task = make_task(TaskConfig(name='jsonl', options={'file': 'questions.jsonl'}), [sys.argv[1]])\n"
         "print(*(prompt.text for prompt in islice(PromptStream(task, 3), 120)))\n"
     )

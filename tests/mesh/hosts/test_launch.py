@@ -221,7 +221,8 @@ def test_a_machine_makes_its_own_where_the_authority_s_key_is(tmp_path):
 
 def test_what_was_made_aside_goes_with_the_process(tmp_path):
     make_certificates(tmp_path / "c", [])
-    program = "import sys; from titan_rl.mesh.resources.certificates import complete as c; print(c(*sys.argv[1:], aside=True))"
+    program = "import sys; from titan_rl.mesh.resources import certificates as c\n"
+    program += "print(c.complete(*sys.argv[1:], aside=True))"
     command = [sys.executable, "-c", program, str(tmp_path / "c"), "B"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "titan_rl_" in done.stdout and not Path(done.stdout.strip()).exists()

@@ -60,7 +60,7 @@ def _reason(rollout: Rollout) -> str:
 
 
 def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> list[str | None]:
-    """Of each sample, by its number: None if it may be trained on, or why it is discarded (records/ledger/ledger.py)."""
+    """Of each sample, by its number: None if it may be trained on, else why not (records/ledger/ledger.py)."""
     if group.refused:
         return [group.refused] * num_samples
     outcomes: dict[int, str | None] = {rollout.sample: _reason(rollout) for rollout in group.rollouts}

@@ -4,9 +4,9 @@
     A_t = process_weight sum_{s >= t} discount^(s - t) (r_s - mean_{j != i} mean_s r_s^j)
         + (the reward less the mean reward of the group's others)
 
-phi is ``[implicit_reward]`` (its loss is in implicit_rewards.py, when it learns in trainer/roles/implicit_reward.py), the
-reference ``[reference]``. Advantages are whitened over the whole step, and go into the loss that algorithms without a
-critic share. The outcome that phi learns is what was verified, from 0 to 1.
+phi is ``[implicit_reward]`` (its loss is in arithmetic/implicit_rewards.py, its steps in
+trainer/roles/implicit_reward.py), the reference ``[reference]``. Advantages are whitened over the whole step, and go
+into the loss that algorithms without a critic share. The outcome that phi learns is what was verified, from 0 to 1.
 
 phi learns a step's rollouts before it rewards them (the paper's double forward, and the default of the published
 implementation, verl's recipe/prime), or after that (single forward, the default of the paper's own runs):

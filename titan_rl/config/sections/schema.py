@@ -47,7 +47,7 @@ class ModelConfig:
     kernel: Literal["auto", "triton", "reference"] = "auto"
     """What computes log-probabilities; ``auto``: Triton where the trainer has a GPU, else the reference in torch."""
     family: str = ""
-    """``pkg.module:name`` of a model family of your own (models/families/registry.py); empty: the one for config.json's type."""
+    """``pkg.module:name`` of a family of your own (models/families/registry.py); empty: by config.json's type."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """The chat template's own switches, for all that it writes: ``{ enable_thinking = false }``."""
     chat_template_date: str = "2026-01-01"
@@ -166,7 +166,7 @@ class FilterConfig:
 
 @dataclass(kw_only=True)
 class CurriculumConfig:
-    """Prompts whose groups would say nothing, by their pass rates, are drawn less (environments/prompts/curriculum.py)."""
+    """Prompts that are always or never solved are drawn less (environments/prompts/curriculum.py)."""
 
     least_chance: Annotated[float, Field(ge=0.01, le=1)] = 1.0
     """Of being asked, which every prompt keeps, always solved or never; 1: all are asked, there is no curriculum."""

@@ -73,8 +73,9 @@ class TrainerHandle:
         return token_table(batch, found)
 
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
-        """What ``function(learner)`` gives on each rank, by the rank's name. The learner is trainer/step/learner.py's, or
-        trainer/roles/learned_worker.py's on the ranks of a role of its own. What it gives must pickle.
+        """``function(learner)`` of each rank, by the rank's name; results must pickle.
+
+        The learner is trainer/step/learner.py's, or trainer/roles/learned_worker.py's on the ranks of a role.
 
         Errors: RankError if it raises on one, whose ranks go on; whatever keeps it from being pickled."""
         code = cloudpickle.dumps(function)

@@ -1,8 +1,8 @@
 """What each step of a run without a generator is trained on, and what held-out data says of the weights.
 
 A step's examples follow from its number, and from which rows met bad numbers by then, which is recorded
-(records/steps/skipped_rows.py): so a run that goes on anywhere, and a trainer that is repaired, draws the same again. The trainer
-is asked, and nothing is decided here.
+(records/steps/skipped_rows.py): so a run that goes on anywhere, and a trainer that is repaired, draws the same again.
+The trainer is asked, and nothing is decided here.
 """
 
 import math

@@ -1,6 +1,6 @@
 """What is held at once where trainer and generators take turns on the same memory: one truth for GPUs and for a CPU.
 
-Pure arithmetic. What a process still holds in the others' turn is what counts: mesh/control/colocation.py says who does what then.
+Pure arithmetic. What a process still holds in the others' turn is what counts (mesh/control/colocation.py).
 """
 
 from collections.abc import Collection, Mapping, Sequence

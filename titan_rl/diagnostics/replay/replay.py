@@ -98,9 +98,9 @@ def _learned_from_data(run_dir: RunDir) -> bool:
 def plan_replay(
     root: Path, first: int, last: int, folders: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
 ) -> Plan:
-    """``folders``: where the command says that code is (controller/preflight/recorded_config.py). ``say`` hears of checkpoints
-    that are passed over. Errors: ConfigError if there is no such run, no such steps, no checkpoint to begin from, or
-    something of it is damaged."""
+    """``folders``: where the command says that code is (controller/preflight/recorded_config.py). ``say`` hears of
+    checkpoints that are passed over. Errors: ConfigError if there is no such run, no such steps, no checkpoint to begin
+    from, or something of it is damaged."""
     run_dir = existing_run_dir(root)
     check_no_modules(root)
     if not run_dir.config.is_file():

@@ -97,7 +97,7 @@ class Task:
     def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
         """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only.
 
-        A part that is a list has one number for each answer: the rewards of turns (algorithms/policy_gradient/turn_grpo.py)."""
+        A part that is a list has one number for each answer: rewards of turns (turn_grpo)."""
         raise NotImplementedError
 
     def check_ready(self) -> None:

@@ -1,9 +1,8 @@
 """What the best constant answer earns in each reasoning-gym family: measured once, committed beside this file.
 
-``titan-rl bench constant-answers`` measures it again (diagnostics/bench/models/constant_answers.py). It is told for a family's
-default options, by two scorings: the family's own, and ``exact``, where only a full score counts. Beside it stands what
-answers earn that say nothing: the empty one, ``nan``, the question itself, a list of guesses.
-"""
+``titan-rl bench constant-answers`` measures it again (diagnostics/bench/models/constant_answers.py). It is told for a
+family's default options, by two scorings: the family's own, and ``exact``, where only a full score counts. Beside it
+stands what answers earn that say nothing: the empty one, ``nan``, the question itself, a list of guesses."""
 
 import json
 from functools import cache

@@ -1,11 +1,10 @@
 """A reward model that scores rollouts, in a process of its own below the verifier: any that transformers loads as
 ``AutoModelForSequenceClassification`` with one label.
 
-The other end is ``python -m titan_rl.environments.scoring.reward_model``, with the protocol of scoring_process.py: a deadline
-for each answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time in each
-worker and without padding, in fp32 on one thread: so the same rollout always gets the same reward. Of those in a group
-that are alike it reads one.
-"""
+The other end is ``python -m titan_rl.environments.scoring.reward_model``, with the protocol of scoring_process.py: a
+deadline for each answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time in
+each worker and without padding, in fp32 on one thread: so the same rollout always gets the same reward. Of those in a
+group that are alike it reads one."""
 
 import json
 import math

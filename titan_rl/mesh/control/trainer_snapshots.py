@@ -1,9 +1,8 @@
 """Snapshots of the trainer's ranks: who else holds their memory, and the way back to one common step.
 
-Every rank puts its state aside in memory of its own (trainer/state/snapshot.py), which another process on its host keeps, or
-one on another host copies.
-After a death the survivors load their own snapshot and the new rank loads what was kept, all of one step.
-"""
+Every rank puts its state aside in memory of its own (trainer/state/snapshot.py), which another process on its host
+keeps, or one on another host copies. After a death the survivors load their own snapshot and the new rank loads what
+was kept, all of one step."""
 
 import asyncio
 import itertools

@@ -46,8 +46,9 @@ def obey_orders() -> None:
 
 
 def fail_if_told(where: str = _WORK) -> None:
-    """Called where work begins, or where memory changes hands (mesh/control/colocation.py). Errors: ChaosError if that was ordered;
-    the order is then renamed to ``.obeyed``."""
+    """Called where work begins, or where memory changes hands (mesh/control/colocation.py).
+
+    Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""
     if _told and _told[0][1] == where:
         _order().rename(_order().with_suffix(".obeyed"))
         [(what, _)] = _told

@@ -6,8 +6,8 @@
 
     await call(process, TrainerEndpoints.publish(7), seconds=60, what="publishing")
 
-The mesh may not import the actors' classes. That stubs and endpoints agree is a test (tests/mesh/processes/test_calls.py).
-"""
+The mesh may not import the actors' classes. That stubs and endpoints agree is a test
+(tests/mesh/processes/test_calls.py)."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field

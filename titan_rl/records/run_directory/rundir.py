@@ -45,7 +45,7 @@ class RunDir:
         self.checkpoints = root / "checkpoints"
         self.base_model = root / "base_model"
         self.kept_policy = root / "kept_policy"
-        """The policy as it was when reinforcement learning began, if it is a reference (controller/initial_policy.py)."""
+        """The policy as it was when reinforcement learning began, if it is a reference."""
         self.model = root / "model"
         self.adapter = root / "adapter"
         """What was trained of it, as PEFT keeps it, if that were adapters."""

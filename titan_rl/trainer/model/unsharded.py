@@ -5,9 +5,9 @@ three more. Its parameters stay what is trained, saved and published. Beside the
 shape without FSDP, whose parameters are the same memory in fp32, or copies in the dtype that is computed in, made for
 each pass over some rows and given back behind it. Gradients are rounded and added up in fp32 as FSDP's are, to the bit.
 
-Where a CPU multiplies bf16 as fp32 (models/layers/cpu_products.py), the weights of products are rounded to bf16 and widened
-once a pass, and not for each product; their gradients, which are made in fp32, are then added up without being rounded.
-"""
+Where a CPU multiplies bf16 as fp32 (models/layers/cpu_products.py), the weights of products are rounded to bf16 and
+widened once a pass, and not for each product; their gradients, which are made in fp32, are then added up without being
+rounded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -2,7 +2,7 @@
 reasoning-gym family.
 
     titan-rl bench constant-answers [--task.name gcd]
-    python -m titan_rl.diagnostics.bench.models.constant_answers       # writes environments/reasoning_gym/constant_answers.json anew
+    python -m titan_rl.diagnostics.bench.models.constant_answers       # writes constant_answers.json anew
 
 All families take about five minutes.
 
