@@ -177,6 +177,12 @@ class Trainer(Actor):
             self.snapshots.settle()
 
     @endpoint
+    def take_settings(self, config: Config) -> None:
+        """Other settings of optimizer, schedule and algorithm, from the next update on."""
+        self._config = config
+        self.learner.take_settings(config)
+
+    @endpoint
     def take_snapshot(self, step: int) -> None:
         """Begin to copy the state, which is that after ``step``."""
         self._take(step)

@@ -24,9 +24,10 @@ from titan_rl.records.run_directory.rundir import RunDir
 @pytest.mark.parametrize(
     ("key", "effects"),
     [
-        ("optimizer.lr", {Effect.TRAINER}),
-        ("optimizer.betas", {Effect.TRAINER}),
-        ("algorithm.clip_high", {Effect.TRAINER}),
+        ("optimizer.lr", {Effect.UPDATES}),
+        ("optimizer.betas", {Effect.UPDATES}),
+        ("optimizer.param_groups", {Effect.TRAINER}),
+        ("algorithm.clip_high", {Effect.UPDATES}),
         ("rollout.temperature", {Effect.TRAINER, Effect.SAMPLING}),
         ("rollout.max_staleness", {Effect.SAMPLING}),
         ("task.reward", {Effect.SAMPLING, Effect.REWARD}),
@@ -147,7 +148,10 @@ async def drive(root: Path) -> None:
         await session.step(2)
         await _refused(session)
         assert session.session.progress.step == 2 and not (root / "changes.json").exists()
-        await session.set("optimizer.lr", 5e-4)
+        repair = session.session.controller.trainer
+        with pytest.MonkeyPatch.context() as patch:  # a learning rate is no reason to load ranks anew
+            patch.delattr(type(repair), "begin_anew")
+            await session.set("optimizer.lr", 5e-4)
         assert (await session.step()).loc[3, "learning_rate"] == 5e-4
         await session.set({"rollout.temperature": 0.7, "rollout.max_staleness": 1, "rollout.prompts_per_step": 2})
         os.kill(session.actors.loc["trainer rank 0", "pid"], signal.SIGKILL)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
 
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Row, StepMetrics
@@ -59,6 +60,9 @@ class Side(ABC):
     @abstractmethod
     def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
         """Supervised steps; the losses, if they are told here."""
+
+    def take_settings(self, config: Config) -> None:  # noqa: B027  (of the policy; a role in ranks of its own has others)
+        """Other settings of the policy's optimizer, schedule and algorithm, between two updates."""
 
     # state
 

@@ -1,6 +1,6 @@
 """A setting changes while the run goes on: a boundary, as a stop and a resume would be, without the stop.
 
-    checked ─▶ a checkpoint of the step at hand ─▶ config.json, the one before under earlier/ ─▶ taken up (effects.py)
+    checked ─▶ a checkpoint of the step ─▶ config.json, the one before under earlier/ ─▶ taken up (live_settings.py)
 
 So every recorded step was trained under one configuration, no way back leads over a boundary, and what the run is after
 a change is what a run that was resumed with it would be.
@@ -16,8 +16,8 @@ from typing import Any
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError, with_overrides, written
 from titan_rl.config.sections.schema import Config
-from titan_rl.controller.preflight.checks import Checked, check
-from titan_rl.controller.preflight.live_settings import Effects, effects_of
+from titan_rl.controller.preflight.checks import Checked, check, recheck_updates
+from titan_rl.controller.preflight.live_settings import Effect, Effects, effects_of
 from titan_rl.controller.preflight.resume import flat
 from titan_rl.controller.preflight.setting_changes import Change, record_changes
 from titan_rl.controller.recovery.checkpointing import SaveError
@@ -37,8 +37,11 @@ async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list
     keys = [key for key in asked if before.get(key) != after.get(key) or key == "task.reward"]
     if not keys:
         return []
-    checked = await asyncio.to_thread(check, config)
+    of_updates = effects == {Effect.UPDATES}
+    checked = recheck_updates(session.checked, config) if of_updates else await asyncio.to_thread(check, config)
     _check_roles(session.checked.algorithm, checked.algorithm, keys[0])
+    if of_updates and not _are_in_the_updates(session.checked.algorithm, checked.algorithm):
+        effects = frozenset({Effect.TRAINER})
     start = time.perf_counter()
     await _save(session)
     step, who = session.progress.step, _who()
@@ -58,6 +61,12 @@ async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list
 def _effects(session: Session, keys: Mapping[str, Any]) -> Effects:
     on_data = session.checked.dataset is not None
     return frozenset().union(*(effects_of(key, on_data=on_data) for key in keys))
+
+
+def _are_in_the_updates(before: Algorithm, after: Algorithm) -> bool:
+    """Whether algorithms differ for the policy's updates alone: no model beside the policy reads their settings."""
+    has_roles = any(getattr(after.needs, role) for role in _ROLES)
+    return before.settings == after.settings or (before.needs == after.needs and not has_roles)
 
 
 def _check_roles(before: Algorithm, after: Algorithm, key: str) -> None:

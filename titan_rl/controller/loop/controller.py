@@ -161,6 +161,8 @@ class Controller(Loop):
             await self.meshes.verifiers.begin_anew()
         if Effect.TRAINER in effects:
             await self.trainer.begin_anew()
+        elif Effect.UPDATES in effects:
+            await self.trainer.take_settings()
 
     async def finish(self) -> None:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""

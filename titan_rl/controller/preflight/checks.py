@@ -129,6 +129,18 @@ def check(config: Config) -> Checked:
     return checked
 
 
+def recheck_updates(checked: Checked, config: Config) -> Checked:
+    """With other settings of optimizer, schedule and algorithm, all else being as it was checked.
+
+    Errors: ConfigError."""
+    config = for_device(config, on_cpu=is_on_cpu(config))
+    algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
+    again = replace(checked, config=config, titan=build_titan(config), algorithm=algorithm)
+    check_read(config, algorithm, again.titan)
+    check_algorithm(algorithm, f"algorithm.name = {config.algorithm.name!r}")
+    return again
+
+
 def with_dataset(checked: Checked) -> Checked:
     """Errors: ConfigError for settings or a row that the run cannot be trained on."""
     config, hf = checked.config, read_config(checked)

@@ -11,6 +11,7 @@ from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 class Effect(Enum):
     """Besides the controller, which reads its settings whenever it needs them."""
 
+    UPDATES = "optimizer, schedule and algorithm take other values where they are"
     TRAINER = "its ranks join anew, with the weights and moments that they had"
     SAMPLING = "what is under way is sampled again"
     REWARD = "answers are scored by another function"
@@ -18,19 +19,24 @@ class Effect(Enum):
 
 Effects = frozenset[Effect]
 
-_ARITHMETIC, _SAMPLING = frozenset({Effect.TRAINER}), frozenset({Effect.SAMPLING})
-_OF_RUNS_ON_DATA = frozenset({Effect.TRAINER})
+_UPDATES, _TRAINER = frozenset({Effect.UPDATES}), frozenset({Effect.TRAINER})
+_SAMPLING = frozenset({Effect.SAMPLING})
+_OF_RUNS_ON_DATA = _UPDATES | _TRAINER
 _EFFECTS: dict[str, Effects] = {
-    "optimizer": _ARITHMETIC,
-    "lr_scheduler": _ARITHMETIC,
-    "training.max_norm": _ARITHMETIC,
-    "algorithm": _ARITHMETIC,
-    "critic.optimizer": _ARITHMETIC,
-    "critic.lr_scheduler": _ARITHMETIC,
-    "implicit_reward.optimizer": _ARITHMETIC,
-    "implicit_reward.lr_scheduler": _ARITHMETIC,
-    "rollout.temperature": _ARITHMETIC | _SAMPLING,
-    "rollout.max_new_tokens": _ARITHMETIC | _SAMPLING,
+    "optimizer.lr": _UPDATES,
+    "optimizer.betas": _UPDATES,
+    "optimizer.eps": _UPDATES,
+    "optimizer.weight_decay": _UPDATES,
+    "optimizer": _TRAINER,
+    "lr_scheduler": _UPDATES,
+    "training.max_norm": _UPDATES,
+    "algorithm": _UPDATES,
+    "critic.optimizer": _TRAINER,
+    "critic.lr_scheduler": _TRAINER,
+    "implicit_reward.optimizer": _TRAINER,
+    "implicit_reward.lr_scheduler": _TRAINER,
+    "rollout.temperature": _TRAINER | _SAMPLING,
+    "rollout.max_new_tokens": _TRAINER | _SAMPLING,
     "rollout.max_turns": _SAMPLING,
     "rollout.max_staleness": _SAMPLING,
     "rollout.prompts_per_step": _SAMPLING,
@@ -39,7 +45,7 @@ _EFFECTS: dict[str, Effects] = {
     "eval.every": frozenset(),
     "checkpoint.every": frozenset(),
 }
-"""By the beginning of a key."""
+"""By the beginning of a key; the first that fits."""
 _WHY_NOT = {
     "algorithm.updates_per_batch": "the schedule of the learning rate counts updates",
     "rollout.group_size": "the ledger counts the samples of a prompt by it",
@@ -67,6 +73,10 @@ def effects_of(key: str, *, on_data: bool) -> Effects:
     _check_there(key)
     found = next((effects for name, effects in _EFFECTS.items() if f"{key}.".startswith(f"{name}.")), None)
     if found is None or (on_data and not found <= _OF_RUNS_ON_DATA):
-        can = (name for name, effects in _EFFECTS.items() if not on_data or effects <= _OF_RUNS_ON_DATA)
+        can = (
+            name
+            for name, effects in _EFFECTS.items()
+            if not name.startswith("optimizer.") and (not on_data or effects <= _OF_RUNS_ON_DATA)
+        )
         raise ConfigError(f"{key} cannot change while a run goes on; what can: {', '.join(can)}")
     return found

@@ -159,6 +159,10 @@ class TrainerMesh:
         await self.trainers.roles.begin_anew()
         await self._go_on_from(None)
 
+    async def take_settings(self) -> None:
+        """All ranks take up settings of optimizer, schedule and algorithm; a rank that joins later has them by that."""
+        await self.ask(self.trainers.take_settings, computes=False)
+
     async def take_turn(self) -> None:
         """Generators that share a device with the trainer sleep from now on, until a version goes out."""
         await self.ask(_nothing)

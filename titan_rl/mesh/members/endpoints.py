@@ -39,6 +39,9 @@ class TrainerEndpoints(PreparedEndpoints):
     def open_snapshots(self) -> RegionHandle: ...
 
     @stub
+    def take_settings(self, config: Config) -> None: ...
+
+    @stub
     def take_snapshot(self, step: int) -> None: ...
 
     @stub

@@ -169,6 +169,10 @@ class Trainers:
         with self._staged_by_group(batches) as handles:
             return (await self.call(TrainerEndpoints.sft(handles), what="training on demonstrations"))[0]
 
+    async def take_settings(self) -> None:
+        """Those of optimizer, schedule and algorithm."""
+        await self.call(TrainerEndpoints.take_settings(self.config), what="changing the trainer's settings")
+
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
         """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
         with self._staged_by_group([batch.rows]) as handles:

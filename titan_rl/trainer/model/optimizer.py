@@ -26,17 +26,40 @@ def build_optimizer(
     optimizer = titan.optimizer.build(model_parts=model_parts)
     for one in optimizer.optimizers:
         begin_moments(one)
+    return optimizer, _build_schedule(titan, optimizer, num_updates)
+
+
+def _build_schedule(titan: TitanConfig, optimizer: OptimizersContainer, num_updates: int) -> LRSchedulersContainer:
     schedule = titan.lr_scheduler.build(optimizers=optimizer, training_steps=num_updates)
     last = (titan.lr_scheduler.total_steps or num_updates) - 1
     for one in schedule.schedulers:
         assert isinstance(one, LambdaLR), "TorchTitan has no other kind"
         one.lr_lambdas = [partial(_until, last, factor) for factor in one.lr_lambdas]
-    return optimizer, schedule
+    return schedule
 
 
 def _until(last: int, factor: Callable[[int], float], update: int) -> float:
     """The share of the learning rate that a number of updates has, the first being 0."""
     return factor(min(update, last))
+
+
+def set_optimizer(
+    optimizer: OptimizersContainer,
+    scheduler: LRSchedulersContainer,
+    titan: TitanConfig,
+    model_parts: list[nn.Module],
+    num_updates: int,
+) -> None:
+    """Settings as the TOML says now, of the same groups of parameters; moments and the count of updates stay."""
+    wanted = titan.optimizer.build(model_parts=model_parts)
+    schedule = _build_schedule(titan, wanted, num_updates)
+    for one, other in zip(optimizer.optimizers, wanted.optimizers, strict=True):
+        for group, kept in zip(one.param_groups, other.param_groups, strict=True):
+            group.update(_settings(kept))
+    for one, other in zip(scheduler.schedulers, schedule.schedulers, strict=True):
+        assert isinstance(one, LambdaLR) and isinstance(other, LambdaLR), "TorchTitan has no other kind"
+        one.lr_lambdas, one.base_lrs = other.lr_lambdas, other.base_lrs
+    load_schedule(scheduler, scheduler.state_dict())
 
 
 def load_optimizer(optimizer: OptimizersContainer, scheduler: LRSchedulersContainer, states: dict) -> None:

@@ -33,7 +33,7 @@ from titan_rl.trainer.distributed.ranks import (
     parallel_dims,
 )
 from titan_rl.trainer.learning import LearningModel
-from titan_rl.trainer.model.optimizer import build_optimizer
+from titan_rl.trainer.model.optimizer import build_optimizer, set_optimizer
 from titan_rl.trainer.model.sharded_model import Columns, make_sharded
 from titan_rl.trainer.objective.objective import add_sums, expected_gradient, loss_and_sums, loss_inputs, zero_totals
 from titan_rl.trainer.objective.preparation import (
@@ -63,7 +63,7 @@ from titan_rl.trainer.state.checkpoint_state import (
 )
 from titan_rl.trainer.step.supervised import supervised_steps
 from titan_rl.trainer.step.update import Gradients, apply_gradients, make_gradients
-from titan_rl.trainer.titan_config import TitanConfig
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
 from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
 
 
@@ -115,6 +115,15 @@ class Learner(Side):
         where this rank saw them."""
         if config.lora.adapter:
             self.begin_learned()
+
+    def take_settings(self, config: Config) -> None:
+        """Weights, moments and the place in the schedule stay."""
+        self.config, self.titan = config, build_titan(config)
+        algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
+        algorithm.implementation = self.algorithm.implementation
+        self.algorithm = algorithm
+        num_updates = self.titan.training.steps * config.algorithm.updates_per_batch
+        set_optimizer(self.optimizer, self.scheduler, self.titan, self.model_parts, num_updates)
 
     # what a search for bad numbers asks besides (bad_numbers.py)
 
