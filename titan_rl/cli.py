@@ -7,8 +7,8 @@ from pathlib import Path
 
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
-from titan_rl.config.printable import say
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked

@@ -252,7 +252,7 @@ def print_config(config_file: str | None, overrides: dict[str, dict[str, Any]]) 
     """Every setting of a run, defaults and all, as a TOML that makes the same run. Errors: ConfigError."""
     config = load_config(config_file, overrides)
 
-    from titan_rl.config.toml_text import toml_text
+    from titan_rl.config.io.toml_text import toml_text
     from titan_rl.controller.preflight.checks import resolve
     from titan_rl.controller.preflight.ineffective_settings import check_read
 

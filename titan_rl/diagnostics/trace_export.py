@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
-from titan_rl.config.printable import say
 from titan_rl.records.run_directory.rundir import existing_run_dir
 from titan_rl.records.steps.trace import as_chrome, read_trace
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 
-from titan_rl.config.printable import printable_lines
+from titan_rl.config.io.printable import printable_lines
 from titan_rl.controller.console.step_table import COLUMNS, MOST_STEPS, Sample, headline, panel, sample_line
 from titan_rl.data.storage.files import LineFile, unless_full
 from titan_rl.data.terminal import Terminal

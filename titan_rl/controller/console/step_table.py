@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from titan_rl.config.printable import printable
+from titan_rl.config.io.printable import printable
 from titan_rl.data.types import Group
 
 COLUMNS = {

@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any
 
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
-from titan_rl.config.printable import say
 
 
 def add_arguments(plan: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import load_config
-from titan_rl.config.printable import say
 from titan_rl.controller.planning.device_report import settle
 from titan_rl.controller.preflight.checks import check, stops_of, tokenizer_of
 from titan_rl.data.terminal import Terminal

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
-from titan_rl.config.printable import say
 from titan_rl.config.sections.hosts import Address, parse_address
 from titan_rl.mesh.forking import forking
 from titan_rl.mesh.hosts.service import HostService

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_rl.config.printable import printable
+from titan_rl.config.io.printable import printable
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens
 from titan_rl.data.types import Provenance, Rollout, is_model
 
