@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from monarch.actor import Actor
 
-from titan_rl.config.schema import GeneratorConfig
+from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.types import Completion, EngineStatistics, Request
 from titan_rl.mesh.channel.plan import Interner, Units
 from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
-from titan_rl.mesh.launch.imports import import_all
-from titan_rl.mesh.side_thread import in_side_thread
+from titan_rl.mesh.processes.remote_eval import examined
+from titan_rl.mesh.resources.background_thread import in_side_thread
+from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
-from titan_rl.mesh.supervision.examined import examined
 
 if TYPE_CHECKING:  # it needs vLLM
     from titan_rl.generator.engine import GenerationEngine

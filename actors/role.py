@@ -1,15 +1,15 @@
-"""The role actor: one rank of a model that never learns, in processes of its own (trainer/lone_role.py)."""
+"""The role actor: one rank of a model that never learns, in processes of its own (trainer/roles/frozen_worker.py)."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
 
 if TYPE_CHECKING:  # it needs torch
-    from titan_rl.trainer.lone_role import LoneRole
+    from titan_rl.trainer.roles.frozen_worker import LoneRole
 
 
 class Role(Actor):
@@ -35,9 +35,9 @@ class Role(Actor):
         """Meet the other ranks in a new process group, and build this rank's part of the model. Also when a setting has
         changed. ``device``: this rank's GPU."""
         from titan_rl.models.device import take_device
-        from titan_rl.trainer.heap import release
-        from titan_rl.trainer.lone_role import LoneRole
-        from titan_rl.trainer.process_group import join_group
+        from titan_rl.trainer.distributed.process_group import join_group
+        from titan_rl.trainer.model.cpu_allocator import release
+        from titan_rl.trainer.roles.frozen_worker import LoneRole
         from titan_rl.trainer.titan_config import role_titan
 
         take_device(device)
@@ -54,7 +54,7 @@ class Role(Actor):
 
         For each of these groups, what this rank found of its rows; None from ranks that see nothing.
         """
-        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import peers_are_told
 
         seconds = self.config.mesh.step_timeout
         with peers_are_told():

@@ -1,5 +1,5 @@
 """The trainer actor: one rank of the TorchTitan model, or of a role that learns beside it. The arithmetic is in
-trainer/learner.py and trainer/lone_learned.py."""
+trainer/step/learner.py and trainer/roles/learned_worker.py."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING
 import torch
 from monarch.actor import Actor, endpoint
 
-from titan_rl.config.schema import Config
-from titan_rl.data.culprits import BadNumbers
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.mesh.channel.batches import RowsHandle, pull_rows
+from titan_rl.mesh.channel.memory.region import RegionHandle
 from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
-from titan_rl.mesh.channel.region import RegionHandle
-from titan_rl.mesh.channel.snapshot_keeper import fetch_step
+from titan_rl.mesh.channel.snapshots.keeper import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
-from titan_rl.mesh.channel.weights import WeightWriter, holdings
-from titan_rl.mesh.launch.imports import import_all
-from titan_rl.mesh.step_record import RankTold
-from titan_rl.mesh.stragglers import seconds_wanted
-from titan_rl.mesh.supervision.collectives import check_peers
-from titan_rl.mesh.supervision.examined import examined
-from titan_rl.mesh.supervision.fault_injection import fail_if_told
-from titan_rl.trainer.heap import Heap, release
-from titan_rl.trainer.snapshot import Snapshots, load_snapshot
+from titan_rl.mesh.channel.writer import WeightWriter, holdings
+from titan_rl.mesh.processes.fault_injection import fail_if_told
+from titan_rl.mesh.processes.remote_eval import examined
+from titan_rl.mesh.resources.imports import import_all
+from titan_rl.mesh.supervision.abort_collectives import check_peers
+from titan_rl.mesh.telemetry.step_record import RankTold
+from titan_rl.mesh.telemetry.stragglers import seconds_wanted
+from titan_rl.trainer.model.cpu_allocator import Heap, release
 from titan_rl.trainer.snapshot_kinds import make_snapshots
-from titan_rl.trainer.state import BackgroundSave
+from titan_rl.trainer.state.checkpoint_state import BackgroundSave
+from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
-    from titan_rl.trainer.learner import Learner
-    from titan_rl.trainer.local_memory import Held
-    from titan_rl.trainer.preparation import Found
-    from titan_rl.trainer.side import Side
-    from titan_rl.trainer.update import Gradients
+    from titan_rl.trainer.model.parameter_memory import Held
+    from titan_rl.trainer.objective.preparation import Found
+    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.step.learner import Learner
+    from titan_rl.trainer.step.update import Gradients
 
 
 class Trainer(Actor):
@@ -68,10 +68,10 @@ class Trainer(Actor):
         """Meet the other ranks in a new process group, build this rank's part of the model, load the file's weights.
 
         At the start, and again when a rank was replaced or a setting has changed: the process and its snapshots stay.
-        ``rendezvous``: where the ranks find each other (mesh/launch/rendezvous.py). ``device``: this rank's GPU.
+        ``rendezvous``: where the ranks find each other (mesh/resources/rendezvous.py). ``device``: this rank's GPU.
         """
         from titan_rl.models.device import take_device
-        from titan_rl.trainer.joining import join_side
+        from titan_rl.trainer.join import join_side
 
         if self._config is not None:
             self._let_go()
@@ -97,7 +97,7 @@ class Trainer(Actor):
     @property
     def policy_side(self) -> "Learner":
         """The same, on a rank that holds the policy."""
-        from titan_rl.trainer.learner import Learner
+        from titan_rl.trainer.step.learner import Learner
 
         assert isinstance(self._learner, Learner)
         return self._learner
@@ -105,7 +105,7 @@ class Trainer(Actor):
     @endpoint
     def offload(self) -> None:
         """Generators have this rank's device until ``onload``. What is copied beside training is copied first."""
-        from titan_rl.trainer.offloading import offload
+        from titan_rl.trainer.model.offloading import offload
 
         fail_if_told("offload")
         if self.writer is not None:
@@ -117,7 +117,7 @@ class Trainer(Actor):
 
     @endpoint
     def onload(self) -> None:
-        from titan_rl.trainer.offloading import onload
+        from titan_rl.trainer.model.offloading import onload
 
         fail_if_told("onload")
         if self.writer is not None:
@@ -127,7 +127,7 @@ class Trainer(Actor):
 
     def _let_go(self) -> None:
         """Of the learner before and all views of it: the next one needs the memory. Its snapshots stay."""
-        from titan_rl.trainer.process_group import leave_group
+        from titan_rl.trainer.distributed.process_group import leave_group
 
         self._withdraw()
         leave_group()
@@ -189,7 +189,7 @@ class Trainer(Actor):
     @endpoint
     def restore(self, step: int, kept: RegionHandle | None) -> None:
         """The state after a step: from what another process kept, or from this one's snapshots before ``join``."""
-        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import peers_are_told
 
         slot = self._own_slot(step) if kept is None else fetch_step(kept, step)
         with peers_are_told():
@@ -223,7 +223,7 @@ class Trainer(Actor):
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
         """Supervised steps; ``batches[group]`` holds that group's rows of every step. The losses."""
-        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import peers_are_told
 
         with peers_are_told():
             return self.learner.sft(self._pull(batches), self.config.sft.lr)
@@ -237,13 +237,13 @@ class Trainer(Actor):
         snapshot: int | None,
     ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]:
         """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
-        this rank worked (mesh/stragglers.py); and what else is to be recorded of it (mesh/step_record.py).
+        this rank worked (mesh/telemetry/stragglers.py); and what else is to be recorded of it (mesh/telemetry/step_record.py).
 
         ``batches[group]`` holds that group's rows of every update, ``found[i][group]`` what roles in other processes
         found of them, ``has_signal`` whether an update has an advantage.
         ``snapshot``: the step that this is, if a snapshot of it is to be taken.
         """
-        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import peers_are_told
 
         with peers_are_told():
             self._begin_step()
@@ -263,7 +263,7 @@ class Trainer(Actor):
     @endpoint
     def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]) -> StepMetrics | BadNumbers:
         """The gradients of a step's one update, of a loop of one's own: their metrics, or why there are none."""
-        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.trainer.distributed.process_group import peers_are_told
 
         with peers_are_told():
             self._begin_step()
@@ -274,8 +274,8 @@ class Trainer(Actor):
     @endpoint
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
         """Apply them; as one update of ``train``."""
-        from titan_rl.trainer.process_group import peers_are_told
-        from titan_rl.trainer.update import apply_gradients
+        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.step.update import apply_gradients
 
         with peers_are_told():
             fail_if_told()
@@ -290,9 +290,9 @@ class Trainer(Actor):
         """StepMetrics of all ranks together, of the loss on rows that nothing is learned from, given
         as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
         from titan_rl.algorithms.registry import make_algorithm
-        from titan_rl.config.schema import AlgorithmConfig
-        from titan_rl.trainer.evaluation import evaluate
-        from titan_rl.trainer.process_group import peers_are_told
+        from titan_rl.config.sections.schema import AlgorithmConfig
+        from titan_rl.trainer.distributed.process_group import peers_are_told
+        from titan_rl.trainer.step.evaluation import evaluate
 
         with peers_are_told():
             learner, own = self.policy_side, self.policy_side.algorithm

@@ -6,22 +6,22 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import Actor, ActorError
 
 from titan_rl.config.model_directory.directory import stop_token_ids
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.text.tokenizer import load_tokenizer
 from titan_rl.data.types import Completion, Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.environments.base import make_task
-from titan_rl.environments.demonstrations import demonstrate_all
-from titan_rl.environments.grading import GradedScorer
-from titan_rl.environments.group import Judge, run_group
-from titan_rl.environments.reward_model import RewardModelScorer
-from titan_rl.environments.task import Task, parts_of
-from titan_rl.mesh.launch.imports import import_all
-from titan_rl.mesh.replica import actor_of
+from titan_rl.environments.interfaces.task import Task, parts_of
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.demonstrations import demonstrate_all
+from titan_rl.environments.rollout.group import Judge, run_group
+from titan_rl.environments.scoring.grading import GradedScorer
+from titan_rl.environments.scoring.reward_model import RewardModelScorer
+from titan_rl.mesh.members.replica import actor_of
+from titan_rl.mesh.processes.deadlines import DeadlineError, within
+from titan_rl.mesh.processes.fault_injection import fail_if_told
+from titan_rl.mesh.processes.remote_eval import examined
+from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
-from titan_rl.mesh.supervision.deadlines import DeadlineError, within
-from titan_rl.mesh.supervision.examined import examined
-from titan_rl.mesh.supervision.fault_injection import fail_if_told
 
 
 class ReplicaFailed(RuntimeError):

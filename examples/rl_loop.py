@@ -19,18 +19,18 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
-from titan_rl.algorithms.batching import sft_batches, step_batches
+from titan_rl.algorithms.batches.batching import sft_batches, step_batches
 from titan_rl.config.load import load_config, parse_overrides
-from titan_rl.controller.preflight import resolve
+from titan_rl.controller.preflight.checks import resolve
 from titan_rl.data.types import Completion, Group, Prompt, Segment
-from titan_rl.environments.demonstrations import demonstrate_all
-from titan_rl.environments.episode import Episode
-from titan_rl.environments.group import encode_prompt
-from titan_rl.environments.prompts import PromptStream, sft_stream
-from titan_rl.environments.scorer import Score
-from titan_rl.models.attention import plan_attention
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.learner import Learner
+from titan_rl.environments.conversation.episode import Episode
+from titan_rl.environments.prompts.stream import PromptStream, sft_stream
+from titan_rl.environments.rollout.demonstrations import demonstrate_all
+from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.environments.scoring.scorer import Score
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.layers.attention import plan_attention
+from titan_rl.trainer.step.learner import Learner
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.toml"
 

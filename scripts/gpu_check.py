@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_check.bars import REHEARSAL_DEADLINE, ROWS
 from gpu_check.report import exit_code, outcome, verdict
 from gpu_check.supervision import Supervisor
+from gpu_check.thresholds import REHEARSAL_DEADLINE, ROWS
 
 
 def _arguments() -> argparse.Namespace:

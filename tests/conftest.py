@@ -14,8 +14,8 @@ import torch.distributed as dist
 import warm_commands
 from filelock import FileLock
 
-from titan_rl.mesh.launch.placement import fork_environment
-from titan_rl.mesh.supervision import forking
+from titan_rl.mesh.forking import forking
+from titan_rl.mesh.resources.cores import fork_environment
 
 ENVIRONMENT = dict(os.environ)
 """As it was before vLLM was in this process, which sets LD_PRELOAD."""
@@ -114,7 +114,7 @@ def smollm2(tmp_path_factory) -> Path:
     if given := os.environ.get("TITAN_RL_SMOLLM2"):
         return Path(given)
     from titan_rl.config.load import ConfigError  # with transformers behind it, which few files need
-    from titan_rl.models.smollm2 import fetch_smollm2
+    from titan_rl.models.builtin.smollm2 import fetch_smollm2
 
     try:
         return made_once(tmp_path_factory, "models", lambda folder: fetch_smollm2(folder / "smollm2")) / "smollm2"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from titan_rl import __version__
 from titan_rl.config.command_line import EXIT_USER, Parser, answer, in_process, join_overrides, parse
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
-from titan_rl.config.printable import say
-from titan_rl.controller import launch_command, plan_command
+from titan_rl.controller.launching import command as launch_command
+from titan_rl.controller.planning import command as plan_command
 from titan_rl.train import add_arguments, join_torchrun, train_as_asked
 
 
@@ -161,11 +162,11 @@ def _model(options: argparse.Namespace, overrides: dict) -> int:
 
 def _make_model(name: str, folder: Path, seed: int) -> None:
     if name == "smollm2":
-        from titan_rl.models.smollm2 import fetch_smollm2
+        from titan_rl.models.builtin.smollm2 import fetch_smollm2
 
         fetch_smollm2(folder)
     else:
-        from titan_rl.models.tiny import make_tiny
+        from titan_rl.models.builtin.tiny import make_tiny
 
         make_tiny(folder, seed=seed)
 
@@ -226,7 +227,7 @@ def _plugin_path(overrides: dict) -> list[str]:
 
 
 def _replay(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.diagnostics.replay import replay
+    from titan_rl.diagnostics.replay.replay import replay
 
     return replay(options.run, options.first, options.last, as_json=options.json, folders=_plugin_path(overrides))
 
@@ -247,7 +248,7 @@ def _chaos(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _scale(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.controller.elastic import scale_generators
+    from titan_rl.controller.loop.scaling import scale_generators
 
     scale_generators(options.run, options.generators)
     say(f"asked {options.run} for {options.generators} generators; its log says when they serve")
@@ -255,8 +256,8 @@ def _scale(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _host(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.mesh.launch.certificates import make_certificates
-    from titan_rl.mesh.supervision.host_command import be_host
+    from titan_rl.mesh.hosts.command import be_host
+    from titan_rl.mesh.resources.certificates import make_certificates
 
     if options.make_certificates:
         folder, *names = options.make_certificates

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER, Parser, answer, in_process, parse
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.schema import TITAN_SECTIONS, Config
+from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
 from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, tell_torchrun, world_of
-from titan_rl.data.files import is_full
-from titan_rl.mesh.supervision.forking import begun_ahead, can_begin_ahead
+from titan_rl.data.storage.files import is_full
+from titan_rl.mesh.forking.forking import begun_ahead, can_begin_ahead
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from _typeshed import SupportsWrite
@@ -71,7 +71,7 @@ def _open(config: Config, config_file: str | None, resume: bool, ranks: "OtherRa
 def _train_over_hosts(config: Config, config_file: str | None, resume: bool) -> int:
     """With hosts of other machines. Certificates must be known before Monarch is loaded."""
     from titan_rl.mesh.launch.base import make_host_launcher
-    from titan_rl.mesh.launch.certificates import certify
+    from titan_rl.mesh.resources.certificates import certify
 
     if not is_reference(config.hosts.launcher):  # a user's own may load Monarch
         make_host_launcher(config.hosts, config.run.plugin_path)
@@ -118,7 +118,7 @@ def join_torchrun(world: World) -> None:
 
 
 def _listen(address: str) -> None:
-    from titan_rl.mesh.supervision.worker_loop import listen  # Monarch begins as it is imported
+    from titan_rl.mesh.hosts.worker_loop import listen  # Monarch begins as it is imported
 
     listen(address)
 
@@ -129,10 +129,10 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
     if config.model.path == "tiny":
         raise ConfigError("eval needs a model: give its Hugging Face directory")
 
-    from titan_rl.controller.preflight import check
+    from titan_rl.controller.preflight.checks import check
     from titan_rl.controller.wiring import Actors
     from titan_rl.mesh.meshes import ALL_PARTS
-    from titan_rl.records.places import check_no_modules
+    from titan_rl.records.run_directory.path_checks import check_no_modules
 
     home = Path(config.model.path)
     check_no_modules(home.parent if (home.parent / "config.json").is_file() else home)  # a run directory holds models
@@ -252,9 +252,9 @@ def print_config(config_file: str | None, overrides: dict[str, dict[str, Any]]) 
     """Every setting of a run, defaults and all, as a TOML that makes the same run. Errors: ConfigError."""
     config = load_config(config_file, overrides)
 
-    from titan_rl.config.toml_text import toml_text
-    from titan_rl.controller.preflight import resolve
-    from titan_rl.controller.unread import check_read
+    from titan_rl.config.io.toml_text import toml_text
+    from titan_rl.controller.preflight.checks import resolve
+    from titan_rl.controller.preflight.ineffective_settings import check_read
 
     checked = resolve(config)
     check_read(checked.config, checked.algorithm, checked.titan)

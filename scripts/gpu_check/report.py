@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_check.bars import ROWS
+from gpu_check.thresholds import ROWS
 
 
 def outcome(row: str, answer: dict[str, Any], seconds: float, on_gpu: bool) -> dict[str, Any]:

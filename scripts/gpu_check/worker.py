@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from gpu_check.checks import Checks
-    from gpu_check.house import House
+    from gpu_check.fixtures import House
 
 _DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
@@ -38,13 +38,13 @@ def main() -> None:
 def _begin(folder: Path, rehearse: bool) -> "tuple[House, Checks]":
     import torch
 
-    from gpu_check.bare import prepare
+    from gpu_check.stubs import prepare
 
     prepare(rehearse=rehearse)
     if not rehearse and not torch.cuda.is_available():
         raise RuntimeError("torch sees no GPU here: --rehearse goes the same way on a CPU")
     from gpu_check.checks import CHECKS
-    from gpu_check.house import House
+    from gpu_check.fixtures import House
 
     return House(torch.device("cpu") if rehearse else torch.device("cuda", 0), folder, rehearse=rehearse), CHECKS
 

@@ -10,9 +10,9 @@ from batches import batch_of
 from titan_rl.algorithms.base import Needs
 from titan_rl.algorithms.registry import ALGORITHMS, make_algorithm
 from titan_rl.config.load import load_config
-from titan_rl.config.schema import AlgorithmConfig
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.learner import Learner
+from titan_rl.config.sections.schema import AlgorithmConfig
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")

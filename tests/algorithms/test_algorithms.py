@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from titan_rl.algorithms import probe
+from titan_rl.algorithms import dry_run as probe
 from titan_rl.algorithms.base import Algorithm, LossInputs, Needs
-from titan_rl.algorithms.grpo import GRPO
-from titan_rl.algorithms.policy_gradient import PolicyGradient
+from titan_rl.algorithms.offline.sft import SFT
+from titan_rl.algorithms.policy_gradient.base import PolicyGradient
+from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.algorithms.registry import ALGORITHMS, check_algorithm, make_algorithm
-from titan_rl.algorithms.sft import SFT
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.config.sections.schema import AlgorithmConfig
 from titan_rl.data.types import Group, Rollout, StepMetrics
 from titan_rl.records.metrics import sampling_metrics, trained_metrics
 
@@ -94,10 +94,16 @@ def test_keys_of_an_algorithm_reach_it():
         ({"name": "grop"}, "algorithm.name = 'grop' is unknown: did you mean 'grpo'?"),
         ({"name": "supervised"}, "is no reinforcement-learning algorithm: take grpo, and set [sft] steps"),
         ({"name": "sft"}, "is no reinforcement-learning algorithm: take grpo, and set [sft] steps"),
-        ({"name": "titan_rl.algorithms.sft:SFT"}, "is no reinforcement-learning algorithm: take grpo, and set [sft]"),
+        (
+            {"name": "titan_rl.algorithms.offline.sft:SFT"},
+            "is no reinforcement-learning algorithm: take grpo, and set [sft]",
+        ),
         ({"name": "no_such_module_at_all:Mine"}, "there is no module 'no_such_module_at_all'"),
-        ({"name": "titan_rl.algorithms.grpo:GRPOO"}, "did you mean 'GRPO'?"),
-        ({"name": "titan_rl.algorithms.grpo:rewards_of"}, "must name a subclass of titan_rl.algorithms.base.Algorithm"),
+        ({"name": "titan_rl.algorithms.policy_gradient.grpo:GRPOO"}, "did you mean 'GRPO'?"),
+        (
+            {"name": "titan_rl.algorithms.policy_gradient.grpo:rewards_of"},
+            "must name a subclass of titan_rl.algorithms.base.Algorithm",
+        ),
         ({"name": "titan_rl.algorithms.base:LossInputs"}, "must name a subclass"),
         ({"name": "titan_rl.algorithms.base:Algorithm"}, "has no advantages and no loss: write the method"),
     ],
@@ -116,7 +122,7 @@ def test_a_users_algorithm(make):
 
 def test_a_supervised_algorithm_that_is_told_what_answers_earned_is_another(make):
     """SFT's own advantages count every answer alike, right or wrong."""
-    text = "from titan_rl.algorithms.sft import SFT\nclass Mine(SFT):\n"
+    text = "from titan_rl.algorithms.offline.sft import SFT\nclass Mine(SFT):\n"
     assert "is no reinforcement-learning algorithm" in mistake(make, text + "    pass\n")
     assert isinstance(make(text + METHODS["advantages"]), SFT)
 

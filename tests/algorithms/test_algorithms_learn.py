@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from titan_rl.algorithms.base import Needs
-from titan_rl.algorithms.batching import step_batches
+from titan_rl.algorithms.batches.batching import step_batches
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.config.load import load_config
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Segment
-from titan_rl.models.attention import plan_attention
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.learner import Learner
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.layers.attention import plan_attention
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")

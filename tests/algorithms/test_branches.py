@@ -12,15 +12,15 @@ import torch
 
 import titan_rl.models.device  # isort: skip  # noqa: F401  (before any other torchtitan module)
 
-from titan_rl.algorithms.batching import discard_reason, sample_outcomes, step_batches
-from titan_rl.algorithms.off_policy import ratio_of, rejected
+from titan_rl.algorithms.arithmetic.off_policy import ratio_of, rejected
+from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes, step_batches
 from titan_rl.algorithms.registry import ALGORITHMS
-from titan_rl.config.schema import AlgorithmConfig, Config, RolloutConfig
-from titan_rl.data.packing import pack, token_weights
+from titan_rl.config.sections.schema import AlgorithmConfig, Config, RolloutConfig
+from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.types import Group, Layout, Provenance, Rollout, Row, Sample, Turn
 from titan_rl.records.metrics import sampling_metrics
-from titan_rl.trainer.objective import loss_and_sums
-from titan_rl.trainer.preparation import with_advantages
+from titan_rl.trainer.objective.objective import loss_and_sums
+from titan_rl.trainer.objective.preparation import with_advantages
 from titan_rl.trainer.whole_rollouts import joined_loss
 
 NUM_NEW = 8
@@ -84,7 +84,7 @@ def prepared(algorithm, rows: list[Row], **found) -> list[Row]:
 
 
 def loss_and_slope(algorithm, rows: list[Row]) -> tuple[float, float]:
-    """As trainer/learner.py has it: what is asked of whole rollouts, and then row by row."""
+    """As trainer/step/learner.py has it: what is asked of whole rollouts, and then row by row."""
     parameter = torch.tensor(1.0, requires_grad=True)
     model = model_of(parameter)
     joined = joined_loss(model, rows, partial(loss_and_sums, algorithm), is_counted=True)

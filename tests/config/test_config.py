@@ -12,11 +12,11 @@ from tree import CONFIGS
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, as_dict, load_config, load_resolved, parse_overrides
-from titan_rl.config.schema import OUR_SECTIONS, Config
-from titan_rl.controller.preflight import check_model, resolve
-from titan_rl.environments.base import make_task
-from titan_rl.models.tiny import make_tiny, tiny_config
-from titan_rl.trainer.layout import check_layout
+from titan_rl.config.sections.schema import OUR_SECTIONS, Config
+from titan_rl.controller.preflight.checks import check_model, resolve
+from titan_rl.environments.registry import make_task
+from titan_rl.models.builtin.tiny import make_tiny, tiny_config
+from titan_rl.trainer.model.layout import check_layout
 from titan_rl.trainer.titan_config import build_titan
 
 COMMITTED = sorted(CONFIGS.glob("*.toml"))

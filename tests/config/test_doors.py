@@ -5,11 +5,11 @@ import pytest
 from titan_rl.config.load import ConfigError
 from titan_rl.mesh.launch.base import make_launcher
 from titan_rl.mesh.launch.local import LocalLauncher
-from titan_rl.models.families import FAMILIES, make_family
+from titan_rl.models.families.registry import FAMILIES, make_family
 
 MODULE = """
 import subprocess
-from titan_rl.models.families import FAMILIES
+from titan_rl.models.families.registry import FAMILIES
 
 class Nice:
     def launch(self, command, *, environment, output):

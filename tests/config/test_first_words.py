@@ -5,9 +5,9 @@ import tomli
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.cli import main
+from titan_rl.config.io.toml_text import toml_text
 from titan_rl.config.load import ConfigError, load_config, nearest, parse_overrides
-from titan_rl.config.toml_text import toml_text
-from titan_rl.controller.preflight import resolve
+from titan_rl.controller.preflight.checks import resolve
 from titan_rl.trainer.titan_config import build_titan
 
 

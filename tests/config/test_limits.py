@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from titan_rl.algorithms.registry import make_algorithm
-from titan_rl.config.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
-from titan_rl.controller.engine_checks import kv_bytes
-from titan_rl.controller.preflight import check_model
-from titan_rl.models.rope import num_positions
-from titan_rl.models.tiny import tiny_config
-from titan_rl.trainer.optimizer import build_optimizer
+from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from titan_rl.controller.preflight.checks import check_model
+from titan_rl.controller.preflight.engine_checks import kv_bytes
+from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.layers.rope import num_positions
+from titan_rl.trainer.model.optimizer import build_optimizer
 from titan_rl.trainer.titan_config import build_titan, learned_titan, titan_keys
 
 

@@ -25,13 +25,11 @@ from titan_rl.config.model_directory import weight_checks
 from titan_rl.config.model_directory.directory import INDEX, SINGLE, belonging_files, read_object, stored_tensors
 from titan_rl.config.model_directory.tensor_names import LAYERS, expected_tensors
 from titan_rl.config.model_directory.weight_checks import check_finite
-from titan_rl.controller.preflight import check, check_model
+from titan_rl.controller.preflight.checks import check, check_model
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Request
-from titan_rl.diagnostics.bench.model_directories import make_good, refuse, spoiled
-from titan_rl.diagnostics.bench.weight_pairs import batch_of
-from titan_rl.diagnostics.bench.weight_speed import BENCH_ACTORS
-from titan_rl.diagnostics.bench.wrong_models import (
+from titan_rl.diagnostics.bench.models.model_directories import make_good, refuse, spoiled
+from titan_rl.diagnostics.bench.models.wrong_models import (
     WRONG_MODELS,
     Tensors,
     read_tensors,
@@ -39,12 +37,14 @@ from titan_rl.diagnostics.bench.wrong_models import (
     write_raw,
     write_tensors,
 )
-from titan_rl.mesh.endpoints import TrainerEndpoints
-from titan_rl.models.families import FAMILIES
-from titan_rl.models.hf_weights import load_hf
-from titan_rl.models.shards import Shard, expected_shapes
+from titan_rl.diagnostics.bench.weights.weight_pairs import batch_of
+from titan_rl.diagnostics.bench.weights.weight_speed import BENCH_ACTORS
+from titan_rl.mesh.members.endpoints import TrainerEndpoints
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.families.registry import FAMILIES
 from titan_rl.models.spec import model_spec
-from titan_rl.models.tiny import make_tiny
+from titan_rl.models.weights.hf_weights import load_hf
+from titan_rl.models.weights.shards import Shard, expected_shapes
 from titan_rl.trainer.titan_config import build_titan
 
 EMBEDDING, UP = "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"

@@ -10,8 +10,8 @@ from rich.text import Text
 from tree import PACKAGE
 
 from titan_rl.config import command_line
+from titan_rl.config.io.printable import printable_lines, say
 from titan_rl.config.load import ConfigError
-from titan_rl.config.printable import printable_lines, say
 from titan_rl.data.terminal import Terminal
 
 EVIL = {
@@ -27,7 +27,7 @@ EVIL = {
     "surrogate": "\udc9b2J",
     "unseen": "a\u200bb\u2066c\x00\x7f",
 }
-SAY_IT = ("config/command_line.py", "config/printable.py", "mesh/channel/pinned.py", "train.py")
+SAY_IT = ("config/command_line.py", "config/io/printable.py", "mesh/channel/memory/pinned.py", "train.py")
 """Modules that print what is written in them, or in the schema."""
 
 

@@ -9,9 +9,9 @@ from tree import CONFIGS
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import OUR_SECTIONS
-from titan_rl.controller.preflight import Checked, resolve
-from titan_rl.controller.unread import check_read
+from titan_rl.config.sections.schema import OUR_SECTIONS
+from titan_rl.controller.preflight.checks import Checked, resolve
+from titan_rl.controller.preflight.ineffective_settings import check_read
 
 KINDS: dict[str, dict[str, Any]] = {
     "rollouts": {},

@@ -14,9 +14,9 @@ import titan_rl
 from titan_rl import cli
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.plugins import forget, reference_to, resolve
-from titan_rl.controller.changes import Change, read_changes, record_changes, with_changes
-from titan_rl.controller.effects import Effect, effects_of
-from titan_rl.records.rundir import RunDir
+from titan_rl.controller.preflight.live_settings import Effect, effects_of
+from titan_rl.controller.preflight.setting_changes import Change, read_changes, record_changes, with_changes
+from titan_rl.records.run_directory.rundir import RunDir
 
 # what may change
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import running
 
-from titan_rl.config.schema import MetricsConfig
-from titan_rl.controller.display import Display
-from titan_rl.data.files import DiskFull, LineFile, is_full, replace_text, unless_full
+from titan_rl.config.sections.schema import MetricsConfig
+from titan_rl.controller.console.display import Display
+from titan_rl.data.storage.files import DiskFull, LineFile, is_full, replace_text, unless_full
 from titan_rl.data.types import Group, Provenance, Rollout, Turn
 from titan_rl.diagnostics.ledger_report import read_ledger
-from titan_rl.records.events import EventLog, read_events
-from titan_rl.records.ledger import Ledger
-from titan_rl.records.ledger_audit import flaws
+from titan_rl.records.ledger.audit import flaws
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog, read_metrics
-from titan_rl.records.rollouts import has_rollouts, read_rollouts, write_rollouts
+from titan_rl.records.run_directory.events import EventLog, read_events
+from titan_rl.records.steps.rollouts import has_rollouts, read_rollouts, write_rollouts
 from titan_rl.records.trackers import Trackers
 
 
@@ -130,9 +130,9 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     """The trainer is one step ahead of the records then: a checkpoint would bear the wrong number."""
     import asyncio
 
-    from titan_rl.controller.controller import Controller
-    from titan_rl.controller.ending import Ending
-    from titan_rl.controller.rollout_queue import Collected
+    from titan_rl.controller.loop.controller import Controller
+    from titan_rl.controller.loop.rollout_queue import Collected
+    from titan_rl.controller.loop.shutdown import Ending
 
     async def update(step):
         return []

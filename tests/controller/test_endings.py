@@ -14,16 +14,16 @@ from types import SimpleNamespace
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.ending import Ending
-from titan_rl.controller.farewell import stopping
-from titan_rl.controller.recovery import Recovery
+from titan_rl.controller.console.end_summary import stopping
+from titan_rl.controller.loop.shutdown import Ending
+from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.stopping import Stopped, StopRequest
-from titan_rl.mesh.launch import scratch
+from titan_rl.mesh.hosts.hosts import Host
+from titan_rl.mesh.processes.processes import ending, new_mark, running
+from titan_rl.mesh.processes.reaper import reap
+from titan_rl.mesh.resources import scratch
 from titan_rl.mesh.supervision.actor_process import ActorFault, ActorProcess, ActorProcesses
-from titan_rl.mesh.supervision.hosts import Host
-from titan_rl.mesh.supervision.processes import ending, new_mark, running
-from titan_rl.mesh.supervision.reaper import reap
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.train import run_to_end
 
 SLEEP = "import time; time.sleep(60)"
@@ -290,8 +290,8 @@ def test_recorded_steps_that_are_trained_again_end_between_two(monkeypatch):
             stop.ask()
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("titan_rl.controller.recovery.last_recorded", lambda *_: 9)
-    monkeypatch.setattr("titan_rl.controller.recovery.read_metrics", lambda *_: [])
+    monkeypatch.setattr("titan_rl.controller.recovery.recorded_rollouts.last_recorded", lambda *_: 9)
+    monkeypatch.setattr("titan_rl.controller.recovery.recorded_rollouts.read_metrics", lambda *_: [])
     recovery = object.__new__(Recovery)
     recovery.progress, recovery._train_again = SimpleNamespace(step=3), train_again
     recovery.run_dir = SimpleNamespace(rollouts=None, root=None)
@@ -347,7 +347,7 @@ STUB = """
 import asyncio, sys, types
 from pathlib import Path
 sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
-from titan_rl.controller.display import Display
+from titan_rl.controller.console.display import Display
 from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.train import drive, run_to_end
 

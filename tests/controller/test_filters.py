@@ -10,19 +10,19 @@ import pytest
 import running
 
 from titan_rl import cli
-from titan_rl.algorithms.batching import update_parts
-from titan_rl.algorithms.filters import REASONS, Selection, filter_reason
+from titan_rl.algorithms.batches.batching import update_parts
+from titan_rl.algorithms.batches.filters import REASONS, Selection, filter_reason
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import AlgorithmConfig, Config, FilterConfig, RolloutConfig
-from titan_rl.controller.admission import Admission
-from titan_rl.controller.rollout_queue import RolloutQueue
+from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfig, RolloutConfig
+from titan_rl.controller.loop.admission import Admission
+from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
-from titan_rl.mesh.faults_in_a_row import FaultsInARow
-from titan_rl.records.events import read_events
-from titan_rl.records.ledger import Ledger
-from titan_rl.records.ledger_audit import flaws
+from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.records.ledger.audit import flaws
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rollouts import read_rollouts
+from titan_rl.records.run_directory.events import read_events
+from titan_rl.records.steps.rollouts import read_rollouts
 
 SAMPLES = 4
 

@@ -11,22 +11,23 @@ from running import overrides
 
 from titan_rl import train
 from titan_rl.config.load import ConfigError
-from titan_rl.controller import recorded_config, resuming
-from titan_rl.controller.preflight import resolve
-from titan_rl.controller.recovery import Recovery
-from titan_rl.controller.resumed_settings import learning_rates, resumed_settings
+from titan_rl.controller.preflight import recorded_config
+from titan_rl.controller.preflight import resume as resuming
+from titan_rl.controller.preflight.checks import resolve
+from titan_rl.controller.preflight.resumed_settings import learning_rates, resumed_settings
+from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.session import Session
 from titan_rl.data.types import StepMetrics
-from titan_rl.diagnostics import replay
-from titan_rl.environments.prompts import PromptStream
-from titan_rl.models.tiny import make_tiny
-from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.ledger import Ledger
+from titan_rl.diagnostics.replay import replay
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
-from titan_rl.records.rollouts import read_rollouts, write_rollouts
-from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
-from titan_rl.records.sources import check_sources, find_sources, write_sources
-from titan_rl.records.summary import Progress
+from titan_rl.records.run_directory.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
+from titan_rl.records.run_directory.summary import Progress
+from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
 LAST = made_run.STEPS
 

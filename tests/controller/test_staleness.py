@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from waiting import eventually
 
-from titan_rl.config.schema import Config, RolloutConfig
-from titan_rl.controller.admission import Admission
-from titan_rl.controller.publishing import Publishing
-from titan_rl.controller.rollout_queue import RolloutQueue
+from titan_rl.config.sections.schema import Config, RolloutConfig
+from titan_rl.controller.loop.admission import Admission
+from titan_rl.controller.loop.publishing import Publishing
+from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
-from titan_rl.mesh.faults_in_a_row import FaultsInARow
+from titan_rl.mesh.control.repeated_faults import FaultsInARow
 
 
 def simulate(seed: int, groups_per_step: int, max_staleness: int, start: int, num_steps: int = 30) -> list[int]:

@@ -9,19 +9,19 @@ import pytest
 from chat_templates import byte_pair_tokenizer
 from row_tasks import write
 
-from titan_rl.algorithms.batching import data_batch
-from titan_rl.algorithms.dpo import DPO
+from titan_rl.algorithms.batches.batching import data_batch
+from titan_rl.algorithms.offline.dpo import DPO
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import DataConfig, TaskConfig
-from titan_rl.data.datasets import Dataset, make_dataset, read_files
-from titan_rl.data.examples import as_pairs, make_example, mismatched
-from titan_rl.data.row_files import read_raw_rows
-from titan_rl.data.shapes import read_row
+from titan_rl.config.sections.schema import DataConfig, TaskConfig
+from titan_rl.data.rows.datasets import Dataset, make_dataset, read_files
+from titan_rl.data.rows.examples import as_pairs, make_example, mismatched
+from titan_rl.data.rows.row_files import read_raw_rows
+from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.conversation import encode_conversation
 from titan_rl.data.types import Layout, Provenance
-from titan_rl.environments.base import make_task
-from titan_rl.environments.made_data import made_rows
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.synthetic_data import made_rows
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 CHAT = (
     "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}<eos>\n{% endfor %}"
@@ -213,7 +213,7 @@ def test_a_format_that_the_algorithm_cannot_learn_from_is_refused(tmp_path):
     ],
 )  # fmt: skip
 def test_mistakes_in_the_settings_are_told_before_anything_starts(overrides, words):
-    from titan_rl.controller.preflight import check
+    from titan_rl.controller.preflight.checks import check
 
     with pytest.raises(ConfigError) as caught:
         check(load_config(None, overrides))
@@ -222,7 +222,7 @@ def test_mistakes_in_the_settings_are_told_before_anything_starts(overrides, wor
 
 def test_answers_to_one_question_alone_are_no_labels_to_learn_from(tmp_path):
     """KTO's z would be made of the samples' own log-ratios."""
-    from titan_rl.controller.preflight import check
+    from titan_rl.controller.preflight.checks import check
 
     write(tmp_path, [{"prompt": "1+1=", "completion": str(n), "label": n == 2} for n in range(9)], "data.jsonl")
     write(tmp_path, [{"prompt": "1+2=", "completion": "3", "label": True}], "held_out.jsonl")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from titan_rl.data.files import replace_text, replacing
+from titan_rl.data.storage.files import replace_text, replacing
 
 
 def test_a_file_is_replaced_and_nothing_stays_beside_it(tmp_path):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.algorithms.batching import discard_reason, sft_batches, step_batches, usable_rollouts
-from titan_rl.algorithms.grpo import GRPO
-from titan_rl.config.schema import AlgorithmConfig, Config, SFTConfig
-from titan_rl.data.packing import fit_rows, pack, token_weights
+from titan_rl.algorithms.batches.batching import discard_reason, sft_batches, step_batches, usable_rollouts
+from titan_rl.algorithms.policy_gradient.grpo import GRPO
+from titan_rl.config.sections.schema import AlgorithmConfig, Config, SFTConfig
+from titan_rl.data.batches.packing import fit_rows, pack, token_weights
 from titan_rl.data.types import Batch, Group, Layout, Provenance, Rollout, Row, Sample
 
 MAX_NEW_TOKENS = 12

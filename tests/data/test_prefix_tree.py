@@ -5,11 +5,11 @@ import pytest
 import torch
 from test_packing import MAX_NEW_TOKENS, packed, past, rows_of
 
-from titan_rl.data.packing import pack, token_weights
-from titan_rl.data.prefix_tree import prefix_tree
+from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.batches.prefix_tree import prefix_tree
 from titan_rl.data.types import Provenance, Sample
-from titan_rl.models import attention
-from titan_rl.models.attention import PackedAttention, plan_attention
+from titan_rl.models.layers import attention
+from titan_rl.models.layers.attention import PackedAttention, plan_attention
 
 MODEL, TEMPLATE, TOOL, REPEATED = Provenance.MODEL, Provenance.TEMPLATE, Provenance.TOOL, Provenance.REPEATED
 

@@ -9,12 +9,12 @@ import pytest
 from row_tasks import mistake, rows_task, sums, write
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
-from titan_rl.data.row_files import _rows
-from titan_rl.environments.base import make_task
-from titan_rl.environments.checks import training_prompts
-from titan_rl.environments.prompts import held_out_prompts
-from titan_rl.environments.row_files import read_rows
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.rows.row_files import _rows
+from titan_rl.environments.prompts.row_files import read_rows
+from titan_rl.environments.prompts.stream import held_out_prompts
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.prompt_checks import training_prompts
 
 
 @pytest.mark.parametrize("column", ["prompt", "question"])

@@ -9,19 +9,19 @@ from chat_templates import SCHEMA
 from model_texts import BASE, GLM, LLAMA_3, MODELS, PHI_3, QWEN_3, ModelText, byte_pairs, sentence_pieces
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.examples import make_example
-from titan_rl.data.shapes import read_row
+from titan_rl.data.rows.examples import make_example
+from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.checks import TextUse, check_chat, check_text, text_facts
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.conversation import first_unknown
 from titan_rl.data.text.tokenizer import TextSettings, read_answer, set_text
 from titan_rl.data.text.turns import encode_answer, encode_messages, encode_opening, encode_reply
 from titan_rl.data.types import Completion, Prompt, Provenance
-from titan_rl.environments.agents.asked import Asked, Said
 from titan_rl.environments.agents.branches import Branches
-from titan_rl.environments.demonstrations import demonstrate
-from titan_rl.environments.environment import Replying
-from titan_rl.environments.task import Task
+from titan_rl.environments.agents.openai_requests import Asked, Said
+from titan_rl.environments.interfaces.environment import Replying
+from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.rollout.demonstrations import demonstrate
 
 
 @pytest.fixture(params=MODELS, scope="module")

@@ -9,8 +9,8 @@ from model_texts import MODELS, ModelText, byte_pairs, sentence_pieces
 from tokenizers import AddedToken, normalizers
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.examples import make_example
-from titan_rl.data.shapes import read_row
+from titan_rl.data.rows.examples import make_example
+from titan_rl.data.rows.row_shapes import read_row
 from titan_rl.data.text.checks import TextUse, check_chat
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.tokenizer import set_text

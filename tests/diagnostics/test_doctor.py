@@ -9,11 +9,11 @@ import cloudpickle
 import pytest
 
 from titan_rl.config.load import load_config
-from titan_rl.controller.preflight import check
-from titan_rl.diagnostics.doctor.checks import CHECKS
-from titan_rl.diagnostics.doctor.examination import look_over
-from titan_rl.diagnostics.doctor.patient import Patient
-from titan_rl.diagnostics.doctor.visit import Visit
+from titan_rl.controller.preflight.checks import check
+from titan_rl.diagnostics.doctor.actors_under_test import Patient
+from titan_rl.diagnostics.doctor.catalogue import CHECKS
+from titan_rl.diagnostics.doctor.context import Visit
+from titan_rl.diagnostics.doctor.runner import look_over
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OVERRIDES = {
@@ -199,7 +199,7 @@ def other_weights(learner):
 def bos_in_verifier(verifier):
     import numpy as np
 
-    from titan_rl.environments import group
+    from titan_rl.environments.rollout import group
 
     encode = group.encode_prompt
     return set_on(group, "encode_prompt", lambda *given: np.insert(encode(*given), 0, 5).astype(np.int32))
@@ -216,7 +216,7 @@ def other_special_tokens(verifier):
 
 
 def prompt_in_mask(verifier):
-    from titan_rl.environments.episode import Episode
+    from titan_rl.environments.conversation.episode import Episode
 
     finish = Episode.finish
 
@@ -228,7 +228,7 @@ def prompt_in_mask(verifier):
 
 
 def end_not_in_mask(verifier):
-    from titan_rl.environments.episode import Episode
+    from titan_rl.environments.conversation.episode import Episode
 
     finish = Episode.finish
 

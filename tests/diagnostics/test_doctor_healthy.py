@@ -8,17 +8,19 @@ import healthy_runs
 import pytest
 
 from titan_rl.config.load import load_config
-from titan_rl.controller.preflight import Checked, check, resolve
+from titan_rl.controller.preflight.checks import Checked, check, resolve
 from titan_rl.data.types import Group
-from titan_rl.diagnostics.doctor import arithmetic, bandit, layouts, probes, rewards
-from titan_rl.diagnostics.doctor.checks import CHECKS
-from titan_rl.diagnostics.doctor.examination import examine, look_over
+from titan_rl.diagnostics.doctor.actors_under_test import Patient
+from titan_rl.diagnostics.doctor.catalogue import CHECKS
+from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, rewards
+from titan_rl.diagnostics.doctor.context import Visit
 from titan_rl.diagnostics.doctor.findings import Finding, NotLookedAt, Wrong
-from titan_rl.diagnostics.doctor.patient import Patient
-from titan_rl.diagnostics.doctor.visit import Visit
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.learner import Learner
-from titan_rl.trainer.update import Gradients, apply_gradients
+from titan_rl.diagnostics.doctor.probes import actors as probes
+from titan_rl.diagnostics.doctor.probes import bandit
+from titan_rl.diagnostics.doctor.runner import examine, look_over
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.trainer.step.learner import Learner
+from titan_rl.trainer.step.update import Gradients, apply_gradients
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = tuple(healthy_runs.healthy_runs(Path(), Path(), Path()))

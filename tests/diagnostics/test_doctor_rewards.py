@@ -10,15 +10,15 @@ import pytest
 
 from titan_rl.cli import main
 from titan_rl.config.load import load_config
-from titan_rl.controller.preflight import check
-from titan_rl.diagnostics.doctor import machinery
-from titan_rl.diagnostics.doctor.checks import CHECKS
-from titan_rl.diagnostics.doctor.examination import look_over
+from titan_rl.controller.preflight.checks import check
+from titan_rl.diagnostics.doctor.catalogue import CHECKS
+from titan_rl.diagnostics.doctor.checks import machinery
+from titan_rl.diagnostics.doctor.context import Visit
 from titan_rl.diagnostics.doctor.findings import Finding
-from titan_rl.diagnostics.doctor.visit import Visit
-from titan_rl.environments.calculator import CalculatorTask
+from titan_rl.diagnostics.doctor.runner import look_over
 from titan_rl.environments.sandbox.pool import check_sandbox
-from titan_rl.environments.scoring_process import ScoringProcess
+from titan_rl.environments.scoring.scoring_process import ScoringProcess
+from titan_rl.environments.tasks.calculator import CalculatorTask
 
 REWARDS = '''
 """Rewards with one bug each."""

@@ -6,8 +6,8 @@ from model_texts import BASE, MODELS
 
 from titan_rl.data.text import chat_template, endings, pieces, turns
 from titan_rl.data.text.tokenizer import text_settings
+from titan_rl.diagnostics.doctor.checks.text import Written
 from titan_rl.diagnostics.doctor.findings import Wrong
-from titan_rl.diagnostics.doctor.text import Written
 
 
 def examine(name: str) -> None:

@@ -20,11 +20,11 @@ from running import overrides
 
 from titan_rl import cli, train
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.elastic import take_scale_request
+from titan_rl.controller.loop.scaling import take_scale_request
 from titan_rl.data.text.tokenizer import read_tokenizer
-from titan_rl.diagnostics import replay
-from titan_rl.models.tiny import make_tiny
-from titan_rl.records.rundir import RunDir
+from titan_rl.diagnostics.replay import replay
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.records.run_directory.rundir import RunDir
 
 EVIL = "from pathlib import Path\nPath({canary!r}).write_text('code of the run directory was run')\ndef f(*a): ...\n"
 

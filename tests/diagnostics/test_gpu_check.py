@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from gpu_check.bars import NOT_MEASURED, ROWS, Bar
 from gpu_check.report import exit_code, outcome, verdict
 from gpu_check.supervision import Supervisor
+from gpu_check.thresholds import NOT_MEASURED, ROWS, Bar
 from tree import SCRIPTS, SUPPORT
 
 FEW = ["kernel discounted_scan", "train 135m float32"]
@@ -88,7 +88,7 @@ def test_one_row_that_falls_is_named_and_gives_exit_code_1():
 
 @pytest.fixture
 def supervisor(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT / "fakes"))
     supervisor = Supervisor(rehearse=True, folder=tmp_path, module="fake_gpu_worker")
     yield supervisor
     supervisor.close()
@@ -145,9 +145,9 @@ def test_an_older_torch_is_enough():
     code = """
 import torch.distributed.fsdp as fsdp
 fsdp.__dict__.pop("DataParallelMeshDims")
-from gpu_check.bare import prepare
+from gpu_check.stubs import prepare
 prepare(rehearse=True)
-import gpu_check.house
+import gpu_check.fixtures
 import sys
 assert sys.modules["vllm"] is None and "torchtitan.components.dataloader" not in sys.modules
 try:

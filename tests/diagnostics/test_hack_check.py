@@ -10,11 +10,11 @@ from tree import EXAMPLES
 
 from titan_rl.cli import main
 from titan_rl.config.load import load_config
-from titan_rl.controller.preflight import check
-from titan_rl.records.alarms import GAMED
-from titan_rl.records.events import read_events
+from titan_rl.controller.preflight.checks import check
+from titan_rl.records.alarms.alarms import GAMED
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rollouts import read_rollouts
+from titan_rl.records.run_directory.events import read_events
+from titan_rl.records.steps.rollouts import read_rollouts
 
 EXAMPLE = EXAMPLES / "loophole.toml"
 

@@ -9,10 +9,10 @@ import pytest
 from made_rollouts import rollout_of
 
 from titan_rl import cli
-from titan_rl.config.printable import printable
+from titan_rl.config.io.printable import printable
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.show import lines_of
-from titan_rl.records.rollouts import write_rollouts
+from titan_rl.records.steps.rollouts import write_rollouts
 
 NAME = "train/0000001"
 EVIL = "\x1b[2J\x9b31mred\r\n[bold]x[/bold]\u202e"

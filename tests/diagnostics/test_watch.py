@@ -12,22 +12,22 @@ import watched_run
 
 from titan_rl.cli import main
 from titan_rl.data.types import Provenance, Rollout, Turn, correct
-from titan_rl.diagnostics.bench.browser import browser_page, why_no_browser
-from titan_rl.diagnostics.bench.watch import served
-from titan_rl.diagnostics.web.facts import account_of, actors_of, faults_of, plain_events, state_of
-from titan_rl.diagnostics.web.group_sheet import card, summary
+from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
+from titan_rl.diagnostics.bench.page.watch import served
+from titan_rl.diagnostics.web.data.facts import account_of, actors_of, faults_of, plain_events, state_of
+from titan_rl.diagnostics.web.data.index import RolloutIndex
+from titan_rl.diagnostics.web.data.selection import RIGHT, Selection, selection_of
 from titan_rl.diagnostics.web.guard import Guard
-from titan_rl.diagnostics.web.index import RolloutIndex
-from titan_rl.diagnostics.web.mesh import _health
-from titan_rl.diagnostics.web.overview import _alarms, options
-from titan_rl.diagnostics.web.selection import RIGHT, Selection, selection_of
-from titan_rl.diagnostics.web.timeline import busy_share, draw
-from titan_rl.diagnostics.web.tokens import COLOURS, Tokens, facts_of
-from titan_rl.mesh.step_record import ActorSpan
-from titan_rl.records.alarms import NAMES
+from titan_rl.diagnostics.web.html.timeline import busy_share, draw
+from titan_rl.diagnostics.web.html.tokens import COLOURS, Tokens, facts_of
+from titan_rl.diagnostics.web.views.group import card, summary
+from titan_rl.diagnostics.web.views.mesh import _health
+from titan_rl.diagnostics.web.views.overview import _alarms, options
+from titan_rl.mesh.telemetry.step_record import ActorSpan
+from titan_rl.records.alarms.alarms import NAMES
 from titan_rl.records.plot import curves_of, panels_of
-from titan_rl.records.rundir import RunDir
-from titan_rl.records.trace import write_trace
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.trace import write_trace
 
 EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.title='forged'\">'\"><b>{{7*7}}\x1b[2J"
 
@@ -141,7 +141,7 @@ def test_a_token_tells_both_sides():
 
 
 def test_provenance_has_a_look_of_its_own_for_each():
-    from titan_rl.diagnostics.web.style import CSS
+    from titan_rl.diagnostics.web.html.style import CSS
 
     assert all(f".tok-{who.name.lower()} " in CSS for who in Provenance)
 

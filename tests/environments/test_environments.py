@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from titan_rl.data.types import Completion, Prompt, Provenance, Sampling
-from titan_rl.environments import task as tasks
-from titan_rl.environments.demonstrations import demonstrate
-from titan_rl.environments.environment import OVER, EnvironmentFailed, OneAnswer, Reply
-from titan_rl.environments.group import run_group
-from titan_rl.environments.score import Score
-from titan_rl.environments.sessions import Sessions
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.environments.conversation.session_limit import Sessions
+from titan_rl.environments.interfaces import task as tasks
+from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
+from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.rollout.demonstrations import demonstrate
+from titan_rl.environments.rollout.group import run_group
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
 EOS = TOKENIZER.eos_token_id

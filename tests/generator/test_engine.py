@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 
-from titan_rl.config.schema import GeneratorConfig
+from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.types import EngineStatistics, Request, RequestRefused
 from titan_rl.generator import engine as engine_module
 from titan_rl.generator.engine import GenerationEngine

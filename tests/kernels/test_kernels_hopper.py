@@ -1,7 +1,7 @@
 """Every kernel in every form that a launch or the tuner may choose compiles for Hopper, without a GPU.
 
 test_kernels_room.py compiles each kernel as it is launched as a rule; here are the tuner's candidates, the choice in
-their place (trainer/determinism.py), and the losses' settings.
+their place (trainer/model/determinism.py), and the losses' settings.
 """
 
 import importlib

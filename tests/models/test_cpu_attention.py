@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from titan_rl.kernels import linear_logprob
-from titan_rl.models import cpu_attention
+from titan_rl.models.layers import cpu_attention
 
 SEGMENTS, HEADS, SIZE = 3, 6, 16
 

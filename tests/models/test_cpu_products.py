@@ -11,11 +11,11 @@ import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torc
 from torchtitan.models.common import Linear
 
 from titan_rl.kernels import linear_logprob
-from titan_rl.models.cpu_products import LeanLinear, is_widened, with_lean_linears
-from titan_rl.models.families import find_family
-from titan_rl.models.lean import _GateAndProject
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.families.registry import find_family
+from titan_rl.models.layers.cpu_products import LeanLinear, is_widened, with_lean_linears
+from titan_rl.models.layers.memory_saving import _GateAndProject
 from titan_rl.models.spec import read_hf_config
-from titan_rl.models.tiny import make_tiny
 
 
 @pytest.fixture

@@ -15,15 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import load_config
-from titan_rl.config.schema import AlgorithmConfig
-from titan_rl.models import attention, gpt_oss, moe
-from titan_rl.models.heads import value_spec
+from titan_rl.config.sections.schema import AlgorithmConfig
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.families import gpt_oss
+from titan_rl.models.layers import attention, moe
 from titan_rl.models.spec import apply_parallelism, model_spec
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer import sharded_model
-from titan_rl.trainer.objective import loss_and_sums
-from titan_rl.trainer.ranks import parallel_dims
-from titan_rl.trainer.sharded_model import ShardedModel
+from titan_rl.models.value_head import value_spec
+from titan_rl.trainer.distributed.ranks import parallel_dims
+from titan_rl.trainer.model import sharded_model
+from titan_rl.trainer.model.sharded_model import ShardedModel
+from titan_rl.trainer.objective.objective import loss_and_sums
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.data.types import Segment
-from titan_rl.models.attention import plan_attention
-from titan_rl.models.shards import expected_shapes
+from titan_rl.models.layers.attention import plan_attention
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
-from titan_rl.trainer.layout import check_layout
+from titan_rl.models.weights.shards import expected_shapes
+from titan_rl.trainer.model.layout import check_layout
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")

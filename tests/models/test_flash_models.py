@@ -16,17 +16,18 @@ from torchtitan.config import CompileConfig
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight import check_model
-from titan_rl.controller.role_checks import check_roles
-from titan_rl.data.packing import dummy_row
+from titan_rl.controller.preflight.checks import check_model
+from titan_rl.controller.preflight.role_checks import check_roles
+from titan_rl.data.batches.packing import dummy_row
 from titan_rl.kernels.packed_attention import PackedPlan, packed_attention
-from titan_rl.models import attention, device, lean
-from titan_rl.models.attention import BlockPlan, attention_form, plan_attention
+from titan_rl.models import device
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.models.layers import attention, memory_saving
+from titan_rl.models.layers.attention import BlockPlan, attention_form, plan_attention
 from titan_rl.models.spec import model_spec, read_hf_config
-from titan_rl.models.tiny import make_tiny
-from titan_rl.models.tokenizer import character_tokenizer
-from titan_rl.trainer.layout import check_compile
-from titan_rl.trainer.learner import Learner
+from titan_rl.trainer.model.layout import check_compile
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -111,8 +112,8 @@ def test_both_forms_give_the_same_logits(tmp_path, case):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """The forms of a GPU, computed here."""
-    monkeypatch.setattr(lean, "_is_plain", lambda tensor: False)
-    monkeypatch.setattr("titan_rl.trainer.sharded_model.attention_form", lambda *_: "packed")
+    monkeypatch.setattr(memory_saving, "_is_plain", lambda tensor: False)
+    monkeypatch.setattr("titan_rl.trainer.model.sharded_model.attention_form", lambda *_: "packed")
     monkeypatch.setattr(attention, "packed_attention", partial(packed_attention, implementation="flash"))
     with flash_on_cpu():
         yield

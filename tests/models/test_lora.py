@@ -12,21 +12,21 @@ from transformers import AutoModelForCausalLM
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.kept_policy import keeps_policy
-from titan_rl.controller.preflight import check_model
+from titan_rl.controller.initial_policy import keeps_policy
+from titan_rl.controller.preflight.checks import check_model
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, split_name
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
-from titan_rl.mesh.channel.weights import WeightWriter, holdings
-from titan_rl.models.peft_files import CONFIG, WEIGHTS
-from titan_rl.models.shards import is_adapter
+from titan_rl.mesh.channel.writer import WeightWriter, holdings
+from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.spec import read_hf_config
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.learner import Learner
-from titan_rl.trainer.lora_checks import check_lora
-from titan_rl.trainer.plain_state import StateError, read_metadata
-from titan_rl.trainer.snapshot import load_snapshot
+from titan_rl.models.weights.peft_files import CONFIG, WEIGHTS
+from titan_rl.models.weights.shards import is_adapter
+from titan_rl.trainer.model.lora_checks import check_lora
 from titan_rl.trainer.snapshot_kinds import make_snapshots
-from titan_rl.trainer.state import BackgroundSave
+from titan_rl.trainer.state.checkpoint_state import BackgroundSave
+from titan_rl.trainer.state.plain_state import StateError, read_metadata
+from titan_rl.trainer.state.snapshot import load_snapshot
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")

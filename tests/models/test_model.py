@@ -22,13 +22,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoT
 
 from titan_rl.config.load import load_config
 from titan_rl.data.types import Row, Segment
-from titan_rl.models.decoder import decoder_config
-from titan_rl.models.families import FAMILIES, REQUIRED, Family, PackedLlama
-from titan_rl.models.hf_weights import load_hf
-from titan_rl.models.shards import local_shards
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.families.registry import FAMILIES, REQUIRED, Family, PackedLlama
+from titan_rl.models.layers.decoder import decoder_config
 from titan_rl.models.spec import longest_rollout, model_spec, read_hf_config
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.parallel import parallel_model
+from titan_rl.models.weights.hf_weights import load_hf
+from titan_rl.models.weights.shards import local_shards
+from titan_rl.trainer.model.parallel import parallel_model
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -132,7 +132,7 @@ def test_weights_come_back_bit_for_bit(tmp_path, variant, dtype):
 )
 def test_the_model_that_was_trained_is_the_one_that_is_written(tmp_path, monkeypatch, asked, most, written):
     """A step of 1e-6 is less than bf16 can show, and is in float32 all the same. config.json says which it is."""
-    monkeypatch.setattr("titan_rl.models.hf_weights.MOST_AS_TRAINED", most)
+    monkeypatch.setattr("titan_rl.models.weights.hf_weights.MOST_AS_TRAINED", most)
     source, out = tmp_path / "source", tmp_path / "out"
     make_model(source).to(torch.bfloat16).save_pretrained(source)
     learner = learner_of(source)

@@ -5,7 +5,7 @@ import torch
 from family_models import CASES, YARN, make
 
 from titan_rl.config.load import load_config
-from titan_rl.models.rope import cut_positions
+from titan_rl.models.layers.rope import cut_positions
 from titan_rl.models.spec import apply_parallelism, model_spec
 from titan_rl.trainer.titan_config import build_titan
 

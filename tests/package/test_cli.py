@@ -17,13 +17,15 @@ from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.cli import main
 from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.config.shipped import shipped
 from titan_rl.controller import wiring
-from titan_rl.controller.preflight import resolve
+from titan_rl.controller.preflight.checks import resolve
 from titan_rl.controller.session import one_line
-from titan_rl.diagnostics.bench import learning, learning_smollm2, off_policy
 from titan_rl.diagnostics.bench.harness import BENCHES, machine, row, run_bench
+from titan_rl.diagnostics.bench.learning import off_policy
+from titan_rl.diagnostics.bench.learning import smollm2 as learning_smollm2
+from titan_rl.diagnostics.bench.learning import tomls as learning
 from titan_rl.records.statistics import Proportion
 
 
@@ -248,7 +250,7 @@ def test_a_model_that_cannot_be_fetched_leaves_no_folder(tmp_path, monkeypatch, 
     def offline(folder):
         raise ConfigError("no network")
 
-    monkeypatch.setattr("titan_rl.models.smollm2.fetch_smollm2", offline)
+    monkeypatch.setattr("titan_rl.models.builtin.smollm2.fetch_smollm2", offline)
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new"):
         assert main(["model", "smollm2", str(tmp_path / name)]) == 2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from titan_rl.controller.checkpointing import Checkpointing
-from titan_rl.records.checkpoints import CheckpointFolder, ControllerState
-from titan_rl.records.ledger import Ledger
+from titan_rl.controller.recovery.checkpointing import Checkpointing
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder, ControllerState
+from titan_rl.records.ledger.ledger import Ledger
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
-from titan_rl.records.rundir import RunDir
-from titan_rl.trainer.plain_state import PlainPlanner, StateError, load_state, read_metadata, state_flaw
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.trainer.state.plain_state import PlainPlanner, StateError, load_state, read_metadata, state_flaw
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -5,7 +5,7 @@ import pytest
 from made_rollouts import rollout_of
 
 from titan_rl.data.types import Group, Turn
-from titan_rl.records.rollouts import read_rollouts, write_rollouts
+from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
 GROUPS = [
     Group("train/0000002", [rollout_of("train/0000002", sample) for sample in range(3)]),

@@ -10,11 +10,11 @@ from test_checkpoint_folder import cut_short, flip_a_bit, state_of
 from test_plain_state import loaded
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight import check_checkpoints
-from titan_rl.data.shards import SHARDS, Shards, StoreError, open_file, shards_of, write_shards
-from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.rundir import RunDir
-from titan_rl.trainer.plain_state import StateError, load_state, state_flaw
+from titan_rl.controller.preflight.checks import check_checkpoints
+from titan_rl.data.storage.shards import SHARDS, Shards, StoreError, open_file, shards_of, write_shards
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.trainer.state.plain_state import StateError, load_state, state_flaw
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -9,10 +9,10 @@ import pytest
 from titan_rl.cli import main
 from titan_rl.data.spans import Span, Spans
 from titan_rl.data.types import Batch, Group, Rollout, Row, Segment, Turn
-from titan_rl.mesh.step_record import RankTold, StepRecord, found_of
-from titan_rl.records import trace
-from titan_rl.records.trace import ActorSpan, as_chrome, lanes, read_trace, write_trace
-from titan_rl.records.trained import in_order, pieces, read_trained, write_trained
+from titan_rl.mesh.telemetry.step_record import RankTold, StepRecord, found_of
+from titan_rl.records.steps import trace
+from titan_rl.records.steps.trace import ActorSpan, as_chrome, lanes, read_trace, write_trace
+from titan_rl.records.steps.trained import in_order, pieces, read_trained, write_trained
 
 
 def test_spans_that_go_on_are_one_and_there_are_never_many():

@@ -7,9 +7,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import MetricsConfig
+from titan_rl.config.sections.schema import MetricsConfig
 from titan_rl.records.metrics import MetricsLog, read_metrics
-from titan_rl.records.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir
 from titan_rl.records.trackers import Trackers, check_trackers
 
 CONFIG = {"run": {"seed": 1}}

@@ -12,12 +12,12 @@ import running
 from faults import check_records, last_step, pid_of, replay, wait_for, wait_for_event
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight import check
-from titan_rl.mesh.door import Door
+from titan_rl.controller.preflight.checks import check
+from titan_rl.mesh.control.colocation import Turns
+from titan_rl.mesh.control.startup_gate import Door
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.remote_call import RemoteCall
-from titan_rl.mesh.turns import Turns
-from titan_rl.mesh.weight_link import WeightLink
+from titan_rl.mesh.weights.channel_link import WeightLink
 from titan_rl.records.metrics import read_metrics
 
 COLOCATED = dict(placement__mode="colocated")
@@ -63,7 +63,7 @@ def make(monkeypatch) -> tuple[Turns, list]:
         if len(log) == 3:
             raise OSError("no memory")
 
-    monkeypatch.setattr("titan_rl.mesh.turns.call", call)
+    monkeypatch.setattr("titan_rl.mesh.control.colocation.call", call)
     return Turns(FakeRanks(log), generators, WeightLink(None, "auto", 1.0), 1.0), log
 
 

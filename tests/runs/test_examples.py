@@ -8,7 +8,7 @@ import warm_commands
 from tree import EXAMPLES
 
 from titan_rl.config.load import load_config
-from titan_rl.controller.preflight import check
+from titan_rl.controller.preflight.checks import check
 from titan_rl.records.metrics import read_metrics
 
 

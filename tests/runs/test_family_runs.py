@@ -6,7 +6,7 @@ import torch
 from family_models import make
 from safetensors.torch import load_file
 
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.metrics import read_metrics
 
 REWARD = """

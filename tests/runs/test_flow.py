@@ -8,9 +8,9 @@ import pytest
 import running
 
 from titan_rl.data.types import Provenance
-from titan_rl.records.ledger import Ledger
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rollouts import read_rollouts
+from titan_rl.records.steps.rollouts import read_rollouts
 
 pytestmark = pytest.mark.slow
 STEPS = running.STEPS

@@ -181,7 +181,7 @@ def test_a_kernel_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
 SAYING = [
     """
 import asyncio
-from titan_rl.controller.display import Display
+from titan_rl.controller.console.display import Display
 display = Display(num_steps=5)
 display.log("of the first")
 async def later():
@@ -203,7 +203,7 @@ def test_what_is_said_in_the_background_stands_below_the_cell_that_asked_last(tm
 
 FOLLOWING = """
 import asyncio
-from titan_rl.controller.interactive.following import Following
+from titan_rl.controller.interactive.live_plot import Following
 step, is_over = 1, False
 following = Following(lambda: f"at step {step}", lambda: step, lambda: is_over)
 

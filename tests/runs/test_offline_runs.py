@@ -13,12 +13,12 @@ from running import gone, output, start, train
 
 from titan_rl import cli
 from titan_rl.config.load import ConfigError, load_resolved
-from titan_rl.controller.preflight import resolve, with_dataset
+from titan_rl.controller.preflight.checks import resolve, with_dataset
 from titan_rl.diagnostics.ledger_report import read_ledger
-from titan_rl.diagnostics.replayed_steps import DataReplay
-from titan_rl.records.events import read_events
+from titan_rl.diagnostics.replay.batches import DataReplay
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.run_directory.events import read_events
+from titan_rl.records.run_directory.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 SETTINGS = {

@@ -13,8 +13,8 @@ from faults import check_records, last_step, pid_of, replay, strike, wait_for, w
 
 from titan_rl import cli
 from titan_rl.diagnostics.chaos.targets import below_verifier
-from titan_rl.records.events import read_events
-from titan_rl.records.ledger import Ledger
+from titan_rl.records.ledger.ledger import Ledger
+from titan_rl.records.run_directory.events import read_events
 
 pytestmark = pytest.mark.slow
 confirms = pytest.mark.confirms

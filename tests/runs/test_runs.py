@@ -7,7 +7,7 @@ import signal
 import pytest
 import running
 
-from titan_rl.records.ledger import Ledger
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = pytest.mark.slow

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from titan_rl.data.packing import pack, token_weights
+from titan_rl.data.batches.packing import pack, token_weights
 from titan_rl.data.types import Batch, Provenance, Sample
-from titan_rl.trainer.bad_numbers import parts
+from titan_rl.trainer.objective.nonfinite import parts
 
 VOCABULARY = 90
 

@@ -6,9 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from titan_rl.records.events import read_events
-from titan_rl.records.ledger import Ledger
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import read_metrics
+from titan_rl.records.run_directory.events import read_events
 
 
 def strike(root: Path, target: str, number: signal.Signals = signal.SIGKILL) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.preflight import check
+from titan_rl.controller.preflight.checks import check
 
 
 def assert_one_line(tables: dict, words: Iterable[str]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
-from titan_rl.environments.base import make_task
-from titan_rl.environments.prompts import held_out_prompts
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.environments.prompts.stream import held_out_prompts
+from titan_rl.environments.registry import make_task
 
 
 def sums(count: int) -> list[dict]:

@@ -8,10 +8,10 @@ import torch
 from local_trainer import LocalTrainer, make_steps
 
 from titan_rl.config.load import load_config
-from titan_rl.controller.data_recovery import DataRecovery
-from titan_rl.models.tiny import make_tiny
-from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.summary import Progress
+from titan_rl.controller.offline.recovery import DataRecovery
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
+from titan_rl.records.run_directory.summary import Progress
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

@@ -13,14 +13,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from titan_rl.config.load import load_config
-from titan_rl.controller import run_device, trainer_device
-from titan_rl.controller.trainer_device import TRAINER_DEVICE
+from titan_rl.controller import run_device
+from titan_rl.controller.preflight import device as trainer_device
+from titan_rl.controller.preflight.device import TRAINER_DEVICE
 from titan_rl.data.types import StepMetrics
-from titan_rl.diagnostics import replay
-from titan_rl.diagnostics.compared import ComparedState, ComparedStep, compare_states, recorded_places
+from titan_rl.diagnostics.replay import replay
+from titan_rl.diagnostics.replay.comparison import ComparedState, ComparedStep, compare_states, recorded_places
 from titan_rl.kernels import linear_logprob
-from titan_rl.records.events import EventLog
-from titan_rl.trainer.determinism import TrainedOn, is_equal, set_determinism, tolerance
+from titan_rl.records.run_directory.events import EventLog
+from titan_rl.trainer.model.determinism import TrainedOn, is_equal, set_determinism, tolerance
 from titan_rl.trainer.titan_config import build_titan
 
 CPU, GPU = TrainedOn("cpu"), TrainedOn("NVIDIA H200")

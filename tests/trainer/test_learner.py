@@ -13,20 +13,20 @@ from rank_processes import run_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller.bad_batches import BadStreak
-from titan_rl.controller.preflight import check_model
-from titan_rl.data.culprits import BadNumbers, Culprit
-from titan_rl.data.packing import fit_rows, pack
+from titan_rl.controller.preflight.checks import check_model
+from titan_rl.controller.recovery.nonfinite_batches import BadStreak
+from titan_rl.data.batches.packing import fit_rows, pack
+from titan_rl.data.nonfinite import BadNumbers, Culprit
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.kernels import linear_logprob
-from titan_rl.models import decoder
-from titan_rl.models.tiny import make_tiny
-from titan_rl.records.shard_store import ShardStore
-from titan_rl.trainer.learner import Learner
-from titan_rl.trainer.objective import agreement_sums, loss_and_sums
-from titan_rl.trainer.snapshot import load_snapshot
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.models.layers import decoder
+from titan_rl.records.checkpoints.shard_store import ShardStore
+from titan_rl.trainer.objective.objective import agreement_sums, loss_and_sums
 from titan_rl.trainer.snapshot_kinds import make_snapshots
-from titan_rl.trainer.state import BackgroundSave
+from titan_rl.trainer.state.checkpoint_state import BackgroundSave
+from titan_rl.trainer.state.snapshot import load_snapshot
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")

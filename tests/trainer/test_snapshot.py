@@ -11,15 +11,15 @@ import torch
 from test_learner import batch_of, train, weights
 
 from titan_rl.config.load import load_config
-from titan_rl.mesh.channel.region import WRITING
-from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper, fetch_step
+from titan_rl.mesh.channel.memory.region import WRITING
+from titan_rl.mesh.channel.snapshots.keeper import SnapshotKeeper, fetch_step
 from titan_rl.mesh.channel.sources import TornRead
-from titan_rl.models.tiny import make_tiny
-from titan_rl.trainer.learner import Learner
-from titan_rl.trainer.snapshot import Snapshots, load_snapshot
-from titan_rl.trainer.snapshot_copies import CopiedSnapshots
-from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
-from titan_rl.trainer.state import BackgroundSave
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.trainer.state.checkpoint_state import BackgroundSave
+from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
+from titan_rl.trainer.state.snapshot_copied import CopiedSnapshots
+from titan_rl.trainer.state.snapshot_in_place import SnapshotsInPlace
+from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -180,8 +180,8 @@ def test_in_place_the_state_lies_in_the_memory_that_is_kept(make_learner, tmp_pa
 A_RANK = """
 import pickle, sys, time
 import torch
-from titan_rl.mesh.channel.checksums import checksums
-from titan_rl.mesh.channel.region import Region
+from titan_rl.mesh.channel.memory.checksums import checksums
+from titan_rl.mesh.channel.memory.region import Region
 region = Region(3, 1 << 20, [(0, 1 << 20)], torch.device("cpu"))
 region.slots[1].fill_(7)
 region.header.checksums[1] = checksums("xxh3", region.slots[1], region.blocks)

@@ -8,29 +8,29 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from titan_rl.algorithms import probe
+from titan_rl.algorithms import dry_run as probe
 from titan_rl.algorithms.base import Algorithm, Needs
-from titan_rl.algorithms.cispo import CISPO
-from titan_rl.algorithms.dapo import DAPO
-from titan_rl.algorithms.distillation import Distillation
-from titan_rl.algorithms.dpo import DPO
-from titan_rl.algorithms.grpo import GRPO, DrGRPO
-from titan_rl.algorithms.gspo import GSPO
-from titan_rl.algorithms.kto import KTO
-from titan_rl.algorithms.maxrl import MaxRL
-from titan_rl.algorithms.offline import OfflineAlgorithm
-from titan_rl.algorithms.policy_gradient import PolicyGradientSettings
-from titan_rl.algorithms.ppo import PPO
-from titan_rl.algorithms.prime import PRIME
-from titan_rl.algorithms.reference_free import ORPO, SimPO
-from titan_rl.algorithms.reinforce_pp import ReinforcePP
-from titan_rl.algorithms.reward_model import RewardModel
-from titan_rl.algorithms.rloo import RLOO
-from titan_rl.algorithms.sft import SFT
-from titan_rl.algorithms.turns import TurnGRPO
+from titan_rl.algorithms.offline.base import OfflineAlgorithm
+from titan_rl.algorithms.offline.dpo import DPO
+from titan_rl.algorithms.offline.kto import KTO
+from titan_rl.algorithms.offline.reference_free import ORPO, SimPO
+from titan_rl.algorithms.offline.reward_model import RewardModel
+from titan_rl.algorithms.offline.sft import SFT
+from titan_rl.algorithms.policy_gradient.base import PolicyGradientSettings
+from titan_rl.algorithms.policy_gradient.cispo import CISPO
+from titan_rl.algorithms.policy_gradient.dapo import DAPO
+from titan_rl.algorithms.policy_gradient.distillation import Distillation
+from titan_rl.algorithms.policy_gradient.grpo import GRPO, DrGRPO
+from titan_rl.algorithms.policy_gradient.gspo import GSPO
+from titan_rl.algorithms.policy_gradient.maxrl import MaxRL
+from titan_rl.algorithms.policy_gradient.ppo import PPO
+from titan_rl.algorithms.policy_gradient.prime import PRIME
+from titan_rl.algorithms.policy_gradient.reinforce_pp import ReinforcePP
+from titan_rl.algorithms.policy_gradient.rloo import RLOO
+from titan_rl.algorithms.policy_gradient.turn_grpo import TurnGRPO
 from titan_rl.config.load import ConfigError, build_section, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
-from titan_rl.config.schema import AlgorithmConfig
+from titan_rl.config.sections.schema import AlgorithmConfig
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "cispo": CISPO,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from titan_rl.config.schema import Config, GeneratorConfig
+from titan_rl.config.sections.schema import Config, GeneratorConfig
 
 _CPU_KV_GIB = 0.5
 GPU_STEP_TOKENS = 8192
@@ -19,7 +19,7 @@ def for_device(config: Config, *, on_cpu: bool) -> Config:
     with, whatever it is resumed on."""
     training = config.titan.get("training", {})
     ours = {} if on_cpu else {"training": {"mixed_precision_param": "bfloat16"} | training}
-    # without rollouts there is no generator, and what nobody reads stays as it is (controller/unread.py)
+    # without rollouts there is no generator, and what nobody reads stays as it is (controller/preflight/ineffective_settings.py)
     generator = config.generator if config.data.file else generator_on(config.generator, on_cpu=on_cpu)
     return replace(config, generator=generator, titan=config.titan | ours)
 

@@ -19,7 +19,7 @@ import tomli
 from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
-from titan_rl.config.schema import (
+from titan_rl.config.sections.schema import (
     MADE,
     OUR_SECTIONS,
     TITAN_SECTIONS,

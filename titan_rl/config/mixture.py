@@ -17,9 +17,9 @@ What a table leaves out of ``style`` and ``system_prompt`` is as ``[task]`` has 
 import re
 from dataclasses import dataclass
 
-from titan_rl.config.kinds import Count
 from titan_rl.config.load import ConfigError, build_section
-from titan_rl.config.schema import JUDGE, MIXTURE, TaskConfig
+from titan_rl.config.sections.kinds import Count
+from titan_rl.config.sections.schema import JUDGE, MIXTURE, TaskConfig
 
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,40}")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 
 _DEGREES = (
     "data_parallel_replicate_degree",
@@ -28,7 +28,7 @@ _NUMBERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 _SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 _ITS_OWN = (*_NUMBERS, *_SIZES, "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
 _ITS_DEFAULTS = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""It sets these where nobody did. Each actor gets threads of its own (mesh/launch/placement.py)."""
+"""It sets these where nobody did. Each actor gets threads of its own (mesh/resources/cores.py)."""
 _RUN = "titan_rl_run.json"
 
 

@@ -1,8 +1,8 @@
 """The model that a run starts from."""
 
-from titan_rl.config.schema import Config
-from titan_rl.data.files import replacing
-from titan_rl.records.rundir import RunDir
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.storage.files import replacing
+from titan_rl.records.run_directory.rundir import RunDir
 
 
 def base_model(config: Config, run_dir: RunDir) -> str:
@@ -10,7 +10,7 @@ def base_model(config: Config, run_dir: RunDir) -> str:
     if config.model.path != "tiny":
         return config.model.path
     if not run_dir.base_model.exists():
-        from titan_rl.models.tiny import make_tiny
+        from titan_rl.models.builtin.tiny import make_tiny
 
         with replacing(run_dir.base_model) as folder:  # a run that is killed must not leave half a model
             make_tiny(folder, seed=config.run.seed)

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
-from titan_rl.algorithms.policy_gradient import PolicyGradientSettings
+from titan_rl.algorithms.policy_gradient.base import PolicyGradientSettings
 from titan_rl.algorithms.registry import ALGORITHMS
 from titan_rl.config.mixture import PartConfig
-from titan_rl.config.schema import OUR_SECTIONS, Config
-from titan_rl.environments.calculator import CalculatorOptions
-from titan_rl.environments.code_task import CodeOptions
-from titan_rl.environments.gymnasium_task import GymnasiumOptions
-from titan_rl.environments.llm_judge import JudgeConfig
-from titan_rl.environments.rows import RowsOptions
+from titan_rl.config.sections.schema import OUR_SECTIONS, Config
+from titan_rl.environments.prompts.jsonl_task import RowsOptions
+from titan_rl.environments.rewards.llm_judge import JudgeConfig
 from titan_rl.environments.servers.nemo_gym import NemoGymOptions
 from titan_rl.environments.servers.openenv import OpenEnvOptions
-from titan_rl.environments.treasure import TreasureOptions
+from titan_rl.environments.tasks.calculator import CalculatorOptions
+from titan_rl.environments.tasks.code_task import CodeOptions
+from titan_rl.environments.tasks.gymnasium_task import GymnasiumOptions
+from titan_rl.environments.tasks.treasure_hunt import TreasureOptions
 from titan_rl.trainer.titan_config import titan_keys
 
 _WIDTH = 110

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from math import inf
 
 from titan_rl.data.types import Group, Prompt, Sampling
-from titan_rl.mesh.dispatch import POISON
-from titan_rl.mesh.faults_in_a_row import FaultsInARow
-from titan_rl.mesh.supervision.deadlines import DeadlineError
+from titan_rl.mesh.control.dispatcher import POISON
+from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.processes.deadlines import DeadlineError
 
 _PAUSE_SECONDS = 0.5
 """After a first failure in an environment or a score, twice as long after the next: what it needs may be on its way

@@ -1,6 +1,6 @@
 """What a run's trainer and engines work on: the devices of this machine, or those that its hosts are said to have."""
 
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.models.device import DEVICE_TYPE
 
 _OF_HOSTS = "cuda"

@@ -18,54 +18,54 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from titan_rl.config.command_line import check_started_once
-from titan_rl.config.schema import Config
-from titan_rl.controller.admission import Admission
-from titan_rl.controller.bad_batches import BadBatches
+from titan_rl.config.sections.schema import Config
 from titan_rl.controller.base_model import base_model
-from titan_rl.controller.changes import with_changes
-from titan_rl.controller.checkpointing import Checkpointing
-from titan_rl.controller.controller import Components, Controller
-from titan_rl.controller.data_recovery import DataRecovery
-from titan_rl.controller.data_steps import DataSteps, HeldOut
-from titan_rl.controller.device_plan import DevicePlan
-from titan_rl.controller.device_report import settle
-from titan_rl.controller.display import Display
-from titan_rl.controller.elastic import grant_scale_requests
-from titan_rl.controller.farewell import farewell, stopping
-from titan_rl.controller.frozen_weights import FrozenWeights
-from titan_rl.controller.host_checks import on_hosts
-from titan_rl.controller.kept_policy import kept_policy
-from titan_rl.controller.loop import Loop
-from titan_rl.controller.preflight import Checked, check
-from titan_rl.controller.publishing import Publishing
-from titan_rl.controller.recovery import Recovery
-from titan_rl.controller.reporting import Reporter
-from titan_rl.controller.resumed_settings import resumed_settings
-from titan_rl.controller.resuming import check_resumable, limits_of
-from titan_rl.controller.rollout_queue import RolloutQueue
+from titan_rl.controller.console.display import Display
+from titan_rl.controller.console.end_summary import farewell, stopping
+from titan_rl.controller.initial_policy import kept_policy
+from titan_rl.controller.loop.admission import Admission
+from titan_rl.controller.loop.controller import Components, Controller
+from titan_rl.controller.loop.interface import Loop
+from titan_rl.controller.loop.publishing import Publishing
+from titan_rl.controller.loop.reporting import Reporter
+from titan_rl.controller.loop.rollout_queue import RolloutQueue
+from titan_rl.controller.loop.scaling import grant_scale_requests
+from titan_rl.controller.offline.controller import DataComponents, SupervisedController
+from titan_rl.controller.offline.recovery import DataRecovery
+from titan_rl.controller.offline.steps import DataSteps, HeldOut
+from titan_rl.controller.planning.device_plan import DevicePlan
+from titan_rl.controller.planning.device_report import settle
+from titan_rl.controller.preflight.checks import Checked, check
+from titan_rl.controller.preflight.device import note_trainer_device
+from titan_rl.controller.preflight.host_checks import on_hosts
+from titan_rl.controller.preflight.resume import check_resumable, limits_of
+from titan_rl.controller.preflight.resumed_settings import resumed_settings
+from titan_rl.controller.preflight.setting_changes import with_changes
+from titan_rl.controller.recovery.checkpointing import Checkpointing
+from titan_rl.controller.recovery.frozen_weights import FrozenWeights
+from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.stopping import Lost, Stopped, StopRequest
-from titan_rl.controller.supervised import DataComponents, SupervisedController
-from titan_rl.controller.trainer_device import note_trainer_device
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.callbacks import Log
-from titan_rl.data.datasets import Dataset
-from titan_rl.data.files import unless_full
-from titan_rl.environments.curriculum import Curriculum
-from titan_rl.environments.prompts import PromptStream
+from titan_rl.data.rows.datasets import Dataset
+from titan_rl.data.storage.files import unless_full
+from titan_rl.environments.prompts.curriculum import Curriculum
+from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, Listeners, Meshes, Whereabouts
-from titan_rl.mesh.supervision.processes import watch
-from titan_rl.records.checkpoints import CheckpointFolder
-from titan_rl.records.events import EventLog
-from titan_rl.records.ledger import Ledger
-from titan_rl.records.left_out import LeftOutRows
+from titan_rl.mesh.processes.processes import watch
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
+from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import MetricsLog
-from titan_rl.records.places import check_no_modules
 from titan_rl.records.plot import plot_curves
-from titan_rl.records.rundir import RunDir, new_run_dir, run_dir_to_resume
-from titan_rl.records.sources import check_sources, find_sources, write_sources
+from titan_rl.records.run_directory.events import EventLog
+from titan_rl.records.run_directory.path_checks import check_no_modules
+from titan_rl.records.run_directory.rundir import RunDir, new_run_dir, run_dir_to_resume
+from titan_rl.records.run_directory.sources import check_sources, find_sources, write_sources
+from titan_rl.records.run_directory.summary import Progress, write_summary
 from titan_rl.records.statistics import Proportion
-from titan_rl.records.summary import Progress, write_summary
+from titan_rl.records.steps.skipped_rows import LeftOutRows
 from titan_rl.records.trackers import Trackers
 
 T = TypeVar("T")

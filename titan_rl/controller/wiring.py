@@ -9,17 +9,17 @@ from typing import Unpack
 
 from titan_rl.actors.classes import ACTORS
 from titan_rl.algorithms.base import NO_NEEDS, Needs
-from titan_rl.config.schema import Config
-from titan_rl.controller.device_plan import plan_devices, this_machine
-from titan_rl.controller.evaluate import evaluate
-from titan_rl.controller.host_checks import without_hosts
-from titan_rl.controller.preflight import Checked
+from titan_rl.config.sections.schema import Config
+from titan_rl.controller.loop.evaluate import evaluate
+from titan_rl.controller.planning.device_plan import plan_devices, this_machine
+from titan_rl.controller.preflight.checks import Checked
+from titan_rl.controller.preflight.host_checks import without_hosts
 from titan_rl.controller.run_device import is_on_cpu
 from titan_rl.mesh.meshes import ActorClasses, Listeners, Meshes, MeshOptions, Ranks, Whereabouts
-from titan_rl.models.families import Family
+from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
-from titan_rl.trainer.role_names import needed_roles, own_learned
+from titan_rl.trainer.roles.names import needed_roles, own_learned
 from titan_rl.trainer.titan_config import TitanConfig, role_titan
 
 

@@ -1,11 +1,11 @@
-"""A rich console that shows text alone, whoever wrote it (config/printable.py)."""
+"""A rich console that shows text alone, whoever wrote it (config/io/printable.py)."""
 
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from titan_rl.config.printable import printable_lines
+from titan_rl.config.io.printable import printable_lines
 
 
 class Terminal(Console):

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from titan_rl.data.one_piece import OnePiece
+from titan_rl.data.fast_pickle import OnePiece
 from titan_rl.data.spans import Span
 
 OUTCOME_COLUMNS = ("outcome_S", "outcome_weight_S")

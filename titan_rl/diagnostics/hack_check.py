@@ -8,10 +8,10 @@ from rich.table import Table
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.terminal import Terminal
-from titan_rl.records.alarms import GAMED, Alarm, history
+from titan_rl.records.alarms.alarms import GAMED, Alarm, history
+from titan_rl.records.alarms.windows import WINDOW
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rundir import existing_run_dir
-from titan_rl.records.windows import WINDOW
+from titan_rl.records.run_directory.rundir import existing_run_dir
 
 _COLUMNS = {
     "reward": "what the policy is trained on",

@@ -9,10 +9,10 @@ from rich.table import Table
 from titan_rl.config.load import ConfigError
 from titan_rl.config.model_directory.directory import read_object
 from titan_rl.data.terminal import Terminal
-from titan_rl.records.ledger import is_unchained, read_account
-from titan_rl.records.ledger_audit import UnreadableLedger, flaws_of, read
-from titan_rl.records.ledger_witnesses import contradictions
-from titan_rl.records.rundir import existing_run_dir
+from titan_rl.records.ledger.audit import UnreadableLedger, flaws_of, read
+from titan_rl.records.ledger.cross_checks import contradictions
+from titan_rl.records.ledger.ledger import is_unchained, read_account
+from titan_rl.records.run_directory.rundir import existing_run_dir
 
 _MAX_FLAWS = 200
 """That are printed; ``--json`` has all."""

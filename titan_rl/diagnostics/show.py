@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rich.text import Text
 
+from titan_rl.config.io.printable import printable
 from titan_rl.config.load import ConfigError
-from titan_rl.config.printable import printable
 from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import Group, Rollout
-from titan_rl.records.rollouts import RolloutsError, read_rollouts, recorded_steps
-from titan_rl.records.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps
 
 _STYLES = {"ok": "green", "truncated": "yellow"}
 

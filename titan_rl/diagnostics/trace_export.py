@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
-from titan_rl.config.printable import say
-from titan_rl.records.rundir import existing_run_dir
-from titan_rl.records.trace import as_chrome, read_trace
+from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.steps.trace import as_chrome, read_trace
 
 
 def export_trace(run: Path, steps: str | None, out: Path | None) -> int:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from titan_rl.environments.base import BUILT_IN
-from titan_rl.environments.gym_families import described_families as families
+from titan_rl.environments.reasoning_gym.families import described_families as families
+from titan_rl.environments.registry import BUILT_IN
 
 _OF_OTHERS = (
     "jsonl  (rows of a file of your own: task.options.file)",

@@ -31,7 +31,7 @@ from vllm.v1.request import Request as VllmRequest
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
-from titan_rl.config.schema import GeneratorConfig
+from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.spans import Spans
 from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRefused
 from titan_rl.generator import vllm_backend, vllm_loader
@@ -42,7 +42,7 @@ from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
-from titan_rl.mesh.supervision.fault_injection import fail_if_told
+from titan_rl.mesh.processes.fault_injection import fail_if_told
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from titan_rl.config.device_defaults import generator_on, step_tokens
-from titan_rl.config.schema import GeneratorConfig
+from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.generator import vllm_backend, vllm_loader
 
 _CPU_BLOCK_TOKENS = 32

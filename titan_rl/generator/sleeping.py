@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_head import widen_head_once
-from titan_rl.mesh.freed_memory import drop_contents, give_back
+from titan_rl.mesh.resources.released_memory import drop_contents, give_back
 
 
 def fall_asleep(worker: Any) -> None:

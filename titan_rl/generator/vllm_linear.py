@@ -1,7 +1,7 @@
 """vLLM's linear layers in bf16 on a CPU whose fp32 units are the faster ones: they are packed in fp32.
 
 Products are what they were, exact ones of bf16, summed up in fp32 and rounded once, and so are those that the trainer
-makes (models/cpu_products.py). Packed layers take twice the memory, which is what an engine of few sequences would wait
+makes (models/layers/cpu_products.py). Packed layers take twice the memory, which is what an engine of few sequences would wait
 for: it keeps vLLM's own.
 """
 

@@ -20,15 +20,28 @@ from typing import Any, Protocol, TypedDict
 import monarch.actor
 from monarch.config import configure
 
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import EngineStatistics
-from titan_rl.mesh.dispatch import Dispatcher
-from titan_rl.mesh.endpoints import GeneratorEndpoints
-from titan_rl.mesh.generators import Generators
+from titan_rl.mesh.control.colocation import Apart, Turns
+from titan_rl.mesh.control.dispatcher import Dispatcher
+from titan_rl.mesh.control.generators import Generators
+from titan_rl.mesh.control.trainer_repair import CatchUp, TrainerMesh
+from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
+from titan_rl.mesh.control.weight_sync import WeightSync
+from titan_rl.mesh.forking.forking import FORK_SERVERS
+from titan_rl.mesh.hosts.remote_hosts import HostNeeds, RemoteHosts
 from titan_rl.mesh.launch.base import HostLauncher, Launcher
-from titan_rl.mesh.launch.devices import Devices, seats_of
 from titan_rl.mesh.launch.local import LocalLauncher
-from titan_rl.mesh.launch.placement import (
+from titan_rl.mesh.launch.torchrun import OtherRanks
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints
+from titan_rl.mesh.members.roles import RoleProcesses, Roles
+from titan_rl.mesh.members.trainers import Trainers
+from titan_rl.mesh.members.verifiers import Verifiers
+from titan_rl.mesh.processes.background import BackgroundTasks
+from titan_rl.mesh.processes.deadlines import within
+from titan_rl.mesh.processes.processes import ending
+from titan_rl.mesh.processes.reaper import start_reaper
+from titan_rl.mesh.resources.cores import (
     Crew,
     available_cores,
     generator_environment,
@@ -36,27 +49,14 @@ from titan_rl.mesh.launch.placement import (
     trainer_environment,
     verifier_environment,
 )
-from titan_rl.mesh.launch.scratch import make_scratch, remove_scratch
-from titan_rl.mesh.launch.sockets import abstract_listeners, open_privately
-from titan_rl.mesh.launch.torchrun import OtherRanks
-from titan_rl.mesh.roles import RoleProcesses, Roles
-from titan_rl.mesh.snapshots import TrainerSnapshots
-from titan_rl.mesh.step_record import StepRecord
-from titan_rl.mesh.stragglers import Stragglers
+from titan_rl.mesh.resources.devices import Devices, seats_of
+from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
+from titan_rl.mesh.resources.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
-from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.calls import call
-from titan_rl.mesh.supervision.deadlines import within
-from titan_rl.mesh.supervision.forking import FORK_SERVERS
-from titan_rl.mesh.supervision.processes import ending
-from titan_rl.mesh.supervision.reaper import start_reaper
-from titan_rl.mesh.supervision.remote_hosts import HostNeeds, RemoteHosts
-from titan_rl.mesh.trainer_mesh import CatchUp, TrainerMesh
-from titan_rl.mesh.trainers import Trainers
-from titan_rl.mesh.turns import Apart, Turns
-from titan_rl.mesh.verifiers import Verifiers
-from titan_rl.mesh.weight_link import WeightLink
-from titan_rl.mesh.weight_sync import WeightSync
+from titan_rl.mesh.telemetry.step_record import StepRecord
+from titan_rl.mesh.telemetry.stragglers import Stragglers
+from titan_rl.mesh.weights.channel_link import WeightLink
 
 ALL_PARTS = frozenset({"trainer", "generators", "verifiers"})
 """Generators are needed by verifiers; a trainer stands alone."""

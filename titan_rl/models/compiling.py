@@ -8,7 +8,7 @@ almost every row would be compiled anew.
 import torch
 from torchtitan.models.common.decoder import Decoder
 
-from titan_rl.models.attention import why_blocks
+from titan_rl.models.layers.attention import why_blocks
 
 _GRAPHS = 64
 """Of one layer's code, at most. For each kind of layer there are graphs with gradients and without, for rows that share

@@ -19,7 +19,7 @@ _taken: list[int] = []
 
 
 def take_device(index: int | None) -> None:
-    """From now on this process works on that GPU (mesh/launch/devices.py says which); None: on a CPU."""
+    """From now on this process works on that GPU (mesh/resources/devices.py says which); None: on a CPU."""
     _taken[:] = [] if index is None else [index]
 
 

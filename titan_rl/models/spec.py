@@ -13,13 +13,13 @@ from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from titan_rl.config.model_directory.config_checks import check_plain_weights
-from titan_rl.config.schema import LoraConfig
-from titan_rl.models.decoder import SequenceParallelConfig
-from titan_rl.models.families import Family, find_family
-from titan_rl.models.heads import ValueHead
-from titan_rl.models.lora import with_adapters
-from titan_rl.models.rope import cut_positions, num_positions
-from titan_rl.models.shards import decoder_of
+from titan_rl.config.sections.schema import LoraConfig
+from titan_rl.models.families.registry import Family, find_family
+from titan_rl.models.layers.decoder import SequenceParallelConfig
+from titan_rl.models.layers.rope import cut_positions, num_positions
+from titan_rl.models.value_head import ValueHead
+from titan_rl.models.weights.lora import with_adapters
+from titan_rl.models.weights.shards import decoder_of
 
 
 def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrainedConfig:

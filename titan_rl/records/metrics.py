@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from titan_rl.data.files import LineFile
+from titan_rl.data.storage.files import LineFile
 from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, all_equal, is_model
-from titan_rl.environments.base import correct
+from titan_rl.environments.registry import correct
 from titan_rl.records.trackers import Trackers
 
 UPDATE_LEFT_OUT = "update_left_out"

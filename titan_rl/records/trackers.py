@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import MetricsConfig
+from titan_rl.config.sections.schema import MetricsConfig
 
 
 class Tracker(Protocol):

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from titan_rl.config.schema import Config
-from titan_rl.trainer.local_memory import held_by
-from titan_rl.trainer.snapshot import Layout, Snapshots
-from titan_rl.trainer.snapshot_copies import CopiedSnapshots
-from titan_rl.trainer.snapshot_in_place import SnapshotsInPlace
+from titan_rl.config.sections.schema import Config
+from titan_rl.trainer.model.parameter_memory import held_by
+from titan_rl.trainer.state.snapshot import Layout, Snapshots
+from titan_rl.trainer.state.snapshot_copied import CopiedSnapshots
+from titan_rl.trainer.state.snapshot_in_place import SnapshotsInPlace
 
 if TYPE_CHECKING:  # it brings TorchTitan along
-    from titan_rl.trainer.side import Side
+    from titan_rl.trainer.rank_interface import Side
 
 
 def spares_memory(config: Config) -> bool:

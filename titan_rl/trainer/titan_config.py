@@ -11,7 +11,7 @@ from torchtitan.config import CommConfig, CompileConfig, DebugConfig, Parallelis
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
 
 from titan_rl.config.load import ConfigError, build_section, nearest, nearest_key
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Layout
 from titan_rl.trainer.titan_limits import (
     check_comm,

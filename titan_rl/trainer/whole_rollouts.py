@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from titan_rl.data.packing import dummy_row
+from titan_rl.data.batches.packing import dummy_row
 from titan_rl.data.types import Row
-from titan_rl.trainer.ranks import anywhere, gathered, rank
-from titan_rl.trainer.sharded_model import Columns, ShardedModel
+from titan_rl.trainer.distributed.ranks import anywhere, gathered, rank
+from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
 
 Branch = tuple[int, int]
 """The number of a rollout in its batch, and that of a branch in it."""

@@ -7,21 +7,21 @@ from typing import Any
 from gpu_check.checks import (
     attention,
     compiled,
+    correctness,
     cuda_ipc,
     deterministic,
     kernels,
     publish,
     rejoin,
-    right,
     snapshots,
     train,
 )
-from gpu_check.house import House
+from gpu_check.fixtures import House
 
 Checks = dict[str, Callable[[House], dict[str, Any]]]
 CHECKS: Checks = {
     "deterministic": deterministic.check,
-    "right": right.check,
+    "right": correctness.check,
     **{
         f"train {size} {dtype}": partial(train.check, size=size, dtype=dtype)
         for size in ("135m", "1b")

@@ -9,10 +9,10 @@ import torch
 import titan_rl.models.device  # isort: skip  # noqa: F401  (before any other torchtitan module)
 
 from gpu_check.bench import mib, relative_error
-from gpu_check.house import House
+from gpu_check.fixtures import House
 from titan_rl.data.types import Segment
-from titan_rl.models import attention
-from titan_rl.models.attention import Form, PackedAttention, plan_attention
+from titan_rl.models.layers import attention
+from titan_rl.models.layers.attention import Form, PackedAttention, plan_attention
 
 _HEADS, _KEY_HEADS, _SIZE = 32, 8, 128
 _SHAPES = ((512, 8, 2048), (1024, 8, 1000), (1024, 8, 1013), (1024, 8, 4096), (1024, 2, 15000))

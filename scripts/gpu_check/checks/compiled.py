@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpu_check.house import DirectTrainer, House
+from gpu_check.fixtures import DirectTrainer, House
 from gpu_check.sizes import Shape
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Row

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpu_check.house import House
+from gpu_check.fixtures import House
 from titan_rl.mesh.channel.plan import ReadPlan
 from titan_rl.mesh.channel.reader import ReaderSetup
 

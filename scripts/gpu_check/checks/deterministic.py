@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from gpu_check.house import DirectTrainer, House
+from gpu_check.fixtures import DirectTrainer, House
 from gpu_check.sizes import STEP
 from titan_rl.data.types import Row
 

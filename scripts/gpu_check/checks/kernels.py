@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from gpu_check.bench import relative_error
-from gpu_check.house import House
+from gpu_check.fixtures import House
 from titan_rl.kernels.batch_invariant import batch_invariant_log_softmax, batch_invariant_matmul
 from titan_rl.kernels.discounted_scan import advantages_and_returns
 from titan_rl.kernels.linear_logprob import linear_logprob

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpu_check.house import DirectTrainer, House
+from gpu_check.fixtures import DirectTrainer, House
 from gpu_check.sizes import LONG_STEP
 from titan_rl.data.types import Row
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpu_check.bench import mib
-from gpu_check.house import House
+from gpu_check.fixtures import House
 from gpu_check.sizes import STEP
 
 

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from gpu_check.house import House
+from gpu_check.fixtures import House
 from gpu_check.sizes import LONG_STEP
 
 

@@ -14,11 +14,11 @@ from fake_fusion import FakeFusion
 from fake_servers import serving
 from hostile_programs import HOSTILE, Hostile
 
-from titan_rl.environments.code_tests import FunctionTest, StreamTest, passed
 from titan_rl.environments.sandbox.pool import Sandbox
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
 from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 from titan_rl.environments.sandbox.slot import Slot
+from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, passed
 
 LIMITS = Limits(seconds=1.0, memory=192 << 20)
 LISTENER = "titan_rl_hidden_tests"

@@ -15,18 +15,18 @@ from fake_servers import serving
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
-from titan_rl.controller.recorded_config import load_recorded
-from titan_rl.environments.base import make_task
-from titan_rl.environments.code_tests import FunctionTest, StreamTest, passed
-from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.controller.preflight.recorded_config import load_recorded
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.registry import make_task
 from titan_rl.environments.sandbox import pool, remote
 from titan_rl.environments.sandbox.program import Call, Limits, Program, SandboxFailed
+from titan_rl.environments.sandbox.program_report import as_task
 from titan_rl.environments.sandbox.remote import RemoteSandbox, check_server, remote_config
-from titan_rl.environments.sandbox.told import as_task
 from titan_rl.environments.sandbox.values import same
-from titan_rl.environments.scorer import Scorer
-from titan_rl.records.rundir import RunDir
+from titan_rl.environments.scoring.scorer import Scorer
+from titan_rl.environments.tasks.code_tests import FunctionTest, StreamTest, passed
+from titan_rl.records.run_directory.rundir import RunDir
 
 PROGRAM = Program("print(6 * 7)", limits=LIMITS)
 VALUES = [0, 10**400, 1.5, float("inf"), True, None, "ä\x00", [1, (2, {3})], {"a": {1: frozenset({2})}}]

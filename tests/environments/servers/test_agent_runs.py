@@ -10,17 +10,17 @@ from faults import strike
 from running import STEPS
 
 from titan_rl.data.types import Provenance
-from titan_rl.records.ledger import read_account
-from titan_rl.records.ledger_audit import flaws, read
+from titan_rl.records.ledger.audit import flaws, read
+from titan_rl.records.ledger.ledger import read_account
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rollouts import read_rollouts
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import read_rollouts
 
 TASK = """
 import openai
 
-from titan_rl.config.schema import TaskConfig
-from titan_rl.environments.reasoning_gym import ReasoningGymTask
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.environments.reasoning_gym.task import ReasoningGymTask
 
 
 class TwoTries:

@@ -11,21 +11,21 @@ from chat_templates import CHATML, ENDS, QWEN, SCHEMA, byte_pair_tokenizer, with
 from random_episodes import TEMPLATES, TEXTS, Engine
 from waiting import eventually
 
-from titan_rl.algorithms.batching import comparable_rollouts, discard_reason, sample_outcomes, step_batches
-from titan_rl.algorithms.grpo import GRPO
+from titan_rl.algorithms.batches.batching import comparable_rollouts, discard_reason, sample_outcomes, step_batches
+from titan_rl.algorithms.policy_gradient.grpo import GRPO
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Layout, Prompt, Provenance, Sampling
 from titan_rl.environments.agents.agent import Outcome
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.environments.checks import check_seats
-from titan_rl.environments.environment import EnvironmentFailed
-from titan_rl.environments.group import run_group
-from titan_rl.environments.score import Score
-from titan_rl.environments.task import Task
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.rollout.group import run_group
+from titan_rl.environments.rollout.prompt_checks import check_seats
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.records.metrics import seat_metrics
-from titan_rl.records.rollouts import read_rollouts, write_rollouts
+from titan_rl.records.steps.rollouts import read_rollouts, write_rollouts
 
 ASKED = [dict(role="user", content="4,6=")]
 MODEL, TOOL, REPEATED = Provenance.MODEL, Provenance.TOOL, Provenance.REPEATED

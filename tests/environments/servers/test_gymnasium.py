@@ -10,13 +10,13 @@ from fake_servers import play
 from waiting import eventually
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Provenance
-from titan_rl.environments.base import make_task
-from titan_rl.environments.environment import EnvironmentFailed
-from titan_rl.environments.own_thread import MAX_LATE, OwnThread, num_late
-from titan_rl.environments.prompts import PromptStream
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.environments.conversation.blocking_thread import MAX_LATE, OwnThread, num_late
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.registry import make_task
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 pytest.importorskip("gymnasium", reason="gymnasium is not installed: pip install gymnasium")
 TOKENIZER = character_tokenizer()

@@ -10,13 +10,13 @@ from chat_templates import with_template
 from fake_servers import FakeNemoGym, play, serving
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Provenance
-from titan_rl.environments.base import make_task
-from titan_rl.environments.demonstrations import demonstrate
-from titan_rl.environments.group import encode_prompt
-from titan_rl.environments.prompts import PromptStream, held_out_prompts
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rollout.demonstrations import demonstrate
+from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
 

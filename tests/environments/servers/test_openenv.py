@@ -11,11 +11,11 @@ from fake_servers import FakeOpenEnv, error, observation, play, serving
 from mistakes import assert_one_line
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Provenance
-from titan_rl.environments.base import make_task
-from titan_rl.environments.prompts import PromptStream, held_out_prompts
-from titan_rl.models.tokenizer import character_tokenizer
+from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
+from titan_rl.environments.registry import make_task
+from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer()
 OPTIONS = dict(prompt="Say a word. ", action={"word": "{answer}"}, observation="board", timeout=5.0)
@@ -224,7 +224,7 @@ def test_a_token_is_sent_and_told_to_nobody(monkeypatch):
 
 
 OWN = """
-from titan_rl.environments.tools import ToolError
+from titan_rl.environments.conversation.tools import ToolError
 
 def action(answer):
     if answer == "no":

@@ -16,10 +16,10 @@ from boxes import need_boxes
 from running import STEPS
 from tree import SUPPORT
 
-from titan_rl.records.ledger import read_account
-from titan_rl.records.ledger_audit import flaws, read
-from titan_rl.records.rollouts import read_rollouts, recorded_steps
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.ledger.audit import flaws, read
+from titan_rl.records.ledger.ledger import read_account
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import read_rollouts, recorded_steps
 
 DISCARDED = "discarded (infra_error)"
 TASK = """
@@ -27,9 +27,9 @@ import os
 
 import httpx
 
-from titan_rl.environments.calculator import CalculatorTask
-from titan_rl.environments.python_tool import python_tool
-from titan_rl.environments.tools import Tool, ToolEnvironment
+from titan_rl.environments.tasks.calculator import CalculatorTask
+from titan_rl.environments.tasks.python_tool import python_tool
+from titan_rl.environments.conversation.tools import Tool, ToolEnvironment
 
 NOTHING = {"type": "object", "properties": {"about": {"type": "string"}}, "required": ["about"]}
 
@@ -70,7 +70,9 @@ class Outside:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, SUPPORT / "outside_servers.py", str(self.port), "0.2"])
+        self.process = subprocess.Popen(
+            [sys.executable, SUPPORT / "hosts" / "outside_servers.py", str(self.port), "0.2"]
+        )
 
     def kill(self) -> None:
         self.process.kill()

@@ -13,13 +13,13 @@ from server_environments import made, run
 from tree import EXAMPLES
 
 from titan_rl.config.load import load_config
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
-from titan_rl.environments.base import make_task
-from titan_rl.environments.prompts import PromptStream
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.registry import make_task
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rollouts import read_rollouts
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import read_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.confirms, pytest.mark.timeout(1800)]
 PACKAGE = "verifiers==0.4.0"

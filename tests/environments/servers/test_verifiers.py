@@ -14,11 +14,11 @@ from fake_servers import play
 from tree import SUPPORT
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config, TaskConfig
-from titan_rl.controller.recorded_config import load_recorded
-from titan_rl.environments.base import make_task
-from titan_rl.environments.prompts import PromptStream, held_out_prompts
-from titan_rl.records.rundir import RunDir
+from titan_rl.config.sections.schema import Config, TaskConfig
+from titan_rl.controller.preflight.recorded_config import load_recorded
+from titan_rl.environments.prompts.stream import PromptStream, held_out_prompts
+from titan_rl.environments.registry import make_task
+from titan_rl.records.run_directory.rundir import RunDir
 
 FAKE = '''
     """As much of verifiers as the worker asks for; its harness speaks plain HTTP."""
@@ -133,9 +133,9 @@ def test_an_episode_has_a_deadline_and_its_session_is_free_again(folder):
 def test_nothing_is_left_when_its_parent_is_killed(folder, tmp_path):
     program = f"""
 import asyncio, sys
-sys.path[:0] = {[os.path.dirname(__file__), str(SUPPORT)]!r}
+sys.path[:0] = {[os.path.dirname(__file__), *map(str, [SUPPORT, *SUPPORT.iterdir()])]!r}
 from test_verifiers import task_of
-from titan_rl.environments.prompts import PromptStream
+from titan_rl.environments.prompts.stream import PromptStream
 async def main():
     task = task_of({str(folder)!r})
     agent = task.agent(next(PromptStream(task, 1)))

@@ -11,8 +11,8 @@ from titan_rl.data.types import Row, Segment
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
 from titan_rl.mesh.channel.tcp.client import Refused
 from titan_rl.mesh.channel.tcp.server import block_server
-from titan_rl.mesh.launch.identity import HOST_ID
-from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
+from titan_rl.mesh.resources.host_identity import HOST_ID
+from titan_rl.mesh.resources.network import HOST_ADDRESS
 
 
 def row_of(seed: int) -> Row:

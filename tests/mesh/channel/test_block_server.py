@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from titan_rl.mesh.channel.checksums import checksums
+from titan_rl.mesh.channel.memory.checksums import checksums
+from titan_rl.mesh.channel.memory.region import FAILED, WRITING, Region, stamp_of
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.region import FAILED, WRITING, Region, stamp_of
 from titan_rl.mesh.channel.tcp import client as client_module
 from titan_rl.mesh.channel.tcp import security
 from titan_rl.mesh.channel.tcp import server as server_module
@@ -28,8 +28,8 @@ from titan_rl.mesh.channel.tcp.protocol import (
     Status,
 )
 from titan_rl.mesh.channel.tcp.server import Address, BlockServer, read_exactly
-from titan_rl.mesh.launch.identity import HOST_ID, host_identity
-from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, host_address
+from titan_rl.mesh.resources.host_identity import HOST_ID, host_identity
+from titan_rl.mesh.resources.network import HOST_ADDRESS, address_for, host_address
 
 BLOCKS = [(0, 3 << 20), (3 << 20, (3 << 20) + 5), ((3 << 20) + 64, (4 << 20) + 1)]
 SIZE = 5 << 20

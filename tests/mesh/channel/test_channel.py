@@ -11,18 +11,18 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from titan_rl.mesh.channel import pinned, slots
-from titan_rl.mesh.channel import region as region_module
-from titan_rl.mesh.channel.checksums import checksums, sums_for
+from titan_rl.mesh.channel.memory import pinned, slots
+from titan_rl.mesh.channel.memory import region as region_module
+from titan_rl.mesh.channel.memory.checksums import checksums, sums_for
+from titan_rl.mesh.channel.memory.region import NUM_SLOTS, WRITING, Region, header_pages
+from titan_rl.mesh.channel.memory.slots import SlotWriter, give_way
+from titan_rl.mesh.channel.memory.streams import NoStream, stream_for
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
-from titan_rl.mesh.channel.region import NUM_SLOTS, WRITING, Region, header_pages
-from titan_rl.mesh.channel.slots import SlotWriter, give_way
 from titan_rl.mesh.channel.sources import SharedMemory, TornRead, share_out
-from titan_rl.mesh.channel.streams import NoStream, stream_for
 from titan_rl.mesh.channel.transports import Place, choose_transport, describe, from_host, staged_on_host
-from titan_rl.mesh.channel.weights import WeightWriter, holdings
-from titan_rl.models.shards import Shard
+from titan_rl.mesh.channel.writer import WeightWriter, holdings
+from titan_rl.models.weights.shards import Shard
 
 CPU = torch.device("cpu")
 SHAPES = {"embed": (7, 5), "norm": (3,), "cube": (2, 3, 4)}

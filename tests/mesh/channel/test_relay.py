@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from titan_rl.mesh.channel import plan as plan_module
+from titan_rl.mesh.channel.memory.region import stamp_of
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
-from titan_rl.mesh.channel.region import stamp_of
 from titan_rl.mesh.channel.relay import memory as memory_module
 from titan_rl.mesh.channel.relay.gathering import Parent, Route
 from titan_rl.mesh.channel.relay.trees import parents_of, parents_of_a_late_one
 from titan_rl.mesh.channel.sources import TornRead
 from titan_rl.mesh.channel.tcp import client as client_module
 from titan_rl.mesh.channel.tcp.server import block_server
-from titan_rl.mesh.channel.weights import WeightWriter, holdings
-from titan_rl.models.shards import Shard
+from titan_rl.mesh.channel.writer import WeightWriter, holdings
+from titan_rl.models.weights.shards import Shard
 
 CPU = torch.device("cpu")
 SHAPES = {"embed": (64, 32), "norm": (3,), "cube": (8, 30, 16)}

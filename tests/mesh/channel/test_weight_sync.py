@@ -12,15 +12,15 @@ from started_meshes import ask, learn, meshes_of, pid_of, worst_difference
 from waiting import eventually
 
 from titan_rl.data.types import Completion, Request
-from titan_rl.mesh.channel.region import header_pages
+from titan_rl.mesh.channel.memory.region import header_pages
 from titan_rl.mesh.channel.transports import has_ibverbs
-from titan_rl.mesh.endpoints import GeneratorEndpoints
+from titan_rl.mesh.control.trainer_repair import ActorFault
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.calls import call, call_all
-from titan_rl.mesh.trainer_mesh import ActorFault
-from titan_rl.mesh.weight_link import WeightLink
-from titan_rl.models.tiny import make_tiny
+from titan_rl.mesh.weights.channel_link import WeightLink
+from titan_rl.models.builtin.tiny import make_tiny
 
 pytestmark = pytest.mark.slow
 SUPERVISION_SECONDS = 10.0

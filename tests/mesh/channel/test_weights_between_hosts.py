@@ -12,10 +12,10 @@ from started_meshes import ask, learn, meshes_of, pid_of, worst_difference
 from waiting import eventually
 
 from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS
-from titan_rl.mesh.launch.identity import HOST_ID
-from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
 from titan_rl.mesh.launch.local import LocalLauncher
-from titan_rl.models.tiny import make_tiny
+from titan_rl.mesh.resources.host_identity import HOST_ID
+from titan_rl.mesh.resources.network import HOST_ADDRESS
+from titan_rl.models.builtin.tiny import make_tiny
 
 pytestmark = pytest.mark.slow
 GENERATORS = 4

@@ -19,7 +19,7 @@ import pytest
 import running
 from tree import SUPPORT, TREE
 
-from titan_rl.mesh.launch.interfaces import HOST_ADDRESS
+from titan_rl.mesh.resources.network import HOST_ADDRESS
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = [
@@ -43,7 +43,7 @@ NOBODY, ROOT = "65534", "0"
 
 def strangers_get(cluster: machines.Machines, *addresses: str) -> list[str]:
     """What a process on a host without certificates gets at these addresses."""
-    command = [sys.executable, str(SUPPORT / "outsider.py"), *addresses]
+    command = [sys.executable, str(SUPPORT / "hosts" / "outsider.py"), *addresses]
     stranger = cluster.start("X", *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     said, _ = stranger.communicate(timeout=60)
     return [line.split(": ", 1)[1] for line in said.splitlines()]
@@ -70,7 +70,7 @@ def ports(cluster: machines.Machines, name: str) -> list[str]:
 
 def user_gets(cluster: machines.Machines, name: str, user: str) -> set[str]:
     """What a user of a host gets of the run: the first word of each thing."""
-    command = [sys.executable, str(SUPPORT / "intruder.py"), user, str(TREE), sys.prefix, sys.base_prefix]
+    command = [sys.executable, str(SUPPORT / "hosts" / "intruder.py"), user, str(TREE), sys.prefix, sys.base_prefix]
     said, _ = cluster.start(name, *command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
     return set(said.splitlines())
 

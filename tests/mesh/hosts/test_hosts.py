@@ -10,29 +10,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from titan_rl.config.hosts import HostsConfig, hosts_of, parse_address
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.plugins import resolve as resolve_plugin
-from titan_rl.controller.host_checks import check_hosts, paths_on_hosts
-from titan_rl.data.folders import manifest_of, read_part, remove_files, write_part
+from titan_rl.config.sections.hosts import HostsConfig, hosts_of, parse_address
+from titan_rl.controller.preflight.host_checks import check_hosts, paths_on_hosts
+from titan_rl.data.storage.folders import manifest_of, read_part, remove_files, write_part
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
+from titan_rl.mesh.control.trainer_snapshots import can_map
+from titan_rl.mesh.hosts.agent import Beat, Lease
+from titan_rl.mesh.hosts.command import checked_address
+from titan_rl.mesh.hosts.host_files import WrongFiles, bring, fetch
+from titan_rl.mesh.hosts.hosts import Host
+from titan_rl.mesh.hosts.remote_hosts import HostNeeds, NoHosts, RemoteHosts
+from titan_rl.mesh.hosts.remote_processes import RemoteProcesses
 from titan_rl.mesh.launch.base import make_host_launcher
-from titan_rl.mesh.launch.certificates import make_certificates, use_certificates
-from titan_rl.mesh.launch.interfaces import HOST_ADDRESS, address_for, has_address, interface_of, own_address
-from titan_rl.mesh.launch.placement import Crew
-from titan_rl.mesh.launch.rendezvous import open_store, store_at
-from titan_rl.mesh.run_files import collect
-from titan_rl.mesh.snapshots import can_map
+from titan_rl.mesh.launch.claims import ClaimIsOver
+from titan_rl.mesh.resources.certificates import make_certificates, use_certificates
+from titan_rl.mesh.resources.cores import Crew
+from titan_rl.mesh.resources.network import HOST_ADDRESS, address_for, has_address, interface_of, own_address
+from titan_rl.mesh.resources.rendezvous import open_store, store_at
+from titan_rl.mesh.supervision.abort_collectives import hang_up
 from titan_rl.mesh.supervision.actor_process import ActorDied
-from titan_rl.mesh.supervision.agent import Beat, Lease
-from titan_rl.mesh.supervision.collectives import hang_up
-from titan_rl.mesh.supervision.host_command import checked_address
-from titan_rl.mesh.supervision.host_files import WrongFiles, bring, fetch
-from titan_rl.mesh.supervision.hosts import Host
-from titan_rl.mesh.supervision.reception import ClaimIsOver
-from titan_rl.mesh.supervision.remote_hosts import HostNeeds, NoHosts, RemoteHosts
-from titan_rl.mesh.supervision.remote_processes import RemoteProcesses
-from titan_rl.records.epochs import next_epoch
+from titan_rl.mesh.supervision.run_files import collect
+from titan_rl.records.run_directory.controller_epochs import next_epoch
 
 TWO = '["tls://A:26600", "tls://B:26600"]'
 
@@ -321,7 +321,7 @@ def test_each_host_is_told_at_which_address_others_reach_it(monkeypatch):
 
 def test_a_loopback_is_not_what_other_machines_reach(monkeypatch):
     monkeypatch.delenv(HOST_ADDRESS, raising=False)
-    monkeypatch.setattr("titan_rl.mesh.launch.interfaces.own_address", lambda other: other)
+    monkeypatch.setattr("titan_rl.mesh.resources.network.own_address", lambda other: other)
     assert address_for(["127.0.1.1", "10.0.0.2", "10.0.0.3"]) == "10.0.0.2"
     assert address_for(["127.0.1.1"]) == "127.0.1.1"
 
@@ -351,7 +351,7 @@ def agent_of(scratch) -> FakeAgent:
 
 
 def test_a_folder_travels_once_and_is_compared_by_checksums(tmp_path, monkeypatch):
-    monkeypatch.setattr("titan_rl.mesh.supervision.host_files.PART_BYTES", 4)
+    monkeypatch.setattr("titan_rl.mesh.hosts.host_files.PART_BYTES", 4)
     here, agent = tmp_path / "here", agent_of(tmp_path / "there")
     (here / "deep").mkdir(parents=True)
     (here / "deep" / "a").write_bytes(b"0123456789")
@@ -468,7 +468,7 @@ def test_a_controller_whose_run_has_gone_on_elsewhere_ends(monkeypatch):
             claims.append(claim)
             raise ClaimIsOver("a later controller")
 
-        monkeypatch.setattr("titan_rl.mesh.supervision.remote_hosts.ask_for_loop", refused)
+        monkeypatch.setattr("titan_rl.mesh.hosts.remote_hosts.ask_for_loop", refused)
         claims, over, ended = [], [], asyncio.Event()
         launcher = SimpleNamespace(count=1, kill=kill, start=start)
         needs = HostNeeds(None, Path("model"), Crew({}, alternating=True), run="r", epoch=3)

@@ -5,19 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.controller import device_report
-from titan_rl.controller.device_report import settle
-from titan_rl.controller.planning import plan
-from titan_rl.controller.preflight import check
+from titan_rl.config.sections.hosts import HostsConfig
+from titan_rl.controller.planning import device_report
+from titan_rl.controller.planning.device_report import settle
+from titan_rl.controller.planning.planner import plan
+from titan_rl.controller.preflight.checks import check
 from titan_rl.controller.wiring import make_meshes
-from titan_rl.mesh.launch.devices import Seat
-from titan_rl.mesh.launch.placement import Crew
+from titan_rl.mesh.hosts.hosts import Host
+from titan_rl.mesh.hosts.remote_hosts import HostNeeds, NoHosts, RemoteHosts
 from titan_rl.mesh.meshes import Whereabouts
-from titan_rl.mesh.supervision.hosts import Host
-from titan_rl.mesh.supervision.remote_hosts import HostNeeds, NoHosts, RemoteHosts
-from titan_rl.models.tiny import make_tiny
+from titan_rl.mesh.resources.cores import Crew
+from titan_rl.mesh.resources.devices import Seat
+from titan_rl.models.builtin.tiny import make_tiny
 
 TWO = {"launcher": "attach", "addresses": ["tcp://A:1", "tcp://B:1"], "insecure": True}
 GPUS = {"gpus": 4, "gpu_memory_gib": 79.0}

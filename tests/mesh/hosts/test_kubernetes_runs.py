@@ -18,7 +18,7 @@ import machines
 import pytest
 import yaml
 
-from titan_rl.records.ledger_audit import flaws
+from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = [

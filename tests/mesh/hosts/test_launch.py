@@ -20,15 +20,15 @@ from manifest_checks import flaws
 from waiting import eventually
 
 from titan_rl.cli import main
-from titan_rl.config.hosts import HostsConfig
+from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.controller.launching.kubernetes import dns_name
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable, make_host_launcher
-from titan_rl.mesh.launch.certificates import complete, make_certificates, use_certificates
 from titan_rl.mesh.launch.kubernetes.options import kubernetes_options
 from titan_rl.mesh.launch.kubernetes.pods import CERTIFICATES, TAKE_CERTIFICATES
 from titan_rl.mesh.launch.resumable import resumable
 from titan_rl.mesh.launch.slurm.commands import JobState, job_environment, parse_jobs
 from titan_rl.mesh.launch.slurm.script import FIRST_PORT, NUM_PORTS, port_of
+from titan_rl.mesh.resources.certificates import complete, make_certificates, use_certificates
 
 
 def slurm_settings(folder: Path, **more) -> HostsConfig:
@@ -221,9 +221,7 @@ def test_a_machine_makes_its_own_where_the_authority_s_key_is(tmp_path):
 
 def test_what_was_made_aside_goes_with_the_process(tmp_path):
     make_certificates(tmp_path / "c", [])
-    program = (
-        "import sys; from titan_rl.mesh.launch.certificates import complete as c; print(c(*sys.argv[1:], aside=True))"
-    )
+    program = "import sys; from titan_rl.mesh.resources.certificates import complete as c; print(c(*sys.argv[1:], aside=True))"
     command = [sys.executable, "-c", program, str(tmp_path / "c"), "B"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "titan_rl_" in done.stdout and not Path(done.stdout.strip()).exists()

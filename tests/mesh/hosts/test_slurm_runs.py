@@ -11,7 +11,7 @@ import running
 import slurm_cluster
 from tree import CONFIGS
 
-from titan_rl.records.ledger_audit import flaws
+from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.metrics import read_metrics
 
 pytestmark = [

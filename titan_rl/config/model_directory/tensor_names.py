@@ -50,7 +50,7 @@ LAYERS: dict[str, dict[str, Shape]] = {
     "qwen3": _NORMS | _ATTENTION | _QK_NORM | _SWIGLU,
     "qwen3_moe": _NORMS | _ATTENTION | _QK_NORM | _EXPERTS,
 }
-"""By ``model_type``, for all that ``models/families.py`` builds: the tensors of a layer, and the sizes in config.json
+"""By ``model_type``, for all that ``models/families/registry.py`` builds: the tensors of a layer, and the sizes in config.json
 that their shapes are made of."""
 _TIED_BY_DEFAULT = {"gemma3_text"}
 

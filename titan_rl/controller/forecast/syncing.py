@@ -1,8 +1,8 @@
-"""Seconds and bytes of one weight version from trainer ranks to engines (mesh/channel/weights.py). Pure arithmetic."""
+"""Seconds and bytes of one weight version from trainer ranks to engines (mesh/channel/writer.py). Pure arithmetic."""
 
 from dataclasses import dataclass
 
-from titan_rl.controller.forecast.rates import Rates
+from titan_rl.controller.planning.forecast.rates import Rates
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from titan_rl.config.load import ConfigError, load_config, overriding
 from titan_rl.config.shipped import find_config
 from titan_rl.controller.interactive.live import LiveSession
 from titan_rl.controller.interactive.run_view import RunView
-from titan_rl.records.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir
 
 
 def launch(

@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from titan_rl.config.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.config.load import ConfigError, overriding
 from titan_rl.config.plugins import forget, reference_to
-from titan_rl.controller.checkpointing import SaveError
-from titan_rl.controller.data_steps import HeldOut
-from titan_rl.controller.interactive.changing import change
-from titan_rl.controller.interactive.own_step import OrderError, OwnStep
+from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from titan_rl.controller.interactive.change_settings import change
+from titan_rl.controller.interactive.custom_step import OrderError, OwnStep
 from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
+from titan_rl.controller.offline.steps import HeldOut
+from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session, one_line
 from titan_rl.data.text.tokenizer import read_answer, set_text, settings_of
 from titan_rl.data.text.turns import encode_messages
 from titan_rl.data.types import Batch, Group, Request
-from titan_rl.mesh.supervision.background import retrieve_exception
+from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.records.statistics import Proportion
-from titan_rl.trainer.role_names import LEARNED
+from titan_rl.trainer.roles.names import LEARNED
 
 T = TypeVar("T")
 _TICK_SECONDS = 0.1

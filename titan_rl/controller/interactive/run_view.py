@@ -9,18 +9,18 @@ import numpy as np
 import pandas as pd
 
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.elastic import scale_generators
-from titan_rl.controller.interactive.following import Following
-from titan_rl.controller.interactive.pictures import Picture, TimeBar, time_bar
+from titan_rl.controller.interactive.live_plot import Following
+from titan_rl.controller.interactive.plots import Picture, TimeBar, time_bar
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens
+from titan_rl.controller.loop.scaling import scale_generators
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, read_tokenizer
 from titan_rl.data.types import Group, Rollout
-from titan_rl.mesh.supervision.processes import memory_bytes, process_state
-from titan_rl.records.events import read_events
+from titan_rl.mesh.processes.processes import memory_bytes, process_state
 from titan_rl.records.metrics import MetricsReader
 from titan_rl.records.plot import figure_of
-from titan_rl.records.rollouts import read_rollouts, recorded_steps
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.run_directory.events import read_events
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import read_rollouts, recorded_steps
 
 _STATES = {"R": "works", "S": "waits", "D": "waits", "T": "stopped"}
 

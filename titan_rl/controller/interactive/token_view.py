@@ -10,7 +10,7 @@ from html import escape
 
 import numpy as np
 
-from titan_rl.config.printable import printable
+from titan_rl.config.io.printable import printable
 from titan_rl.data.types import Provenance, Rollout
 
 _OF_PROVENANCE = {

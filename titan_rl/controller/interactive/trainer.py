@@ -8,10 +8,10 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 
-from titan_rl.controller.interactive.own_step import OwnStep
-from titan_rl.data.culprits import BadNumbers
+from titan_rl.controller.interactive.custom_step import OwnStep
+from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
-from titan_rl.mesh.endpoints import TrainerEndpoints
+from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
 
 T = TypeVar("T")
@@ -73,8 +73,8 @@ class TrainerHandle:
         return token_table(batch, found)
 
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
-        """What ``function(learner)`` gives on each rank, by the rank's name. The learner is trainer/learner.py's, or
-        trainer/lone_learned.py's on the ranks of a role of its own. What it gives must pickle.
+        """What ``function(learner)`` gives on each rank, by the rank's name. The learner is trainer/step/learner.py's, or
+        trainer/roles/learned_worker.py's on the ranks of a role of its own. What it gives must pickle.
 
         Errors: RankError if it raises on one, whose ranks go on; whatever keeps it from being pickled."""
         code = cloudpickle.dumps(function)

@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, override_arguments
-from titan_rl.config.printable import say
-from titan_rl.controller.host_checks import check_placed
 from titan_rl.controller.launching.request import Request, Tables, write_private
-from titan_rl.mesh.launch.certificates import make_certificates
+from titan_rl.controller.preflight.host_checks import check_placed
 from titan_rl.mesh.launch.kubernetes import manifests
 from titan_rl.mesh.launch.kubernetes.options import KubernetesOptions, kubernetes_options
 from titan_rl.mesh.launch.kubernetes.pods import CERTIFICATES
+from titan_rl.mesh.resources.certificates import make_certificates
 from titan_rl.trainer.titan_config import build_titan
 
 _CLAIM, _CERTIFICATES, _RUN = "1-claim.yaml", "2-certificates.yaml", "3-run.yaml"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 
 Tables = dict[str, Any]
 

@@ -7,18 +7,18 @@ drained or has failed, it goes on with its run.
 import os
 from pathlib import Path
 
-from titan_rl.config.hosts import HostsConfig
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, override_arguments
-from titan_rl.config.printable import say
-from titan_rl.controller.host_checks import check_placed
+from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.controller.launching.request import Request, Tables
-from titan_rl.controller.preflight import resolve
-from titan_rl.controller.unread import check_read
-from titan_rl.mesh.launch.certificates import make_certificates
+from titan_rl.controller.preflight.checks import resolve
+from titan_rl.controller.preflight.host_checks import check_placed
+from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.mesh.launch.resumable import resumable
 from titan_rl.mesh.launch.slurm.commands import SlurmError, check_commands, job_environment, submit
 from titan_rl.mesh.launch.slurm.options import slurm_options
 from titan_rl.mesh.launch.slurm.script import controller_script, program
+from titan_rl.mesh.resources.certificates import make_certificates
 
 
 def launch_on_slurm(request: Request) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.row_fields import Message
+from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.tokenizer import Tokenizer, text_settings
 
 ASKED, ANSWER, REPLY = "asked-mark", "answer-mark", "reply-mark"

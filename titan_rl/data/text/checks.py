@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, TemplateError, meta
 
-from titan_rl.config.kinds import Style
 from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.kinds import Style
 from titan_rl.data.text.chat_template import (
     ANSWER,
     ASKED,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.row_fields import Message
+from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.chat_template import render
 from titan_rl.data.text.control_tokens import check_plain, plain
 from titan_rl.data.text.endings import with_end

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.row_fields import Message
+from titan_rl.data.rows.row_fields import Message
 from titan_rl.data.text.chat_template import (
     REPLY,
     Tools,

@@ -10,32 +10,32 @@ from importlib import import_module
 from typing import Any
 
 from titan_rl.config.load import ConfigError, nearest
-from titan_rl.mesh.launch.placement import available_cores
-from titan_rl.records.rundir import package_versions
+from titan_rl.mesh.resources.cores import available_cores
+from titan_rl.records.run_directory.rundir import package_versions
 
 BENCHES = {
-    "step": "titan_rl.diagnostics.bench.step",
-    "step-smollm2": "titan_rl.diagnostics.bench.step_smollm2",
-    "beside-trl": "titan_rl.diagnostics.bench.beside_trl",
-    "controller": "titan_rl.diagnostics.bench.controller_rate",
-    "session": "titan_rl.diagnostics.bench.session",
-    "generate": "titan_rl.diagnostics.bench.generate",
-    "weight-sync": "titan_rl.diagnostics.bench.weight_sync",
-    "between-hosts": "titan_rl.diagnostics.bench.between_hosts",
-    "learning": "titan_rl.diagnostics.bench.learning",
-    "learning-smollm2": "titan_rl.diagnostics.bench.learning_smollm2",
-    "off-policy": "titan_rl.diagnostics.bench.off_policy",
-    "protection": "titan_rl.diagnostics.bench.protection",
-    "replacement": "titan_rl.diagnostics.bench.replacement",
-    "sandbox": "titan_rl.diagnostics.bench.sandbox",
-    "plan": "titan_rl.diagnostics.bench.forecasts",
-    "colocated": "titan_rl.diagnostics.bench.colocated",
-    "overlap": "titan_rl.diagnostics.bench.overlap",
-    "slow-scorer": "titan_rl.diagnostics.bench.slow_scorer",
-    "kernels": "titan_rl.diagnostics.bench.kernels",
-    "constant-answers": "titan_rl.diagnostics.bench.constant_answers",
-    "model-directories": "titan_rl.diagnostics.bench.model_directories",
-    "watch": "titan_rl.diagnostics.bench.watch",
+    "step": "titan_rl.diagnostics.bench.steps.step",
+    "step-smollm2": "titan_rl.diagnostics.bench.steps.step_smollm2",
+    "beside-trl": "titan_rl.diagnostics.bench.steps.beside_trl",
+    "controller": "titan_rl.diagnostics.bench.steps.controller_rate",
+    "session": "titan_rl.diagnostics.bench.steps.session",
+    "generate": "titan_rl.diagnostics.bench.models.generate",
+    "weight-sync": "titan_rl.diagnostics.bench.weights.weight_sync",
+    "between-hosts": "titan_rl.diagnostics.bench.weights.between_hosts",
+    "learning": "titan_rl.diagnostics.bench.learning.tomls",
+    "learning-smollm2": "titan_rl.diagnostics.bench.learning.smollm2",
+    "off-policy": "titan_rl.diagnostics.bench.learning.off_policy",
+    "protection": "titan_rl.diagnostics.bench.faults.protection",
+    "replacement": "titan_rl.diagnostics.bench.faults.replacement",
+    "sandbox": "titan_rl.diagnostics.bench.faults.sandbox",
+    "plan": "titan_rl.diagnostics.bench.planning.forecasts",
+    "colocated": "titan_rl.diagnostics.bench.steps.colocated",
+    "overlap": "titan_rl.diagnostics.bench.steps.overlap",
+    "slow-scorer": "titan_rl.diagnostics.bench.faults.slow_scorer",
+    "kernels": "titan_rl.diagnostics.bench.models.kernels",
+    "constant-answers": "titan_rl.diagnostics.bench.models.constant_answers",
+    "model-directories": "titan_rl.diagnostics.bench.models.model_directories",
+    "watch": "titan_rl.diagnostics.bench.page.watch",
 }
 """Name to module; each has ``run(overrides) -> rows``."""
 

@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.schema import Config
-from titan_rl.environments.base import make_task
-from titan_rl.environments.prompts import PromptStream
-from titan_rl.records.ledger_audit import flaws
+from titan_rl.config.sections.schema import Config
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.registry import make_task
+from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.rollouts import has_rollouts, read_rollouts
-from titan_rl.records.rundir import RunDir
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import has_rollouts, read_rollouts
 
 Sample = tuple[str, int]
 SampleRow = tuple[str, int, str, int | None, str | None]

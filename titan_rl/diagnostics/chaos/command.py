@@ -14,9 +14,9 @@ from types import FrameType
 from typing import Any
 
 from titan_rl.config.command_line import EXIT_FAULT, EXIT_OK, EXIT_STOPPED, EXIT_USER
+from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.printable import say
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
 from titan_rl.diagnostics.chaos import report as reports
 from titan_rl.diagnostics.chaos.audit import audit, summary
 from titan_rl.diagnostics.chaos.baseline import MAX_SEEDS, against_undisturbed, among_seeds, held_out_accuracy

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_rl.data.files import replace_text
+from titan_rl.data.storage.files import replace_text
 from titan_rl.diagnostics.chaos.schedule import Fault
 from titan_rl.diagnostics.chaos.targets import GONE, Target, process_state
 

@@ -14,7 +14,7 @@ from typing import Any
 from titan_rl.config.load import override_arguments
 from titan_rl.diagnostics.chaos.schedule import PHASES
 from titan_rl.diagnostics.chaos.targets import Members
-from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
+from titan_rl.mesh.processes.fault_injection import CHAOS_FOLDER
 
 EVENTS = "events.jsonl"
 _POLL_SECONDS = 0.05

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from titan_rl.config.schema import Config
-from titan_rl.trainer.role_names import FROZEN, LEARNED
+from titan_rl.config.sections.schema import Config
+from titan_rl.trainer.roles.names import FROZEN, LEARNED
 
 PHASES = ("generating", "training", "publishing", "saving")
 """What a run's ``phase`` file says, from its first step on."""

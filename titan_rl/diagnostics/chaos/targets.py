@@ -8,10 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_rl.mesh.supervision.fault_injection import CHAOS_FOLDER
-from titan_rl.mesh.supervision.processes import GONE, MARK, process_state
+from titan_rl.mesh.processes.fault_injection import CHAOS_FOLDER
+from titan_rl.mesh.processes.processes import GONE, MARK, process_state
 
-_MODULES = {"scorer": b"titan_rl.environments.scorer", "reward_model": b"titan_rl.environments.reward_model"}
+_MODULES = {
+    "scorer": b"titan_rl.environments.scoring.scorer",
+    "reward_model": b"titan_rl.environments.scoring.reward_model",
+}
 """What the processes below a verifier run."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from titan_rl.diagnostics.doctor.visit import Visit
+    from titan_rl.diagnostics.doctor.context import Visit
 
 Status = Literal["passed", "wrong", "not looked at"]
 

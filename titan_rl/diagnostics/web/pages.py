@@ -6,13 +6,13 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from titan_rl.diagnostics.web.facts import state_of
-from titan_rl.diagnostics.web.mesh import mesh
-from titan_rl.diagnostics.web.overview import Overview
-from titan_rl.diagnostics.web.rollouts_view import RolloutsView
-from titan_rl.diagnostics.web.steps import StepsView
-from titan_rl.diagnostics.web.style import CSS
-from titan_rl.diagnostics.web.watched import Watched
+from titan_rl.diagnostics.web.data.facts import state_of
+from titan_rl.diagnostics.web.data.watched_run import Watched
+from titan_rl.diagnostics.web.html.style import CSS
+from titan_rl.diagnostics.web.views.mesh import mesh
+from titan_rl.diagnostics.web.views.overview import Overview
+from titan_rl.diagnostics.web.views.rollouts import RolloutsView
+from titan_rl.diagnostics.web.views.steps import StepsView
 
 _VIEWS = {"curves": "Curves", "steps": "Steps", "rollouts": "Rollouts", "mesh": "Mesh and faults"}
 

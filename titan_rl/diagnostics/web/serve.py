@@ -18,7 +18,7 @@ from titan_rl.diagnostics.web.guard import Guard
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from titan_rl.diagnostics.web.watched import Watched
+    from titan_rl.diagnostics.web.data.watched_run import Watched
 
 _HOST = "127.0.0.1"
 
@@ -46,7 +46,7 @@ def application(roots: list[Path]) -> "tuple[FastAPI, list[Watched]]":
     """An ASGI application without a guard, and the runs that it shows. Errors: ConfigError where no run is."""
     # before its import: it would make a folder in the current one, and load fonts and styles as it likes
     os.environ.setdefault("MATPLOTLIB", "false")
-    from titan_rl.diagnostics.web.watched import watched
+    from titan_rl.diagnostics.web.data.watched_run import watched
 
     if len({root.resolve() for root in roots}) != len(roots):
         raise ConfigError("a run is given twice: give each once")

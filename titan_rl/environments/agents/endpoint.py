@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from titan_rl.environments.agents.agent import ModelAccess
-from titan_rl.environments.agents.answered import Answered
-from titan_rl.environments.agents.asked import Asked, Refused, read_chat, read_completion
+from titan_rl.environments.agents.openai_requests import Asked, Refused, read_chat, read_completion
+from titan_rl.environments.agents.openai_responses import Answered
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

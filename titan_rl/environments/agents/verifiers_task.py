@@ -18,19 +18,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from titan_rl.config.kinds import Count, Seconds
 from titan_rl.config.load import ConfigError, build_section
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.sections.kinds import Count, Seconds
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.numbers import finite
-from titan_rl.data.splits import Split, key, split_by_share
+from titan_rl.data.rows.splits import Split, key, split_by_share
 from titan_rl.data.types import Prompt
 from titan_rl.environments.agents.agent import ModelAccess, Outcome
-from titan_rl.environments.line_process import LineProcess
-from titan_rl.environments.row_files import DataRow
-from titan_rl.environments.rows import ListedTask
+from titan_rl.environments.conversation.json_lines_process import LineProcess
+from titan_rl.environments.conversation.session_limit import Sessions
+from titan_rl.environments.prompts.jsonl_task import ListedTask
+from titan_rl.environments.prompts.row_files import DataRow
+from titan_rl.environments.prompts.seeded_task import needs
 from titan_rl.environments.servers.address import in_one_line
-from titan_rl.environments.sessions import Sessions
-from titan_rl.environments.stepped import needs
 
 _WORKER = Path(__file__).with_name("verifiers_worker.py")
 _START_SECONDS = 120.0

@@ -10,7 +10,7 @@ from typing import Any
 from titan_rl.config.load import ConfigError
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program, Runner, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
-from titan_rl.mesh.launch.placement import available_cores
+from titan_rl.mesh.resources.cores import available_cores
 
 _ATTEMPTS = 3
 _SLOTS_OF_A_CORE = 4

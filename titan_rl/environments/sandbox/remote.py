@@ -20,11 +20,11 @@ from typing import Any
 
 import httpx
 
-from titan_rl.config.kinds import Count, Seconds
 from titan_rl.config.load import ConfigError, build_section
-from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.config.sections.kinds import Count, Seconds
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.sandbox.program import Call, Given, Limits, Outcome, Program, SandboxFailed
-from titan_rl.environments.sandbox.told import Ended, as_task, outcome_of
+from titan_rl.environments.sandbox.program_report import Ended, as_task, outcome_of
 from titan_rl.environments.servers.address import Address, checked_address, in_one_line, outside_of_a_loop
 from titan_rl.environments.servers.http_session import HttpSession, read_object
 

@@ -18,8 +18,8 @@ from typing import TypedDict
 
 from titan_rl.environments.sandbox.bubblewrap import command
 from titan_rl.environments.sandbox.program import Ending, Outcome, Program, SandboxFailed
+from titan_rl.environments.sandbox.program_report import BEGUN, Ended, as_task, outcome_of
 from titan_rl.environments.sandbox.seccomp import seccomp_filter
-from titan_rl.environments.sandbox.told import BEGUN, Ended, as_task, outcome_of
 
 _START_SECONDS = 20.0
 _KILL_SECONDS = 0.8

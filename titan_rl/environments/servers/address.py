@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from titan_rl.config.load import ConfigError
-from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
 
 T = TypeVar("T")
 _SHOWN = 300

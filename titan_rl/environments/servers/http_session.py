@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.servers.address import Address, in_one_line
 
 _MAX_BYTES = 16 << 20

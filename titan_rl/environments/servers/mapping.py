@@ -11,10 +11,10 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
-from titan_rl.environments.environment import EnvironmentFailed
-from titan_rl.environments.rewards import shown, source_file
-from titan_rl.environments.task import UserCodeError
-from titan_rl.environments.tools import ToolError
+from titan_rl.environments.conversation.tools import ToolError
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.task import UserCodeError
+from titan_rl.environments.rewards.functions import shown, source_file
 
 ANSWER = "{answer}"
 ToAction = Callable[[str], Any]

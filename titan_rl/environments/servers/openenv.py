@@ -13,16 +13,16 @@ from typing import Any
 import httpx
 
 from titan_rl.config.load import ConfigError, build_section, nearest
-from titan_rl.config.schema import TaskConfig
+from titan_rl.config.sections.schema import TaskConfig
 from titan_rl.data.types import Prompt
-from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.conversation.tools import ToolError
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.task import UserCodeError
+from titan_rl.environments.prompts.seeded_task import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
 from titan_rl.environments.servers.address import SETTING, Address, outside_of_a_loop, read_address
 from titan_rl.environments.servers.http_session import AS_IT_IS, read_body_now
 from titan_rl.environments.servers.mapping import ANSWER, ToAction, ToText, read_action, read_observation
 from titan_rl.environments.servers.openenv_session import Outcome, Refused, Session
-from titan_rl.environments.stepped import Seen, SteppedEnvironment, SteppedOptions, SteppedTask, needs
-from titan_rl.environments.task import UserCodeError
-from titan_rl.environments.tools import ToolError
 
 _EXAMPLE = "ws://127.0.0.1:8000/ws"
 _DOES_NOT_FIT = "VALIDATION_ERROR"

@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from titan_rl.data.numbers import finite
-from titan_rl.environments.environment import EnvironmentFailed
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
 from titan_rl.environments.servers.address import Address, in_one_line
 
 T = TypeVar("T")

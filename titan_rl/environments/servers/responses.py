@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from titan_rl.config.kinds import Style
-from titan_rl.environments.tool_calls import Call, Malformed, words_beside_calls
+from titan_rl.config.sections.kinds import Style
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, words_beside_calls
 
 
 class Transcript:

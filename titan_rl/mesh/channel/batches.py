@@ -20,8 +20,8 @@ from titan_rl.mesh.channel.tcp.client import BlockClient
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server
 from titan_rl.mesh.channel.transports import RDMA
-from titan_rl.mesh.launch.identity import host_identity
-from titan_rl.mesh.launch.interfaces import has_address
+from titan_rl.mesh.resources.host_identity import host_identity
+from titan_rl.mesh.resources.network import has_address
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from functools import partial
 
 import torch
 
-from titan_rl.mesh.channel.plan import Box, Read, ReadPlan
-from titan_rl.mesh.channel.region import (
+from titan_rl.mesh.channel.memory.region import (
     FAILED,
     NUM_SLOTS,
     RegionHandle,
@@ -24,6 +23,7 @@ from titan_rl.mesh.channel.region import (
     version_of,
     will_not_come,
 )
+from titan_rl.mesh.channel.plan import Box, Read, ReadPlan
 from titan_rl.mesh.channel.relay.gathering import (
     Fetched,
     Parent,
@@ -38,9 +38,9 @@ from titan_rl.mesh.channel.relay.memory import Relay, RelayHandle
 from titan_rl.mesh.channel.sources import Gone, Polled, Rdma, Source, Tcp, TornRead, open_source, share_out
 from titan_rl.mesh.channel.tcp.client import streams_each
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
-from titan_rl.mesh.channel.weights import piece_view
-from titan_rl.mesh.freed_memory import drop_contents
-from titan_rl.mesh.side_thread import in_side_thread
+from titan_rl.mesh.channel.writer import piece_view
+from titan_rl.mesh.resources.background_thread import in_side_thread
+from titan_rl.mesh.resources.released_memory import drop_contents
 
 _HOST = torch.device("cpu")
 _FIRST_POLL, _LAST_POLL = 0.0005, 0.02

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import xxhash
 
-from titan_rl.mesh.channel.checksums import checksums
+from titan_rl.mesh.channel.memory.checksums import checksums
+from titan_rl.mesh.channel.memory.region import NUM_SLOTS, Header, RegionHandle, header_pages
+from titan_rl.mesh.channel.memory.streams import stream_for
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.region import NUM_SLOTS, Header, RegionHandle, header_pages
-from titan_rl.mesh.channel.streams import stream_for
 from titan_rl.mesh.channel.tcp.client import BlockClient
 from titan_rl.mesh.channel.transports import RDMA, Transport
 

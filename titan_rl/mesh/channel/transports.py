@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from titan_rl.mesh.launch.identity import host_identity
+from titan_rl.mesh.resources.host_identity import host_identity
 
 Transport = Literal["shared_memory", "cuda_ipc", "rdma_ibverbs", "rdma_tcp", "tcp"]
 Setting = Literal["auto"] | Transport
@@ -21,7 +21,7 @@ class Place:
     """Where a rank keeps its tensors."""
 
     host: str
-    """By its identity (mesh/launch/identity.py)."""
+    """By its identity (mesh/resources/host_identity.py)."""
     device: str
     """``cpu`` or ``cuda``."""
     has_ibverbs: bool = False

@@ -7,10 +7,10 @@ runs there: it is looked for as long as the run lasts.
 import asyncio
 import socket
 
-from titan_rl.config.hosts import HostsConfig, parse_address
 from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.hosts import HostsConfig, parse_address
 from titan_rl.mesh.launch.base import HostOrder
-from titan_rl.mesh.supervision.reception import until_it_listens
+from titan_rl.mesh.launch.claims import until_it_listens
 
 
 class AttachLauncher:

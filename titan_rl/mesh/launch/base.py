@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from titan_rl.config.hosts import HostsConfig
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.config.plugins import check_signature, is_reference, resolve
+from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.mesh.launch.local import LocalLauncher
 
 BUILT_IN = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from titan_rl.config.torchrun import World, forget
-from titan_rl.mesh.supervision.logs import send_output_to
+from titan_rl.mesh.processes.logs import send_output_to
 
 _MEETING_SECONDS = 60.0
 """torchrun starts all at once; what passes between is Python's start."""

@@ -20,16 +20,16 @@ from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch._src.actor.proc_mesh import _get_bootstrap_args
 
+from titan_rl.mesh.forking.forking import ForkServers
+from titan_rl.mesh.hosts.hosts import Host, Hosts
+from titan_rl.mesh.hosts.remote_hosts import RemoteHosts
 from titan_rl.mesh.launch.base import Launcher
-from titan_rl.mesh.launch.placement import fork_environment
 from titan_rl.mesh.launch.torchrun import OtherRanks
-from titan_rl.mesh.supervision.background import retrieve_exception
-from titan_rl.mesh.supervision.deadlines import DeadlineError, within
-from titan_rl.mesh.supervision.forking import ForkServers
-from titan_rl.mesh.supervision.hosts import Host, Hosts
-from titan_rl.mesh.supervision.processes import is_stopped, kill, new_mark
+from titan_rl.mesh.processes.background import retrieve_exception
+from titan_rl.mesh.processes.deadlines import DeadlineError, within
+from titan_rl.mesh.processes.processes import is_stopped, kill, new_mark
+from titan_rl.mesh.resources.cores import fork_environment
 from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints
-from titan_rl.mesh.supervision.remote_hosts import RemoteHosts
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
 R = TypeVar("R")

@@ -8,9 +8,9 @@ from typing import Generic, TypeVar, cast
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
+from titan_rl.mesh.processes.background import retrieve_exception
+from titan_rl.mesh.processes.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
-from titan_rl.mesh.supervision.background import retrieve_exception
-from titan_rl.mesh.supervision.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 
 R = TypeVar("R")

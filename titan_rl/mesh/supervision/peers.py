@@ -11,8 +11,8 @@ part; that of the peers' processes is in collectives.py.
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from titan_rl.mesh.processes.background import BackgroundTasks
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
-from titan_rl.mesh.supervision.background import BackgroundTasks
 from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 

@@ -6,7 +6,7 @@
 
     await call(process, TrainerEndpoints.publish(7), seconds=60, what="publishing")
 
-The mesh may not import the actors' classes. That stubs and endpoints agree is a test (tests/mesh/test_calls.py).
+The mesh may not import the actors' classes. That stubs and endpoints agree is a test (tests/mesh/processes/test_calls.py).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:  # it needs torch
-    from titan_rl.mesh.channel.region import RegionHandle
+    from titan_rl.mesh.channel.memory.region import RegionHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")

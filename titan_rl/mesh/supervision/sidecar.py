@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
-from titan_rl.mesh.supervision.collectives import end_collectives
-from titan_rl.mesh.supervision.fault_injection import obey_orders
-from titan_rl.mesh.supervision.logs import send_output_to
+from titan_rl.mesh.processes.fault_injection import obey_orders
+from titan_rl.mesh.processes.logs import send_output_to
+from titan_rl.mesh.supervision.abort_collectives import end_collectives
 
 if TYPE_CHECKING:  # it needs torch
-    from titan_rl.mesh.channel.region import RegionHandle
-    from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
+    from titan_rl.mesh.channel.memory.region import RegionHandle
+    from titan_rl.mesh.channel.snapshots.keeper import SnapshotKeeper
 
 
 class Sidecar(Actor):
@@ -33,7 +33,7 @@ class Sidecar(Actor):
     @endpoint
     def open_store(self, address: str) -> str:
         """Be where ranks of other hosts meet, in the place of the store before; where that is."""
-        from titan_rl.mesh.launch.rendezvous import open_store
+        from titan_rl.mesh.resources.rendezvous import open_store
 
         self._store, place = open_store(address)
         return place
@@ -47,7 +47,7 @@ class Sidecar(Actor):
     @endpoint
     def keep(self, handle: "RegionHandle") -> None:
         """Hold the memory of a trainer rank's snapshots from now on, and no other of that rank's."""
-        from titan_rl.mesh.channel.snapshot_keeper import SnapshotKeeper
+        from titan_rl.mesh.channel.snapshots.keeper import SnapshotKeeper
 
         if handle.rank in self._keepers:
             self._keepers.pop(handle.rank).close()

@@ -5,9 +5,9 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
 
-from titan_rl.config.schema import Config
+from titan_rl.config.sections.schema import Config
+from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
-from titan_rl.mesh.supervision.background import retrieve_exception
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.remote_call import PreparedEndpoints
 

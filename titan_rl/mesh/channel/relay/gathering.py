@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from titan_rl.mesh.channel.memory.region import version_of
 from titan_rl.mesh.channel.plan import Read
-from titan_rl.mesh.channel.region import version_of
 from titan_rl.mesh.channel.relay.memory import RelayHandle, RelayView
 from titan_rl.mesh.channel.relay.trees import stripes
 from titan_rl.mesh.channel.sources import Gone, Tcp, TornRead
 from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Refused, WrongBlock, dealt, streams_each
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.transports import Transport
-from titan_rl.mesh.side_thread import compute_alone
+from titan_rl.mesh.resources.background_thread import compute_alone
 
 _PAUSE_SECONDS = 0.5
 """Before a trainer that could not be reached is asked again."""

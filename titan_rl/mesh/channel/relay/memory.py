@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import xxhash
 
+from titan_rl.mesh.channel.memory.region import WRITING
 from titan_rl.mesh.channel.plan import Read, ReadPlan
-from titan_rl.mesh.channel.region import WRITING
 from titan_rl.mesh.channel.tcp.client import IDLE_SECONDS, Refused, WrongBlock
 from titan_rl.mesh.channel.tcp.protocol import Frame, Status
 from titan_rl.mesh.channel.tcp.server import Address, Block, block_server

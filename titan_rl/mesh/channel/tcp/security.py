@@ -9,7 +9,7 @@ import socket
 import ssl
 from functools import cache
 
-from titan_rl.mesh.launch.certificates import VARIABLES
+from titan_rl.mesh.resources.certificates import VARIABLES
 
 _VARIABLES = tuple(VARIABLES)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from titan_rl.mesh.channel.tcp.pending_connections import Strangers
 from titan_rl.mesh.channel.tcp.protocol import (
     HELLO_BYTES,
     MAGIC,
@@ -24,8 +25,7 @@ from titan_rl.mesh.channel.tcp.protocol import (
     Status,
 )
 from titan_rl.mesh.channel.tcp.security import accepted, certificate_files
-from titan_rl.mesh.channel.tcp.strangers import Strangers
-from titan_rl.mesh.launch.interfaces import host_address
+from titan_rl.mesh.resources.network import host_address
 
 _HANDSHAKE_SECONDS, _IDLE_SECONDS, _SEND_SECONDS = 10.0, 60.0, 60.0
 """How long a client may take to show who it is; between two requests; to take any bytes."""

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from titan_rl.config.hosts import Address, HostsConfig
+from titan_rl.config.sections.hosts import Address, HostsConfig
 from titan_rl.mesh.launch.base import HostOrder
+from titan_rl.mesh.launch.claims import until_it_listens
 from titan_rl.mesh.launch.kubernetes.options import HOST_PORT, kubernetes_options
-from titan_rl.mesh.supervision.reception import until_it_listens
 
 
 class KubernetesLauncher:

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Seconds, Whole
 from titan_rl.config.load import ConfigError, build_section
+from titan_rl.config.sections.hosts import HostsConfig
+from titan_rl.config.sections.kinds import Seconds, Whole
 
 HOST_PORT = 26600
 """Where ``titan-rl host`` listens in a pod."""

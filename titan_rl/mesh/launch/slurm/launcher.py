@@ -6,8 +6,9 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from titan_rl.config.hosts import Address, HostsConfig
+from titan_rl.config.sections.hosts import Address, HostsConfig
 from titan_rl.mesh.launch.base import HostOrder, HostUnavailable
+from titan_rl.mesh.launch.claims import until_it_listens
 from titan_rl.mesh.launch.slurm.commands import (
     JobState,
     Queue,
@@ -20,8 +21,7 @@ from titan_rl.mesh.launch.slurm.commands import (
 )
 from titan_rl.mesh.launch.slurm.options import slurm_options
 from titan_rl.mesh.launch.slurm.script import host_script, job_name, port_of
-from titan_rl.mesh.supervision.deadlines import within
-from titan_rl.mesh.supervision.reception import until_it_listens
+from titan_rl.mesh.processes.deadlines import within
 
 _LISTEN_SECONDS = 300.0
 """From the start of a job: its node may have to load Python from a file system that is slow at first."""

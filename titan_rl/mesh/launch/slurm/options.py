@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titan_rl.config.hosts import HostsConfig
-from titan_rl.config.kinds import Seconds, Whole
 from titan_rl.config.load import ConfigError, build_section
+from titan_rl.config.sections.hosts import HostsConfig
+from titan_rl.config.sections.kinds import Seconds, Whole
 
 _SAID = "hosts.launcher = 'slurm'"
 _OPTION = re.compile(r"-[-\w][^\n]*")

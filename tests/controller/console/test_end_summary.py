@@ -1,0 +1,58 @@
+"""What a run says last: where everything is, and what can be done next."""
+
+import pytest
+
+from titan_rl.controller.console.end_summary import farewell, stopping
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.run_directory.summary import Progress
+from titan_rl.records.statistics import Proportion
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    run_dir = RunDir(tmp_path / "a run")
+    for folder in (run_dir.rollouts, run_dir.model):
+        folder.mkdir(parents=True)
+    (run_dir.rollouts / "step-000003.parquet").touch()
+    (run_dir.model / "config.json").write_text("{}")
+    run_dir.curves.touch()
+    return run_dir
+
+
+def said(run_dir: RunDir, done: int, config_file: str | None = "my.toml") -> str:
+    progress = Progress(steps_asked=5)
+    progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
+    summary = {"steps_done": done, "steps_asked": 5}
+    return "\n".join(farewell("completed", summary, progress, run_dir, config_file))
+
+
+def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):
+    text = said(run_dir, 5)
+    assert text.startswith("completed: 5 of 5 steps, training took 61 s\nheld-out accuracy  after: 75.0%")
+    assert f"model {run_dir.model}  curves {run_dir.curves}  run {run_dir.root}" in text
+    assert f"titan-rl show '{run_dir.root}'" in text and f"titan-rl eval '{run_dir.model}' --file my.toml" in text
+    assert "--resume" not in text
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ('{"dtype": "float32"}', "the model is written in float32, as it was trained (checkpoint.export_dtype)"),
+        ('{"torch_dtype": "bfloat16"}', "the model is written in bfloat16, rounded from the float32 that was trained"),
+    ],
+)
+def test_it_says_in_what_the_model_is_written(run_dir, config, line):
+    (run_dir.model / "config.json").write_text(config)
+    assert line in said(run_dir, 5) and "is written in" not in said(RunDir(run_dir.root / "none"), 5)
+
+
+def test_one_that_was_stopped_can_be_gone_on_with(run_dir):
+    command = f"titan-rl train my.toml --resume --run.dir '{run_dir.root}'"
+    assert f"next: {command}\n" in said(run_dir, 3) and stopping(run_dir, "my.toml").endswith(command)
+    assert "train --resume" in said(run_dir, 3, None) and "eval" not in said(run_dir, 3, None)
+
+
+def test_one_that_has_nothing_to_show_names_nothing(tmp_path):
+    (tmp_path / "run").mkdir()
+    text = said(RunDir(tmp_path / "run"), 0)
+    assert "show" not in text and "model" not in text and text.count("titan-rl") == 1

@@ -1,0 +1,118 @@
+"""What a notebook's cell shows: coloured tokens, curves and times. What a model wrote stays text."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_rollouts import rollout_of
+from made_run import made_run
+
+import titan_rl
+from titan_rl.config.load import ConfigError
+from titan_rl.controller.interactive.live import LiveSession
+from titan_rl.controller.interactive.plots import time_bar
+from titan_rl.controller.interactive.run_view import RunView
+from titan_rl.controller.interactive.token_view import TokenView, of_tokens, shade
+from titan_rl.models.builtin.tiny import make_tiny
+from titan_rl.records.run_directory.rundir import RunDir
+
+PIECES = ["ask", " it\n", "<script>alert(1)</script>", '"\x1b[2J']
+
+
+def view(**changes) -> str:
+    return TokenView(rollout_of("train/0000001", 0), PIECES, **changes)._repr_html_()
+
+
+def spans(html: str) -> list[tuple[str, str, str]]:
+    """Colour, title and text of each token."""
+    return re.findall(r'<span style="background: (#\w+)" title="([^"]*)">(.*?)</span>', html)
+
+
+def test_tokens_are_text_whatever_they_say():
+    html = view()
+    assert "<script>" not in html and "\x1b" not in html and html.count("<br>") == 2
+    assert [text for _, _, text in spans(html)] == [
+        "ask",
+        r" it\n",
+        "&lt;script&gt;alert(1)&lt;/script&gt;",
+        "&quot;\\x1b[2J",
+    ]
+
+
+def test_a_run_shows_its_directory_step_and_state(tmp_path):
+    run_dir = RunDir(tmp_path)
+    assert repr(RunView(run_dir)) == f"<run {tmp_path}: step 0, ended>"
+    run_dir.phase.write_text("3 sampling")
+    assert repr(RunView(run_dir)) == f"<run {tmp_path}: step 3, ended>"
+    session = SimpleNamespace(run_dir=run_dir, progress=SimpleNamespace(step=3, steps_asked=9))
+    live = LiveSession(session)
+    assert repr(live) == f"<run {tmp_path}: step 3 of 9, sampling>"
+    live._end("it was closed")
+    assert repr(live) == f"<run {tmp_path}: step 3 of 9, ended: it was closed>"
+
+
+def test_without_html_it_is_a_line():
+    text = repr(TokenView(rollout_of("train/0000001", 0), PIECES))
+    assert text.startswith(r"ask it\n<script>") and "\x1b" not in text
+
+
+def test_each_token_tells_what_is_known_of_it():
+    titles = [title for _, title, _ in spans(view(values_T=np.array([np.nan, np.nan, 0.5, -1.0]), by="advantage"))]
+    assert titles[0] == "token 0: 0, template"
+    assert titles[2] == "token 2: 2, model, logprob -1.0667, version 7, advantage 0.5"
+
+
+def test_colours_say_what_is_asked_for():
+    template, model = (spans(view())[place][0] for place in (0, 2))
+    assert template != model and "template" in view() and "tool" in view()
+    assert "version 7" in view(by="version") and spans(view(by="version"))[0][0] == "#ffffff"
+    advantages = spans(view(values_T=np.array([np.nan, np.nan, 1.0, -1.0]), by="advantage"))
+    assert [colour for colour, _, _ in advantages][2:] == [shade(1.0), shade(-1.0)]
+    assert shade(0.0) == "#ffffff" and shade(np.nan) == "#dddddd" and shade(9.0) == shade(1.0) != shade(-1.0)
+
+
+def test_a_run_shows_its_samples_and_its_curves(tmp_path):
+    run_dir = made_run(tmp_path / "run")
+    seen = titan_rl.connect(tmp_path / "run")
+    with pytest.raises(ConfigError, match="base_model.*no such directory"):
+        seen.tokens("train/0000000", step=1)
+    make_tiny(run_dir.base_model, seed=1, hidden_size=32, num_layers=1)
+    name = seen.rollouts(1)["prompt_id"].iloc[0]
+    assert len(spans(seen.tokens(name, 2, step=1)._repr_html_())) == 4
+    with pytest.raises(ConfigError, match="no sample 9 of"):
+        seen.tokens(name, 9, step=1)
+    assert seen.curves._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_step_is_shared_out_among_what_took_its_time():
+    seconds = {"seconds_step": [1.0, 3.0], "seconds_generate": [0.5, 1.5], "seconds_optimizer": [0.0, 1.0]}
+    bar = time_bar(pd.DataFrame(seconds))
+    assert bar.seconds == {"seconds_generate": 1.0, "seconds_optimizer": 0.5, "seconds_step": 2.0}
+    html = bar._repr_html_()
+    assert html.count("<span") == 3
+    assert all(told in html for told in ("2.00 s a step", "generate 1.00 s", "waiting 0.50 s"))
+    assert re.findall(r"width: ([\d.]+)%", html) == ["49.0", "24.5", "24.5"]
+
+
+def test_a_run_without_steps_has_no_picture(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    seen = titan_rl.connect(tmp_path)
+    assert seen.curves is None and seen.time is None
+
+
+def test_without_values_of_its_own_a_token_has_its_samples_advantage():
+    rollout = rollout_of("train/0000001", 0, advantage=-0.5)
+    shown = spans(TokenView(rollout, PIECES, by="advantage")._repr_html_())
+    assert [colour for colour, _, _ in shown][1:] == ["#ffffff", shade(-0.5), shade(-0.5)]
+    assert shown[2][1].endswith("version 7, advantage -0.5") and "advantage" not in shown[1][1]
+
+
+def test_values_may_be_of_the_models_tokens_alone():
+    rollout = rollout_of("train/0000001", 0)  # two of the template, two of the model
+    assert of_tokens(rollout, np.array([0.5, -1.0])).tolist()[2:] == [0.5, -1.0]
+    assert np.isnan(of_tokens(rollout, np.array([0.5, -1.0]))[:2]).all()
+    assert of_tokens(rollout, np.arange(4)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="3 values for 4 tokens, 2 of them the model's"):
+        of_tokens(rollout, np.zeros(3))

@@ -1,0 +1,259 @@
+"""Processes by fork: as ``exec`` would have made them, tied to their clients, and independent of their server."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import conftest
+import pytest
+import running
+
+from titan_rl.mesh.forking import fork_client, forking
+from titan_rl.mesh.forking.forking import ForkServers
+from titan_rl.mesh.processes.processes import MARK, process_state
+from titan_rl.mesh.processes.processes import running as marked
+from titan_rl.mesh.resources import cores as placement
+from titan_rl.records.metrics import read_metrics
+
+SERVER = """
+import random, socket, sys, tempfile
+import numpy, titan_rl.mesh.forking.fork_server as fork_server
+tempfile.gettempdir()
+asked = fork_server.ForkServer(socket.socket(fileno=int(sys.argv[1]))).run()
+if asked is not None:
+    fork_server.become(asked)
+"""
+TELL = """
+import json, numpy, os, random, sys, tempfile
+print(json.dumps({
+    "argv": sys.argv[1:],
+    "folder": os.getcwd(),
+    "path": sys.path[0],
+    "environment": dict(os.environ),
+    "shown": open("/proc/self/environ").read().split("\\0"),
+    "temporary": tempfile.gettempdir(),
+    "cores": list(os.sched_getaffinity(0)),
+    "niceness": os.nice(0),
+    "parent": os.getppid(),
+    "random": [random.random(), float(numpy.random.rand())],
+    "descriptors": os.listdir("/proc/self/fd"),
+}))
+"""
+END = """
+import os, signal, sys
+os.kill(os.getpid(), int(sys.argv[2])) if sys.argv[1] == "signal" else sys.exit(int(sys.argv[2]))
+"""
+STAY = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+print(os.getpid(), flush=True)
+while True:
+    pass
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server, and where it listens. It has imported numpy, and asked for the temporary folder."""
+    for name, text in {"tell": TELL, "end": END, "stay": STAY}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        number = listener.fileno()
+        process = subprocess.Popen(
+            *([sys.executable, "-c", SERVER, str(number)],),
+            **dict(stdin=subprocess.PIPE, pass_fds=[number], env=os.environ | {MARK: "0" * 32}),
+        )
+    yield process, path
+    process.stdin.close()
+    assert process.wait(10) == 0, "it ends with its standard input"
+
+
+def client(path: Path, module: str, *arguments: str, **environment: str) -> subprocess.Popen:
+    """Of a priority, and on a core, that are its own."""
+    command = ["nice", "-n", "3", "taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    command += [sys.executable, "-I", "-S", fork_client.__file__, str(path), sys.executable, "-m", module, *arguments]
+    settings = dict(cwd=path.parent, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, **settings)
+
+
+def told(path: Path, **environment: str) -> dict:
+    process = client(path, "tell", "one", "two words", **environment)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    return json.loads(said)
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 5
+    while process_state(pid) != "gone":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_it_is_what_exec_would_have_made(server, tmp_path):
+    process, path = server
+    mark, temporary = "1234567890abcdef" * 2, tmp_path / "temporary"
+    temporary.mkdir()
+    forked = told(path, MARK=mark, TMPDIR=str(temporary), **{MARK: mark})
+    by_exec = told(tmp_path / "nobody", TMPDIR=str(temporary), **{MARK: mark})
+    assert forked["parent"] == process.pid and by_exec["parent"] != process.pid
+    for key in ("argv", "folder", "path", "temporary", "cores", "niceness"):
+        assert forked[key] == by_exec[key], key
+    assert forked["environment"] == by_exec["environment"] | {"MARK": mark}
+    assert f"{MARK}={mark}" in forked["shown"], "which is how a run's processes are found"
+    assert len(forked["descriptors"]) == len(by_exec["descriptors"]) + 1, "the pipe alone is the server's"
+
+
+def test_who_asks_whether_it_is_ready_gets_no_process(server):
+    process, path = server
+    forks = ForkServers(path.parent, {}, None)
+    forks._are_there = True
+    asyncio.run(forks.ready("socket"))
+    asyncio.run(forks.ready("nobody"))
+    assert told(path)["parent"] == process.pid, "and it goes on"
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, tmp_path, monkeypatch):
+    monkeypatch.delenv(forking.FORK_SERVERS, raising=False)
+    with pytest.raises(ZeroDivisionError), forking.begun_ahead():
+        [ahead] = forking._ahead
+        assert (ahead._folder / "trainer").is_socket()
+        if is_taken:
+            ForkServers(tmp_path, {}, str(tmp_path)).start()
+            assert (tmp_path / "trainer").is_socket() and not forking._ahead
+        raise ZeroDivisionError
+    assert gone(ahead._process.pid) and not ahead._folder.exists() and not forking._ahead
+
+
+def test_no_two_have_the_same_randomness(server):
+    _, path = server
+    first, second = told(path)["random"], told(path)["random"]
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+@pytest.mark.parametrize(("how", "number", "code"), [("code", 0, 0), ("code", 3, 3), ("signal", signal.SIGKILL, 137)])
+def test_the_client_ends_as_the_process_did(server, how, number, code):
+    _, path = server
+    assert client(path, "end", how, str(int(number))).wait(30) == code
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_process_dies_with_its_client_whatever_it_does(server, is_stopped):
+    _, path = server
+    process = client(path, "stay")
+    pid = int(process.stdout.readline())
+    if is_stopped:
+        os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    assert gone(pid)
+
+
+def test_the_client_dies_with_its_parent(server, tmp_path):
+    _, path = server
+    run_it = "import subprocess, sys; subprocess.run([sys.executable, '-I', '-S', *sys.argv[1:]])"
+    command = [sys.executable, "-c", run_it, fork_client.__file__, str(path), sys.executable, "-m", "stay"]
+    parent = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    assert gone(pid)
+
+
+def test_a_server_that_dies_takes_nobody_with_it(server):
+    process, path = server
+    one = client(path, "stay")
+    pid = int(one.stdout.readline())
+    process.kill()
+    process.wait()
+    time.sleep(0.2)
+    assert process_state(pid) != "gone" and one.poll() is None
+    assert told(path)["argv"] == ["one", "two words"], "and who asks for another becomes it"
+    os.kill(pid, signal.SIGKILL)
+    assert one.wait(10) == 1
+    process.returncode = 0  # as the fixture expects of one that was let live
+
+
+def test_what_libraries_read_when_they_are_imported_is_there_then():
+    """Whether vLLM compiles, say. The number of threads is set after the fork."""
+    threads = placement.Threads(2, 2)
+    for kind, environment in {
+        "trainer": placement.trainer_environment(threads),
+        "generator": placement.generator_environment(threads, on_cpu=True),
+        "verifier": placement.verifier_environment(),
+    }.items():
+        at_import = placement.fork_environment() | placement.import_environment(kind)
+        assert environment.items() - at_import.items() <= {("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])}, kind
+
+
+@pytest.mark.slow
+def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
+    """A generator is made by fork; when its servers have died, others are started anew."""
+    for name in set(os.environ) - set(conftest.ENVIRONMENT):  # the tests' own servers, and what vLLM sets
+        monkeypatch.delenv(name)
+    root = tmp_path / "run"
+    process = running.start(root, training__steps=5000)
+    try:
+        running.wait_for_step(root, 2)
+        children = running.descendants(process.pid)
+        servers = {pid for pid in children if "supervision.fork_server" in running.command_line(pid)}
+        first = actors_of(root)
+        assert set(first.values()) - {first["scorer 0"]} < servers, "all actors were forked"
+        marks = {mark for pid in children if (mark := running.mark_of(pid))}
+        assert len(marks) == 2, "servers that were begun before the run have a mark of their own"
+        second = replaced(root, first)
+        assert "supervision.fork_server" in running.command_line(second["generator 0"])
+        for pid in servers - set(first.values()):
+            os.kill(pid, signal.SIGKILL)
+        third = replaced(root, second)
+        assert "supervision.fork_server" not in running.command_line(third["generator 0"])
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130, running.output(root)[-3000:]
+    assert running.output(root).count("generator 0 died: its groups are sampled elsewhere") == 2
+    assert running.gone(children) and not any(marked({MARK: mark}) for mark in marks)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_does_what_is_due_at_exit_and_takes_nothing_apart(code):
+    """As triton's binding library would have it, which prints forty lines then."""
+    program = f"""
+import atexit, threading, time
+from titan_rl.mesh.forking.fork_server import leave
+
+class Held:
+    def __del__(self):
+        print("taken apart")
+
+held = Held()
+atexit.register(print, "due")
+threading.Thread(target=lambda: (time.sleep(0.1), print("ended", end=" "))).start()
+leave({code})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "ended due\n", "")
+
+
+def actors_of(root: Path) -> dict[str, int]:
+    """Process ids of a run's actors, by name."""
+    return {name: int(pid) for pid, name in json.loads((root / "pids.json").read_text()).items()}
+
+
+def replaced(root: Path, actors: dict[str, int]) -> dict[str, int]:
+    """Actors of a run after its generator was killed and two steps more were done."""
+    os.kill(actors["generator 0"], signal.SIGKILL)
+    last = max(record["step"] for record in read_metrics(root) if "reward" in record)
+    running.wait_for_step(root, 2 + last)
+    now = actors_of(root)
+    assert now["generator 0"] != actors["generator 0"]
+    return now

@@ -1,0 +1,40 @@
+"""What TorchTitan compiles as it is imported is compiled when it is called, and until then no compiler is imported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from titan_rl.models.lazy_compile import _compile_later
+
+IMPORTS = """
+import sys
+
+import titan_rl.models.{first}
+from torchtitan.models.common.attention import FlexAttention
+
+assert callable(FlexAttention._compiled_flex_attn)
+assert "torch._inductor.compile_fx" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("first", ["families", "attention"])  # of a controller, of a trainer
+def test_whoever_imports_models_does_not_import_the_compiler(first):
+    done = subprocess.run([sys.executable, "-c", IMPORTS.format(first=first)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_compiled_once_when_it_is_called():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    called = _compile_later(lambda x: x + 1, backend=backend)
+    decorated = _compile_later(backend=backend)(lambda x: x + 1)
+    assert not seen
+    for count, later in enumerate((called, called, decorated)):
+        assert later(torch.ones(3)).tolist() == [2, 2, 2]
+        assert len(seen) == (1, 1, 2)[count]

@@ -1,0 +1,155 @@
+"""Whatever the layout of the trainer's ranks: the same loss, gradient norm, metrics and weights as one rank gives."""
+
+import json
+
+import pytest
+import torch
+from batches import FAULTS
+from layout_ranks import (
+    MODELS,
+    NUM_STEPS,
+    TOLERANCE,
+    Layout,
+    assert_close,
+    assert_same_tensors,
+    parallelism,
+    run_layouts,
+)
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from titan_rl.data.types import StepMetrics
+from titan_rl.models.builtin.tiny import make_tiny
+
+# the vocabulary has 99 words, which no degree here divides
+LAYOUTS = {
+    1: {
+        **{model: Layout(model) for model in MODELS},
+        "full AC": Layout("qwen3", checkpointing="full"),
+        "selective AC": Layout("qwen3", checkpointing="selective"),
+    },
+    2: {
+        "dp2": Layout("llama", parallelism(dp=2), faults=FAULTS),
+        "tp2": Layout("llama", parallelism(tp=2), faults=FAULTS),
+        "tp2 from dp2": Layout("llama", parallelism(tp=2), start_from="dp2"),
+        "dp2 untied": Layout("qwen3", parallelism(dp=2)),
+        "pp2": Layout("qwen3", parallelism(pp=2), faults=FAULTS),
+        "pp2 from dp2": Layout("qwen3", parallelism(pp=2), start_from="dp2 untied"),
+        "pp2 interleaved": Layout("qwen3", parallelism(pp=2, schedule="Interleaved1F1B")),
+        "ep2": Layout("moe", parallelism(dp=2, ep=2)),
+        "tp2 of experts": Layout("moe", parallelism(tp=2)),
+    },
+    4: {
+        "dp2 tp2": Layout("llama", parallelism(dp=2, tp=2)),
+        "dp2 tp2 from dp2": Layout("llama", parallelism(dp=2, tp=2), start_from="dp2"),
+        "dp2 pp2": Layout("qwen3", parallelism(dp=2, pp=2)),
+        "tp2 pp2": Layout("qwen3", parallelism(tp=2, pp=2)),
+        "tp2 pp2 AC": Layout("qwen3", parallelism(tp=2, pp=2), checkpointing="selective"),
+        "tp2 pp2 no SP": Layout("qwen3", parallelism(tp=2, pp=2, enable_sequence_parallel=False)),
+        "HSDP": Layout("llama", parallelism(replicate=2, dp=2)),
+        "dp2 tp2 ep2": Layout("moe", parallelism(dp=2, tp=2, ep=2)),
+    },
+}
+ALL = [name for layouts in LAYOUTS.values() for name in layouts]
+layouts = pytest.mark.parametrize("name", ALL)
+
+
+def layout_of(name: str) -> Layout:
+    return next(layouts[name] for layouts in LAYOUTS.values() if name in layouts)
+
+
+class Studies:
+    """Each world's layouts are run at the first question about one of them."""
+
+    def __init__(self, folder):
+        self.folder, self.models, self.done, self.failed = folder, folder / "models", set(), {}
+        for model, settings in MODELS.items():
+            make_tiny(self.models / model, seed=1, hidden_size=64, num_layers=4, **settings)
+
+    def __getitem__(self, name: str) -> dict:
+        [world_size] = [size for size, layouts in LAYOUTS.items() if name in layouts]
+        if world_size not in self.done:
+            self.done.add(world_size)
+            for layout in LAYOUTS[world_size].values():
+                if layout.start_from and layout.start_from not in LAYOUTS[world_size]:
+                    self[layout.start_from]
+            try:
+                run_layouts(world_size, self.models, self.folder, LAYOUTS[world_size])
+            except Exception as error:
+                self.failed[world_size] = error
+        file = self.folder / f"{name}.pt"
+        if not file.exists():
+            raise RuntimeError(f"{name} did not come to its end") from self.failed[world_size]
+        return torch.load(file)
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory) -> Studies:
+    return Studies(tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in MODELS and not layout_of(name).start_from])
+def test_metrics_and_weights_are_those_of_one_rank(studies, name):
+    layout = layout_of(name)
+    study, reference = studies[name], studies[layout.model]
+    for step in range(NUM_STEPS):
+        assert_close(study["metrics"][0][step], reference["metrics"][0][step])
+    assert study["trained"].keys() == reference["trained"].keys()
+    for tensor_name, wanted in reference["trained"].items():
+        moved = (wanted - reference["loaded"][tensor_name]).norm()
+        difference = (study["trained"][tensor_name] - wanted).norm()
+        assert moved > 100 * TOLERANCE * wanted.norm(), tensor_name
+        assert difference <= TOLERANCE * wanted.norm(), tensor_name
+
+
+@layouts
+def test_metrics_are_the_same_on_every_rank(studies, name):
+    first, *others = studies[name]["metrics"]
+    assert set(first[0]) == set(StepMetrics.__dataclass_fields__) and all(other == first for other in others)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", [name for name in ALL if layout_of(name).faults])
+def test_all_ranks_leave_a_bad_batch_out_and_name_the_same_sample(studies, name, fault):
+    first, *others = (found[fault] for found in studies[name]["found"])
+    assert ("weights are not finite" if fault == "weights" else f": {fault} of p1 sample 2") in first
+    assert all(other == first for other in others)
+
+
+@layouts
+def test_boxes_make_the_files_tensors_bit_for_bit(studies, name):
+    layout = layout_of(name)
+    source = studies.folder / layout.start_from / "saved" if layout.start_from else studies.models / layout.model
+    assert_same_tensors(studies[name]["loaded"], load_file(source / "model.safetensors"))
+
+
+@layouts
+def test_saved_directory_holds_the_trained_weights(studies, name):
+    study, saved = studies[name], studies.folder / name / "saved"
+    assert_same_tensors(study["trained"], load_file(saved / "model.safetensors"))
+    source = json.loads((studies.models / layout_of(name).model / "config.json").read_text())
+    assert json.loads((saved / "config.json").read_text()) == source
+
+
+@pytest.mark.parametrize("name", ["dp2 tp2", "tp2 pp2", "ep2"])
+def test_saved_directory_is_loaded_by_transformers(studies, name):
+    wanted = studies[name]["trained"]
+    model, report = AutoModelForCausalLM.from_pretrained(studies.folder / name / "saved", output_loading_info=True)
+    assert not any(report.values())
+    assert torch.equal(model.get_input_embeddings().weight, wanted["model.embed_tokens.weight"])
+
+
+@layouts
+def test_checkpoint_gives_the_next_steps_back_bit_for_bit(studies, name):
+    study = studies[name]
+    for rank, resumed in enumerate(study["after_resuming"]):
+        assert resumed == study["metrics"][rank][NUM_STEPS:]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if layout_of(name).start_from])
+def test_checkpoint_of_one_layout_goes_on_in_another(studies, name):
+    """Weights, moments and schedule: the steps after it are those that the first layout makes."""
+    first, other = studies[layout_of(name).start_from], studies[name]
+    assert_same_tensors(other["loaded"], first["trained"])
+    for metrics, reference in zip(other["metrics"][0], first["after_resuming"][0], strict=False):
+        assert_close(metrics, reference)

@@ -1,0 +1,49 @@
+"""What a process keeps although nothing is in it is given back when it has grown too much, and not before."""
+
+import pytest
+
+from titan_rl.trainer.model import cpu_allocator
+from titan_rl.trainer.model.cpu_allocator import Heap
+
+MIB = 2**20
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """What the process is said to hold; what is given back goes."""
+    state = {"bytes": 0, "times": 0}
+
+    def give_back() -> None:
+        state["times"] += 1
+        state["bytes"] = 500 * MIB
+
+    monkeypatch.setattr(cpu_allocator, "_private_bytes", lambda: state["bytes"])
+    monkeypatch.setattr(cpu_allocator, "give_back", give_back)
+    return state
+
+
+def test_growth_is_bounded_and_seldom_paid_for(held):
+    one, largest = Heap(), 0
+    for _ in range(100):
+        held["bytes"] = max(held["bytes"], 2000 * MIB) + 100 * MIB  # what a step needs, and what it scatters
+        largest = max(largest, held["bytes"])
+        one.end_step()
+    assert largest <= (2100 + 1024 + 100) * MIB
+    assert held["times"] == 100 // 12
+
+
+def test_what_does_not_grow_is_kept(held):
+    one = Heap()
+    for size in (3000, 3500, 2500, 4000, 2900):
+        held["bytes"] = size * MIB
+        one.end_step()
+    assert not held["times"]
+
+
+def test_what_is_freed_can_be_given_back():
+    blocks = [bytearray(100_000) for _ in range(2000)]
+    pins = [bytearray(100) for _ in range(2000)]
+    before = cpu_allocator._private_bytes()
+    del blocks
+    cpu_allocator.give_back()
+    assert before - cpu_allocator._private_bytes() > 150 * MIB and len(pins) == 2000

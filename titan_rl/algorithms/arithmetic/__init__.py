@@ -1,0 +1,1 @@
+"""Advantages, returns, ratios and preferences as functions of numbers."""

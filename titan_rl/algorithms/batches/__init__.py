@@ -1,0 +1,1 @@
+"""Which rollouts make a batch, and with which rewards."""

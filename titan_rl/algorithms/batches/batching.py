@@ -1,0 +1,207 @@
+"""Groups of rollouts become batches for the trainer: advantages, then rows. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from titan_rl.algorithms.arithmetic.advantages import check_rewards
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.batches.shaping import shaped
+from titan_rl.algorithms.offline.sft import SFT
+from titan_rl.config.plugins import what_happened
+from titan_rl.config.sections.schema import AlgorithmConfig, Config
+from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.rows.examples import Example
+from titan_rl.data.types import Batch, Group, Layout, Rollout, Sample, num_model_tokens
+
+
+def scored_rollouts(group: Group) -> list[Rollout]:
+    """Those that advantages are made of: no timeout, no failure of the machinery, none without a trained token."""
+    written = [rollout for rollout in group.rollouts if rollout.num_model_tokens]
+    return [rollout for rollout in written if rollout.status in ("ok", "truncated")]
+
+
+def usable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
+    """Those of them that may reach the loss."""
+    return [rollout for rollout in scored_rollouts(group) if _is_usable(rollout, config)]
+
+
+def _is_usable(rollout: Rollout, config: AlgorithmConfig) -> bool:
+    return rollout.status == "ok" or config.train_truncated
+
+
+def comparable_rollouts(group: Group, config: AlgorithmConfig) -> list[Rollout]:
+    """Those that may reach the loss and have a peer, of one seat where an episode has several, to be compared with."""
+    return [rollout for rollout in _with_peers(scored_rollouts(group)) if _is_usable(rollout, config)]
+
+
+def _with_peers(rollouts: list[Rollout]) -> list[Rollout]:
+    count = Counter(rollout.seat for rollout in rollouts)
+    return [rollout for rollout in rollouts if count[rollout.seat] >= 2]
+
+
+def discard_reason(group: Group, config: AlgorithmConfig) -> str | None:
+    """Why a group cannot be trained on, if it cannot."""
+    if group.refused:
+        return group.refused
+    if comparable_rollouts(group, config):
+        return None
+    reasons, faults = [_reason(rollout) for rollout in group.rollouts], ("infra_error", "timeout", "truncated")
+    return "unasked" if "unasked" in reasons and not {*faults} & {*reasons} else max(faults, key=reasons.count)
+
+
+def _reason(rollout: Rollout) -> str:
+    """Why a rollout that is not usable is none: its status, or that the model wrote no token of it."""
+    return "unasked" if rollout.status == "ok" and not rollout.num_model_tokens else rollout.status
+
+
+def sample_outcomes(group: Group, config: AlgorithmConfig, num_samples: int) -> list[str | None]:
+    """Of each sample, by its number: None if it may be trained on, or why it is discarded (records/ledger/ledger.py)."""
+    if group.refused:
+        return [group.refused] * num_samples
+    outcomes: dict[int, str | None] = {rollout.sample: _reason(rollout) for rollout in group.rollouts}
+    outcomes |= {rollout.sample: "no_peers" for rollout in usable_rollouts(group, config)}
+    outcomes |= {rollout.sample: None for rollout in comparable_rollouts(group, config)}
+    return [outcomes.get(sample, "infra_error") for sample in range(num_samples)]
+
+
+def checked_advantages(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
+    """The algorithm's, one for each rollout. Errors: ValueError if they are not; whatever the algorithm raises."""
+    found = algorithm.advantages(rollouts)
+    if not isinstance(found, Sequence | np.ndarray) or len(found) != len(rollouts):
+        what = f"{len(found)} of them" if isinstance(found, Sequence | np.ndarray) else f"a {type(found).__name__}"
+        raise ValueError(f"a list or array with one for each of {len(rollouts)} rollouts is wanted, not {what}")
+    return [_advantage(value, rollout) for value, rollout in zip(found, rollouts, strict=True)]
+
+
+def _advantage(value: Any, rollout: Rollout) -> float | np.ndarray:
+    if isinstance(value, Real):
+        return float(value)
+    count = rollout.num_model_tokens
+    if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiub":
+        return value
+    what = f"an array {value.shape} of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    raise ValueError(f"each must be a number or an array of {count} (the tokens that the model wrote), not {what}")
+
+
+def _advantages_by_seat(algorithm: Algorithm, rollouts: list[Rollout]) -> list[float | np.ndarray]:
+    """Who plays white is compared with others that play white."""
+    found: dict[int, float | np.ndarray] = {}
+    for seat in dict.fromkeys(rollout.seat for rollout in rollouts):
+        places = [place for place, rollout in enumerate(rollouts) if rollout.seat == seat]
+        check_rewards(peers := [rollouts[place] for place in places])
+        advantages = checked_advantages(algorithm, peers)
+        found |= zip(places, advantages, strict=True)
+    return [found[place] for place in range(len(rollouts))]
+
+
+def _given(rollouts: list[Rollout]) -> list[float | np.ndarray]:
+    """By a loop of one's own; empty if it gave none. Errors: ValueError if it gave some."""
+    given = {rollout.sample: rollout.advantage for rollout in rollouts if rollout.advantage is not None}
+    if given and (left := [rollout.sample for rollout in rollouts if rollout.sample not in given]):
+        raise ValueError(f"sample {left[0]} has no advantage, and {min(given)} has: give one to each, or to none")
+    return list(given.values())
+
+
+def _samples(
+    prompt_id: str, rollouts: list[Rollout], algorithm: Algorithm, compared: list[Rollout] | None = None
+) -> list[Sample]:
+    """``compared``: all that advantages are made of, these among them. Errors: RuntimeError that names the prompt."""
+    compared = rollouts if compared is None else compared
+    try:
+        advantages = _given(rollouts)
+        if not advantages:
+            numbers = [rollout.sample for rollout in compared]
+            found = dict(zip(numbers, _advantages_by_seat(algorithm, compared), strict=True))
+            advantages = [found[rollout.sample] for rollout in rollouts]
+    except Exception as error:  # a user's algorithm may raise anything
+        raise RuntimeError(f"advantages of {prompt_id}: {what_happened(error)}") from error
+    return [
+        Sample(rollout.tokens, rollout.provenance, rollout.logprobs, advantage, rollout.prompt_id, rollout.sample)
+        for rollout, advantage in zip(rollouts, advantages, strict=True)
+    ]
+
+
+def _branches(sample: Sample, rollout: Rollout) -> list[Sample]:
+    """One for each conversation, which is all that its tokens see."""
+    branches, begin = [], 0
+    for number, (start, stop) in enumerate(rollout.spans):
+        own, provenance = slice(start, stop), sample.provenance[start:stop]
+        end = begin + num_model_tokens(provenance)
+        advantage = sample.advantage[begin:end] if isinstance(sample.advantage, np.ndarray) else sample.advantage
+        found = dict(tokens=sample.tokens[own], provenance=provenance, logprobs=sample.logprobs[own])
+        branches.append(replace(sample, **found, advantage=advantage, branch=number))
+        begin = end
+    return branches
+
+
+def _group_samples(group: Group, algorithm: Algorithm, config: Config) -> list[Sample]:
+    """Advantages are made of shaped rewards, of samples that are not trained on, too; an outcome is what was verified,
+    whatever an answer looks like."""
+    scored = scored_rollouts(group)
+    compared = _with_peers(scored) or scored
+    rollouts = [rollout for rollout in compared if _is_usable(rollout, config.algorithm)]
+    samples = _samples(group.prompt_id, rollouts, algorithm, shaped(compared, config))
+    if algorithm.needs.implicit_reward:
+        outcomes = [rollout.outcome for rollout in rollouts]
+        samples = [replace(sample, outcome=outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
+    return [branch for sample, rollout in zip(samples, rollouts, strict=True) for branch in _branches(sample, rollout)]
+
+
+def update_parts(groups: list[Group], config: AlgorithmConfig) -> list[list[Group]]:
+    """The groups of each optimizer step that a batch is split into."""
+    parts = np.array_split(np.arange(len(groups)), config.updates_per_batch)
+    return [[groups[index] for index in part] for part in parts]
+
+
+def step_batches(groups: list[Group], algorithm: Algorithm, config: Config, layout: Layout) -> list[Batch]:
+    """One batch for each optimizer step; each is normalized by its own count of trained tokens.
+
+    Errors: RuntimeError that names the prompt if the algorithm has no advantages for its rollouts.
+    """
+    aggregation, max_new_tokens = config.algorithm.aggregation, config.rollout.max_new_tokens
+    return [
+        pack(
+            [_group_samples(group, algorithm, config) for group in part],
+            **asdict(layout),
+            share_prefix=config.rollout.share_prefix,
+            set_still_apart=algorithm.is_still_without_advantage and layout.row_multiple == 1,  # no pipeline
+            weigh=lambda samples: token_weights(samples, aggregation, max_new_tokens),
+        )
+        for part in update_parts(groups, config.algorithm)
+    ]
+
+
+def sft_batches(rollouts: list[Rollout], config: Config, layout: Layout) -> list[Batch]:
+    """One batch for each supervised step, every example alike. Errors: ValueError if one is longer than a row."""
+    longest, size = max(len(rollout.tokens) for rollout in rollouts), config.sft.examples_per_step
+    if longest > layout.row_tokens:
+        raise ValueError(f"a demonstration has {longest} tokens: raise training.seq_len, which is {layout.row_tokens}")
+    groups = [_samples(rollout.prompt_id, [rollout], SFT()) for rollout in rollouts]
+    return [
+        pack(
+            groups[begin : begin + size],
+            **asdict(layout),
+            share_prefix=False,
+            weigh=lambda samples: token_weights(samples, "token", 1),
+        )
+        for begin in range(0, len(groups), size)
+    ]
+
+
+def data_batch(examples: Sequence[Example], algorithm: Algorithm, config: Config, layout: Layout) -> Batch:
+    """What a step is trained on, of data that others wrote. Of pairs and labels each sample weighs alike, whatever its
+    length; the samples of an example stand in one row."""
+    aggregation = config.algorithm.aggregation if algorithm.trains_on == "demonstrations" else "sequence"
+    batch = pack(
+        [list(example.samples) for example in examples],
+        **asdict(layout),
+        share_prefix=config.rollout.share_prefix,
+        keep_together=True,
+        weigh=lambda samples: token_weights(samples, aggregation, config.rollout.max_new_tokens),
+    )
+    return replace(batch, has_signal=True)

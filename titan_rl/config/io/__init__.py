@@ -1,0 +1,1 @@
+"""Text that is read and written: bounded files, TOML, printable characters."""

@@ -1,0 +1,22 @@
+"""``[placement]``: which GPUs do what, and who shares them."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from titan_rl.config.sections.kinds import Whole
+
+
+@dataclass(kw_only=True)
+class PlacementConfig:
+    mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    """Who holds a device's memory. ``disaggregated``: trainer and generators side by side. ``colocated``: in turns;
+    generators hold neither weights nor KV while the trainer works, and it no moments while they do; for
+    ``rollout.max_staleness = 0``."""
+    trainer: list[Whole] = field(default_factory=list)
+    """GPUs, by their number on each host; empty: the first that nobody else names. Lists may name the same one."""
+    generator: list[Whole] = field(default_factory=list)
+    """The same of the engines; and so for roles with ``placement = "own"``."""
+    reference: list[Whole] = field(default_factory=list)
+    teacher: list[Whole] = field(default_factory=list)
+    critic: list[Whole] = field(default_factory=list)
+    implicit_reward: list[Whole] = field(default_factory=list)

@@ -1,0 +1,98 @@
+"""The sections of a run's TOML that are about models: what of the policy is trained, and the models beside it."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from titan_rl.config.sections.kinds import Count, Whole
+
+Placement = Literal["with_trainer", "own"]
+
+
+@dataclass(kw_only=True)
+class LoraConfig:
+    rank: Whole = 0
+    """Of the adapters that are trained in place of the weights; 0: none, the whole model is trained."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """An adapter's product counts alpha / rank times."""
+    targets: list[str] = field(default_factory=list)
+    """Projections by Hugging Face's names, such as ``q_proj``; empty: all but experts."""
+    adapter: str = ""
+    """A directory of PEFT's with the adapter to begin with; empty: a new one, which changes nothing at first."""
+
+
+@dataclass(kw_only=True)
+class ReferenceConfig:
+    """The model that the policy is kept near to, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+    placement: Placement = "with_trainer"
+    """In the trainer's processes and in its layout, or in processes of its own."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """Of processes of its own, as ``[parallelism]`` is the trainer's; empty: one process."""
+
+
+@dataclass(kw_only=True)
+class TeacherConfig:
+    """The model that a student learns from, where the algorithm needs one. It never learns."""
+
+    path: str = ""
+    """A Hugging Face directory with the policy's tokens."""
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
+
+
+@dataclass(kw_only=True)
+class RewardModelConfig:
+    """A model whose score of a rollout is its reward, in place of the task's own. The task's is what held-out accuracy
+    is told by, and is recorded beside it."""
+
+    path: str = ""
+    """A Hugging Face directory of a model for sequence classification with one label, and with the policy's tokens;
+    empty: there is none."""
+    reads_end: bool = False
+    """Whether it reads the token that ends an answer; those that are trained here (``reward_model``) do not."""
+
+
+@dataclass(kw_only=True)
+class LearnedRoleConfig:
+    """A model that learns beside the policy."""
+
+    path: str = ""
+    """A Hugging Face directory; empty: the policy as it is when reinforcement learning begins."""
+    placement: Placement = "with_trainer"
+    """As the reference's."""
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    """As the reference's."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Its own, such as ``[critic.optimizer]``, with the keys of ``[optimizer]``."""
+    lr_scheduler: dict[str, Any] = field(default_factory=dict)
+    """Its own, such as ``[critic.lr_scheduler]``, with the keys of ``[lr_scheduler]``; it counts as the policy's."""
+    warmup_steps: Whole = 0
+    """Steps at the beginning in which it learns alone, and the policy stays as it is."""
+    updates: Count = 1
+    """Its optimizer steps for each of the policy's, all on the same rows."""
+
+
+@dataclass(kw_only=True)
+class ImplicitRewardConfig(LearnedRoleConfig):
+    """The language model that learns the outcomes of answers and by that rewards their tokens, where the algorithm
+    needs one."""
+
+    beta: Annotated[float, Field(gt=0, le=1e6)] = 0.05
+    """A token's reward is this times the log of how much likelier it is under the model than under the reference."""
+    update: Literal["before", "after"] = "before"
+    """Whether the model learns a step's outcomes before it rewards that step's tokens, or after."""
+
+
+@dataclass(kw_only=True)
+class CriticConfig(LearnedRoleConfig):
+    """The model that foretells rewards, where the algorithm needs one. Its ``path`` may have a value head
+    (``score.weight``) or none; a head that was not there says 0 at first."""
+
+    value_clip: Annotated[float, Field(ge=0, le=1e6)] = 0.2
+    """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""

@@ -1,0 +1,35 @@
+"""Alarms of a run as it goes (records/alarms/alarms.py): said when one is raised, and in every step's metrics."""
+
+from pathlib import Path
+
+from titan_rl.data.callbacks import Log, RecordEvent
+from titan_rl.records.alarms.alarms import GAMED, NAMES, standing
+from titan_rl.records.metrics import read_metrics
+
+
+class AlarmWatch:
+    """Owns what the steps so far measured."""
+
+    def __init__(self, root: Path, *, log: Log, record_event: RecordEvent):
+        """``root``: of the run, which may have steps already."""
+        self.log, self.record_event = log, record_event
+        self._records = {record["step"]: record for record in read_metrics(root) if "reward" in record}
+        self._standing: set[str] = set()
+
+    def evaluated(self, step: int, accuracy: float) -> None:
+        """Held-out accuracy after a step."""
+        if step in self._records:
+            self._records[step] = self._records[step] | {"held_out_accuracy": accuracy}
+
+    def met(self, record: dict[str, float]) -> dict[str, float]:
+        """What to add to a step's record: 1 for each alarm that stands after it. A step may be done again."""
+        step = record["step"]
+        kept = {number: known for number, known in self._records.items() if number < step}
+        self._records = kept | {step: record}
+        found = standing(list(self._records.values()))
+        for name in found.keys() - self._standing:
+            more = "; `titan-rl hack-check` tells more" if name in GAMED else ""
+            self.log(f"step {step}: ALARM {name}: {found[name]}{more}")
+            self.record_event("alarm", name=name, step=step, says=found[name])
+        self._standing = set(found)
+        return {f"alarm_{name}": float(name in found) for name in NAMES}

@@ -1,0 +1,64 @@
+"""What a run says last: how it ended, what it leaves and where, and what to do next. Pure."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.run_directory.summary import Progress
+
+
+def resume_command(run_dir: RunDir, config_file: str | None) -> str:
+    """What goes on with it."""
+    parts = ["titan-rl", "train", *([config_file] if config_file else []), "--resume", "--run.dir", str(run_dir.root)]
+    return shlex.join(parts)
+
+
+def stopping(run_dir: RunDir, config_file: str | None) -> str:
+    """Said at once when a stop is asked for."""
+    return (
+        f"stopping: what is at hand ends, then what is new is saved; to go on: {resume_command(run_dir, config_file)}"
+    )
+
+
+def farewell(
+    why: str, summary: dict[str, Any], progress: Progress, run_dir: RunDir, config_file: str | None
+) -> Iterator[str]:
+    """A line at a time. ``why``: it ended, in words."""
+    done, asked = summary["steps_done"], summary["steps_asked"]
+    yield f"{why}: {done} of {asked} steps, training took {progress.seconds_training + progress.seconds_sft:.0f} s"
+    for when in ("before", "after"):
+        if (result := getattr(progress, f"held_out_{when}")) is not None:
+            yield f"held-out accuracy {when:>6}: {result}"
+    left = {"model": run_dir.model, "curves": run_dir.curves, "run": run_dir.root}
+    yield "  ".join(f"{name} {path}" for name, path in left.items() if path.exists())
+    if (dtype := _dtype(run_dir.model)) is not None:
+        rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
+        yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
+    commands = list(_next_commands(done, asked, run_dir, config_file))
+    if commands:
+        yield "next: " + "\n      ".join(commands)
+
+
+def _next_commands(done: int, asked: int, run_dir: RunDir, config_file: str | None) -> Iterator[str]:
+    if done < asked:
+        yield resume_command(run_dir, config_file)
+    if any(run_dir.rollouts.glob("step-*.parquet")):
+        yield shlex.join(["titan-rl", "show", str(run_dir.root)])
+        if config_file and _holds_model(run_dir.model):
+            yield shlex.join(["titan-rl", "eval", str(run_dir.model), "--file", config_file])
+
+
+def _dtype(folder: Path) -> str | None:
+    """What a model's config.json says; None if there is none, or it says none."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return config.get("dtype") or config.get("torch_dtype")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()

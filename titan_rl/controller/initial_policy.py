@@ -1,0 +1,51 @@
+"""The policy as it was when reinforcement learning began: what it is compared with, if supervised steps came before.
+
+It is written once, as a Hugging Face directory in the run directory, so whoever serves as the reference finds it there:
+ranks that replace others, a run that is resumed, a replay.
+"""
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.storage.files import replacing
+from titan_rl.mesh.members.endpoints import TrainerEndpoints
+from titan_rl.mesh.meshes import Meshes
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.trainer.roles.names import own_learned
+
+
+def keeps_policy(config: Config, algorithm: Algorithm) -> bool:
+    """Whether a role that begins as the policy needs a directory of it, and none was there before."""
+    return bool(config.sft.steps > 0 or config.lora.adapter) and bool(_begin_as_policy(config, algorithm))
+
+
+def _begin_as_policy(config: Config, algorithm: Algorithm) -> list[str]:
+    """The roles that take the policy from where the run keeps it."""
+    roles = ["reference"] * algorithm.needs.reference
+    if (learned := own_learned(config, algorithm.needs)) is not None:
+        roles.append(learned)
+    return [role for role in roles if not getattr(config, role).path]
+
+
+def kept_policy(config: Config, algorithm: Algorithm, run_dir: RunDir) -> str:
+    """Where it is, or will be; "" if the run keeps none."""
+    return str(run_dir.kept_policy.absolute()) if keeps_policy(config, algorithm) else ""
+
+
+def check_kept(config: Config, algorithm: Algorithm, run_dir: RunDir, what: str) -> None:
+    """``what``: cannot be done without it. Errors: ConfigError if the policy was kept, and is gone."""
+    if keeps_policy(config, algorithm) and not (run_dir.kept_policy / "config.json").is_file():
+        whose = " and the ".join(_begin_as_policy(config, algorithm))
+        raise ConfigError(f"{run_dir.kept_policy}, the {whose} of this run, is gone: {what} needs it; put it back")
+
+
+async def keep_policy(config: Config, algorithm: Algorithm, run_dir: RunDir, meshes: Meshes) -> None:
+    """Write the policy as it is now, unless that was done, and have the roles take it that begin as it."""
+    if not (path := kept_policy(config, algorithm, run_dir)):
+        return
+    if not run_dir.kept_policy.exists():
+        with replacing(run_dir.kept_policy) as folder:
+            await meshes.trainer.call(TrainerEndpoints.save_hf(str(folder)))
+    for role in _begin_as_policy(config, algorithm):
+        await meshes.trainer.call(TrainerEndpoints.load_role(role, path))
+        await meshes.roles.load_role(role, path)

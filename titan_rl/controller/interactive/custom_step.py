@@ -1,0 +1,90 @@
+"""A step of a loop that a person writes: the controller's own three verbs, with what comes between them in their hands.
+
+    sample ─▶ advantages of one's own ─▶ batch ─▶ forward_backward ─▶ optim_step ─▶ publish
+
+Nothing is kept from the records: rollouts, with the advantages that they were given, ledger, metrics and checkpoints
+are those of any run. So it is resumed, repaired and replayed as any run is.
+"""
+
+from titan_rl.config.load import ConfigError
+from titan_rl.controller.loop.controller import Controller
+from titan_rl.controller.loop.reporting import PhaseTimer, StepReport
+from titan_rl.controller.loop.rollout_queue import Collected
+from titan_rl.controller.session import Session
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.types import Batch, Group, StepMetrics
+from titan_rl.trainer.roles.names import learned_role
+
+
+class OrderError(RuntimeError):
+    """A verb came before the one that it needs; says which that is."""
+
+
+class OwnStep:
+    """One such step. Errors of all but ``batch``: OrderError; what ends a run."""
+
+    def __init__(self, session: Session):
+        """Errors: ConfigError where a loop cannot be one's own."""
+        if not isinstance(session.controller, Controller):
+            raise ConfigError("a run on data samples nothing: step() is its loop")
+        settings = session.config.algorithm
+        only = "a loop of your own makes one update a step, of the policy alone, and"
+        if settings.updates_per_batch > 1:
+            raise ConfigError(f"{only} algorithm.updates_per_batch = {settings.updates_per_batch}")
+        if (role := learned_role(session.checked.algorithm.needs)) is not None:
+            raise ConfigError(f"{only} algorithm.name = {settings.name!r} has a {role}")
+        self.controller: Controller = session.controller
+        self._timer = PhaseTimer()
+        self._collected: Collected | None = None
+        self._batch: Batch | None = None
+        self._metrics: StepMetrics | None = None
+        self._is_applied = False
+
+    @property
+    def _sampled(self) -> Collected:
+        if self._collected is None:
+            raise OrderError("nothing is sampled yet: sample comes first")
+        return self._collected
+
+    async def sample(self) -> list[Group]:
+        """Called again, before the update, it gives the same."""
+        if self._is_applied:
+            raise OrderError("the update of this step is made: publish comes next")
+        if self._collected is None:
+            self._collected = await self.controller.sample()
+            self._timer.end("wait")
+        return self._collected.groups
+
+    def batch(self, groups: list[Group]) -> Batch:
+        """Errors: ValueError unless these are the groups that were sampled."""
+        if [group.prompt_id for group in groups] != [group.prompt_id for group in self._sampled.groups]:
+            raise ValueError("these are not the groups of sample(), all of them in their order")
+        [batch] = self.controller.batches(groups)
+        return batch
+
+    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+        """Called again, it begins anew with other gradients."""
+        if self._is_applied:
+            raise OrderError("the update of this step is made: publish comes next")
+        self._batch = batch
+        return await self.controller.trainer.forward_backward(batch)
+
+    async def optim_step(self) -> StepMetrics | None:
+        if self._batch is None or self._is_applied:
+            raise OrderError("there are no gradients: forward_backward comes first")
+
+        async def update(step: int) -> list[StepMetrics | BadNumbers]:
+            return [await self.controller.trainer.optim_step(step)]
+
+        self._metrics = await self.controller.train(self._sampled, update)
+        self._is_applied = True
+        self._timer.end("train")
+        return self._metrics
+
+    async def publish(self) -> None:
+        """Nothing is published of a step that bad numbers kept from being one."""
+        if not self._is_applied or self._batch is None:
+            raise OrderError("there is no update to publish: forward_backward and optim_step come first")
+        if self._metrics is not None:
+            step = self.controller.progress.step
+            await self.controller.publish(StepReport(step, self._sampled, [self._batch], self._metrics, self._timer))

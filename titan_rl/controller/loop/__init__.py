@@ -1,0 +1,1 @@
+"""The loop of reinforcement learning: rollouts, batches, steps, weight versions."""

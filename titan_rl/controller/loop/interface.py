@@ -1,0 +1,70 @@
+"""The loop that a session drives: controller.py has it for a run with generators, supervised.py for one on data.
+
+A loop owns the order of things and nothing else. Errors of all coroutines but ``rescue``: Stopped once a stop was asked
+for, BadNumbersError, or an actor's fault.
+"""
+
+from abc import abstractmethod
+from typing import Protocol
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.controller.offline.steps import HeldOut
+from titan_rl.controller.preflight.live_settings import Effects
+from titan_rl.controller.recovery.checkpointing import Checkpointing
+from titan_rl.records.statistics import Proportion
+
+
+class Loop(Protocol):
+    """Both kinds name it as their base, so that one which lacks a method cannot be made."""
+
+    checkpointing: Checkpointing
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """A run's state before its first step."""
+        ...
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """The state that the run's records say it was in, from the newest checkpoint or from the beginning."""
+        ...
+
+    @abstractmethod
+    async def step(self) -> None:
+        """One step more, and what is due after it: an evaluation, a checkpoint."""
+        ...
+
+    @abstractmethod
+    async def reported(self) -> None:
+        """Until the last step's metrics are written down."""
+        ...
+
+    @abstractmethod
+    async def evaluate(self, when: str) -> Proportion | HeldOut:
+        """Held-out accuracy, or loss and accuracy on held-out data. ``when``: in words, for people."""
+        ...
+
+    @abstractmethod
+    async def save(self) -> None:
+        """Begin a checkpoint of the step at hand; ``checkpointing.finish`` waits for it."""
+        ...
+
+    @abstractmethod
+    async def take_settings(self, algorithm: Algorithm, effects: Effects) -> None:
+        """Take up settings that changed between two steps, of which the newest checkpoint is the last."""
+        ...
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """After the last step: an evaluation, a checkpoint, and the model as a Hugging Face directory."""
+        ...
+
+    @abstractmethod
+    async def rescue(self, error: BaseException) -> None:
+        """Save what is new, if the trainer is between two steps. ``error``: what ended the run. Raises no fault."""
+        ...
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End what is under way besides the step at hand."""
+        ...

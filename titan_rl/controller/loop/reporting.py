@@ -1,0 +1,177 @@
+"""What a run says of itself: each step's record, evaluations, slow actors, disagreement, events."""
+
+import time
+from dataclasses import dataclass, field
+
+from titan_rl.algorithms.batches.filters import REASONS
+from titan_rl.algorithms.batches.shaping import shaping_metrics
+from titan_rl.config.sections.schema import Config
+from titan_rl.controller.console.alarm_watch import AlarmWatch
+from titan_rl.controller.console.display import Display
+from titan_rl.controller.console.step_table import Sample, sample_of
+from titan_rl.controller.loop.rollout_queue import Collected
+from titan_rl.data.callbacks import RecordEvent
+from titan_rl.data.spans import Span
+from titan_rl.data.storage.files import unless_full
+from titan_rl.data.types import Batch, EngineStatistics, StepMetrics
+from titan_rl.mesh.telemetry.stragglers import Stragglers
+from titan_rl.records.metrics import (
+    MetricsLog,
+    agreement_limit,
+    bytes_between_hosts,
+    sampling_metrics,
+    speeds,
+    trained_metrics,
+)
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.statistics import Proportion
+
+
+class PhaseTimer:
+    """Seconds of the phases of a step, one after the other; one that comes again adds up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
+        self._start = self._last = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.spans.append(Span(phase, time.time() - (now - self._last), now - self._last))
+        self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
+
+    @property
+    def total(self) -> float:
+        return self._last - self._start
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What is known of a step when its weights are live."""
+
+    step: int
+    collected: Collected
+    batches: list[Batch]
+    metrics: StepMetrics
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+
+
+class Reporter:
+    """Writes metrics and shows them."""
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        metrics: MetricsLog,
+        display: Display,
+        stragglers: Stragglers,
+        record_event: RecordEvent,
+        *,
+        trainer_dtype: str,
+    ):
+        self.config, self.run_dir, self.metrics, self.display = config, run_dir, metrics, display
+        self.stragglers, self.record_event = stragglers, record_event
+        self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
+        self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
+        self._has_warned = self._has_told_short = False
+        self._failures_told: set[str] = set()
+        self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
+
+    def enter(self, step: int, phase: str) -> None:
+        """What the run does now, for anyone who looks at its directory."""
+        self.display.enter(phase)
+        with unless_full():
+            self.run_dir.phase.write_text(f"{step} {phase}")
+
+    def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
+        """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
+        record = self._record(report, statistics, seconds_sync) | self.stragglers.slowest()
+        self.trained(record | self._alarms.met(record), sample_of(report.collected.groups))
+        self._warn_of_disagreement(report.step, report.metrics)
+
+    def trained(self, record: dict[str, float], sample: Sample | None = None) -> None:
+        """What is known of a step, and one of its answers."""
+        self._tell_stragglers(int(record["step"]))
+        self.metrics.write(record | self.stragglers.slowest())
+        self.display.step(record, sample)
+
+    def _record(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> dict[str, float]:
+        groups, sampled = report.collected.groups, report.collected.sampled
+        seconds = {
+            "generate": max((engine.seconds_busy for engine in statistics), default=0.0),
+            "score": max((group.seconds_score for group in sampled), default=0.0),
+            "wait": report.timer.seconds["wait"],
+            "forward_backward": report.metrics.seconds_forward_backward,
+            "optimizer": report.metrics.seconds_optimizer,
+            "publish": report.timer.seconds["publish"],
+            "weight_sync": seconds_sync,
+            "generator_pause": max((engine.seconds_update for engine in statistics), default=0.0),
+            "step": report.timer.total,
+        }
+        generated = sum(engine.num_tokens for engine in statistics)
+        asked = sum(engine.num_prompt_tokens for engine in statistics)
+        cached = sum(engine.num_cached_tokens for engine in statistics)
+        trained = sum(batch.num_tokens for batch in report.batches)
+        record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
+        record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
+        record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
+        record |= bytes_between_hosts(statistics)
+        return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(asked, 1)}
+
+    def _filter_metrics(self, collected: Collected) -> dict[str, float]:
+        """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""
+        if not self.config.filter.is_on:
+            return {}
+        count = len(collected.sampled)
+        shares = {f"filtered_{reason}": len(collected.filtered.get(reason, ())) / count for reason in REASONS}
+        return {"sampled_per_trained": count / len(collected.groups)} | shares
+
+    def collected(self, step: int, batch: Collected) -> None:
+        """Say once where a batch could not be filled."""
+        wanted = self.config.rollout.prompts_per_step
+        if len(batch.groups) < wanted and not self._has_told_short:
+            self._has_told_short = True
+            self.display.log(
+                f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, where "
+                f"{wanted} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
+                f"sampled_per_trained in the metrics tells of later steps"
+            )
+
+    def learnt(self, step: int, found: dict[str, float]) -> None:
+        """What the curriculum has to say of a step, if there is one."""
+        if found:
+            self.metrics.write({"step": step} | found)
+
+    def _tell_stragglers(self, step: int) -> None:
+        for name, ratio in self.stragglers.new().items():
+            self.display.log(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
+            self.record_event("straggler", name=name, ratio=ratio, step=step)
+
+    def _warn_of_disagreement(self, step: int, metrics: StepMetrics) -> None:
+        if self._is_on_policy and not self._has_warned and metrics.agreement_mean > self._agreement_limit:
+            self._has_warned = True
+            self.display.log(
+                f"step {step}: trainer and generator disagree about the tokens that were sampled, by a factor of "
+                f"{metrics.agreement_mean:.4f} on average: what is trained is not quite what was sampled"
+            )
+
+    def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
+        """A sample could not be scored. Every one is an event; the same reason is said once."""
+        self.record_event("score_failed", prompt=prompt_id, sample=sample, why=why)
+        if why not in self._failures_told:
+            self._failures_told.add(why)
+            self.display.log(f"{prompt_id} sample {sample} could not be scored: {why}")
+
+    def evaluated(self, step: int, when: str, result: Proportion) -> None:
+        by_task = {f"held_out_accuracy/{task}": part.value for task, part in result.by_task.items()}
+        self.metrics.write({"step": step, "held_out_accuracy": result.value} | by_task)
+        self._alarms.evaluated(step, result.value)
+        self.display.log(f"held-out accuracy {when}: {result}")
+
+    def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
+        """What held-out data says: the loss, and of pairs how often the better answer is preferred."""
+        found = metrics | ({"accuracy": accuracy.value} if accuracy else {})
+        self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in found.items()})
+        told = f", preferences {accuracy}" if accuracy else ""
+        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{told}")

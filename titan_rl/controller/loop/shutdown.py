@@ -1,0 +1,75 @@
+"""What a run leaves that ends: as planned, because it was asked to stop, or by a fault."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from titan_rl.controller.recovery.checkpointing import Checkpointing
+from titan_rl.controller.recovery.nonfinite_batches import BadBatches, BadNumbersError
+from titan_rl.controller.stopping import Stopped
+from titan_rl.data.callbacks import Log
+from titan_rl.mesh.control.trainer_repair import TrainerMesh
+from titan_rl.mesh.members.endpoints import TrainerEndpoints
+from titan_rl.mesh.processes.deadlines import within
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.run_directory.summary import Progress
+
+
+class Ending:
+    """Asks the trainer for its last state. Whoever drives the loop says whether that is between two steps."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        trainer: TrainerMesh,
+        checkpointing: Checkpointing,
+        bad_batches: BadBatches,
+        progress: Progress,
+        *,
+        save: Callable[[], Awaitable[None]],
+        log: Log,
+        export_dtype: str,
+    ):
+        """``save``: begins a checkpoint of the step at hand. ``export_dtype``: of the model that is left."""
+        self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
+        self.bad_batches, self.progress, self.save, self.log = bad_batches, progress, save, log
+        self.export_dtype = export_dtype
+
+    async def complete(self) -> None:
+        """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
+        turn, since both take memory, and nobody samples any more."""
+        await self.trainer.take_turn()
+        await self.save()
+        await self.checkpointing.finish()
+        await self._save_model()
+
+    async def rescue(self, error: BaseException, *, is_between_steps: bool) -> None:
+        """A complete checkpoint, if there is something new to save; the model too, if the user stopped the run. It may
+        take as long as any other checkpoint."""
+        seconds, step = self.checkpointing.timeout, self.progress.step
+        with suppress(Exception):  # the error that ended the run matters more
+            await within(seconds, "writing the checkpoint before", self.checkpointing.finish())
+        if not (is_between_steps and self._has_news(error)):
+            return
+        try:
+            await within(seconds, "saving the last checkpoint", self.save())
+            await within(seconds, "writing the last checkpoint", self.checkpointing.finish())
+            if self.checkpointing.saved_step == step:
+                self.log(f"step {step} is saved")
+            if isinstance(error, Stopped):
+                await self._save_model()
+        except Exception as failure:  # the error that ended the run matters more
+            self.log(f"could not save step {step}: {failure}")
+
+    def _has_news(self, error: BaseException) -> bool:
+        if self.progress.step == self.checkpointing.saved_step:
+            return False
+        if not self.progress.step and not isinstance(error, BadNumbersError):
+            return False
+        if not self.bad_batches.weights_are_finite:
+            self.log("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
+        return self.bad_batches.weights_are_finite
+
+    async def _save_model(self) -> None:
+        run_dir = self.run_dir
+        folders = str(run_dir.model), str(run_dir.adapter), str(run_dir.root)
+        await self.trainer.call(TrainerEndpoints.save_hf(*folders, self.export_dtype))

@@ -1,0 +1,1 @@
+"""The loop of a run on data: rows, steps, held-out loss."""

@@ -1,0 +1,73 @@
+"""What ``titan-rl plan`` sees of the data: how long prompts, or rows, are, where file and tokenizer are here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.sections.schema import MADE, TASKS_OF_FILES, TASKS_OF_OTHERS
+from titan_rl.controller.preflight.checks import Checked, check_room, tokenizer_of, with_dataset
+from titan_rl.data.rows.row_files import find_file
+from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.environments.rollout.prompt_checks import training_prompts
+
+_MOST = 512
+"""Prompts that are looked at."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of the data: a line for people, and the mean of its lengths; None: it was not looked at."""
+
+    line: str
+    mean: float | None = None
+    longest: int | None = None
+
+    def as_dict(self) -> dict[str, float | int | str | None]:
+        return {"said": self.line, "mean_tokens": self.mean, "longest_tokens": self.longest}
+
+
+def look_at_data(checked: Checked) -> Seen:
+    """Errors: ConfigError for a row that cannot be one, and for what does not fit into a row or into the positions."""
+    what = "rows of data.file" if checked.config.data.file else "prompts"
+    if why := next(_hindrances(checked), ""):
+        return Seen(f"{what}: not looked at, {why}")
+    lengths = _rows(checked) if checked.config.data.file else _prompts(checked)
+    longest, mean = max(lengths), sum(lengths) / len(lengths)
+    if not checked.config.data.file:
+        check_room(checked, longest)
+    return Seen(f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at", mean, longest)
+
+
+def _hindrances(checked: Checked) -> Iterator[str]:
+    """Why it cannot be looked at here."""
+    config, folders = checked.config, checked.config.run.plugin_path
+    path = Path(config.model.path)
+    if config.model.path != "tiny" and not any((path / name).is_file() for name in _TOKENIZERS):
+        yield "as the model's tokenizer is not here"
+    named = [("data.file", config.data.file)] if config.data.file not in ("", MADE) else []
+    for setting, task in all_tasks(config.task).items():
+        if task.name in TASKS_OF_OTHERS and config.data.file in ("", MADE):
+            yield f"as {setting}.name = {task.name!r} is played elsewhere"
+        if task.name in TASKS_OF_FILES and config.data.file in ("", MADE):
+            named.append((f"{setting}.options.file", str(task.options.get("file", ""))))
+    for setting, name in named:
+        try:
+            find_file(setting, name, folders, directories=setting == "data.file")
+        except ConfigError:
+            yield f"as {setting} = {name!r} is not here"
+
+
+def _prompts(checked: Checked) -> list[int]:
+    tokenizer, task = tokenizer_of(checked.config), checked.task
+    prompts = islice(training_prompts(task, checked.config.run.seed, count=_MOST), _MOST)
+    return [len(encode_prompt(task, tokenizer, prompt)) for prompt in prompts]
+
+
+def _rows(checked: Checked) -> list[int]:
+    dataset = with_dataset(checked).dataset
+    assert dataset is not None, "it was just read"
+    return [example.num_tokens for example in dataset.train]

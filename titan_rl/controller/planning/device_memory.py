@@ -1,0 +1,100 @@
+"""What each process of a run will hold in the memory of its GPU, and in its host's: arithmetic, as memory_plan.py has
+it for a CPU.
+
+Of state the numbers are exact, up to how a shard is rounded; what a pass and libraries need are estimates.
+"""
+
+from transformers import PreTrainedConfig
+
+from titan_rl.config.device_defaults import GPU_STEP_TOKENS
+from titan_rl.config.sections.schema import GeneratorConfig
+from titan_rl.controller.planning.memory_plan import GIB, GRADIENT, MOMENTS, WEIGHT, Size, activations, bytes_of
+from titan_rl.mesh.channel.memory.region import NUM_SLOTS
+from titan_rl.trainer.titan_config import TitanConfig
+
+_LIBRARIES = {"trainer": 1.5, "generator": 2.5}
+"""GiB of a process: CUDA's context, what NCCL, cuBLAS and the allocator hold, an engine's graphs. Not measured."""
+_CONTEXT = 0.5
+"""GiB of another process's context, on a GPU whose memory it maps. Not measured."""
+_BLOCK_TOKENS = 16
+"""Of vLLM's KV cache on a GPU."""
+
+Bytes = dict[str, float]
+"""By reason."""
+
+
+def model_shards(titan: TitanConfig) -> int:
+    """Ranks that share one model: all but its replicas."""
+    return titan.world_size // titan.parallelism.data_parallel_replicate_degree
+
+
+def frozen_rank(size: Size, titan: TitanConfig) -> Bytes:
+    """A rank's part of a model that never learns."""
+    return {"weights": size.parameters * WEIGHT / model_shards(titan)}
+
+
+def trained_rank(size: Size, titan: TitanConfig) -> Bytes:
+    """A rank's part of one that does."""
+    trained = size.trained / model_shards(titan)
+    return frozen_rank(size, titan) | {"gradients": trained * GRADIENT, "moments": trained * MOMENTS}
+
+
+def slots_of_rank(size: Size, titan: TitanConfig, dtype: str) -> float:
+    """The weights that generators read: two versions, on the GPU that trains them."""
+    return NUM_SLOTS * size.parameters * bytes_of(dtype) / model_shards(titan)
+
+
+def snapshots_of_rank(size: Size, titan: TitanConfig) -> float:
+    """In the host's memory: two steps, as copies."""
+    return NUM_SLOTS * size.trained * (WEIGHT + MOMENTS) / model_shards(titan)
+
+
+def mapped(num_engine_ranks: int) -> float:
+    """On a trainer's GPU, by engines of its host that read its slots."""
+    return num_engine_ranks * _CONTEXT * GIB
+
+
+def passing_rank(hf: PreTrainedConfig, size: Size, titan: TitanConfig, *, learns: bool) -> Bytes:
+    """What a pass over one row needs besides, at its largest."""
+    parallelism, element = titan.parallelism, bytes_of(titan.training.mixed_precision_param)
+    tensor = parallelism.tensor_parallel_degree
+    needs: Bytes = {"libraries": _LIBRARIES["trainer"] * GIB}
+    if element < WEIGHT or parallelism.data_parallel_shard_degree > 1:
+        needs["gathered weights"] = _gathered(size, titan, element, learns=learns)
+    kept = learns and titan.activation_checkpoint is None
+    return needs | {"activations": activations(hf, titan.training, is_kept=kept) / tensor}
+
+
+def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> float:
+    """By FSDP: two layers and what is around them, or all of them where nothing is given back before the backward; with
+    their gradients in both forms before they are added up over the ranks."""
+    parallelism = titan.parallelism
+    two_layers = 2 * (size.layer + size.experts / parallelism.expert_parallel_degree) + size.around
+    whole = size.parameters if parallelism.fsdp_reshard_after_forward == "never" else two_layers
+    gradients = two_layers * (element + GRADIENT) if learns else 0
+    stages = parallelism.pipeline_parallel_degree if parallelism.fsdp_reshard_after_forward == "never" else 1
+    return (whole * element / stages + gradients) / parallelism.tensor_parallel_degree
+
+
+def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) -> Bytes:
+    """All but its KV cache: its weights, what it reads the next ones into, and a step's tokens."""
+    element, ranks = bytes_of(generator.dtype), generator.tensor_parallel
+    head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
+    width = 6 * hf.hidden_size + 3 * getattr(hf, "intermediate_size", 4 * hf.hidden_size) / ranks
+    logits = 4 * 4 * generator.max_num_seqs * hf.vocab_size
+    return {
+        "weights": size.parameters * element / ranks,
+        "next weights": size.parameters * element / ranks,
+        "head in fp32": head / ranks,
+        "activations": GPU_STEP_TOKENS * width * element + logits,
+        "libraries": _LIBRARIES["generator"] * GIB,
+    }
+
+
+def kv_bytes(hf: PreTrainedConfig, generator: GeneratorConfig, tokens: int, requests: int = 1) -> float:
+    """Of so many requests of so many tokens, in one rank of an engine."""
+    heads = max(hf.num_key_value_heads // generator.tensor_parallel, 1)
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    blocks = -(-(tokens + 1) // _BLOCK_TOKENS)
+    each = 2 * hf.num_hidden_layers * heads * head_dim * bytes_of(generator.dtype)
+    return float(requests * blocks * _BLOCK_TOKENS * each)

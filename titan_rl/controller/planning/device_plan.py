@@ -1,0 +1,277 @@
+"""Where the processes of a run go on GPUs, what each will hold there, and what is left for KV caches: settled before
+anything starts, and said. What does not fit is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from transformers import PreTrainedConfig
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.hosts import HostsConfig, hosts_of
+from titan_rl.controller.planning.colocated_memory import PUT_ASIDE, held_in_turn, peak
+from titan_rl.controller.planning.device_memory import (
+    Bytes,
+    engine_rank,
+    frozen_rank,
+    kv_bytes,
+    mapped,
+    passing_rank,
+    slots_of_rank,
+    snapshots_of_rank,
+    trained_rank,
+)
+from titan_rl.controller.planning.memory_plan import GIB, Need, Size, size_at
+from titan_rl.controller.preflight.checks import Checked, read_config
+from titan_rl.mesh.resources.devices import GENERATOR, TRAINER, Crew, Devices, DeviceTable, Seat, place
+from titan_rl.models.device import DEVICE_TYPE
+from titan_rl.models.layers.rope import num_positions
+from titan_rl.trainer.roles.names import learned_role, needed_roles, own_learned
+from titan_rl.trainer.titan_config import TitanConfig, role_titan
+
+Who = tuple[str, int, int]
+"""A process: its role, group and rank."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts that are all alike."""
+
+    devices_per_host: int
+    memory: float
+    """Bytes of each GPU."""
+    hosts: int = 1
+
+
+def machine_of(checked: Checked) -> Machine | None:
+    """Of a run: its hosts' GPUs, as they are said to be, or this machine's. None: it is on a CPU."""
+    hosts, launcher = checked.config.hosts, checked.host_launcher
+    if not hosts.is_on:
+        return this_machine()
+    assert launcher is not None, "preflight.py has made it"
+    return machine_of_hosts(hosts, launcher.count)
+
+
+def machine_of_hosts(hosts: HostsConfig, count: int) -> Machine | None:
+    """Of so many, as ``[hosts]`` says they are. None: they work on their cores."""
+    return Machine(hosts.gpus, hosts.gpu_memory_gib * GIB, count) if hosts.gpus and count else None
+
+
+def this_machine() -> Machine | None:
+    """None where there is no GPU."""
+    if DEVICE_TYPE == "cpu":
+        return None
+    module = torch.get_device_module(DEVICE_TYPE)
+    sizes = [module.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
+    return Machine(len(sizes), min(sizes))
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Of a whole run. ``needs`` by GPU, in the order of the processes; ``on_host``: of each host's own memory."""
+
+    machine: Machine
+    table: DeviceTable
+    needs: Mapping[Seat, list[Need]]
+    on_host: Mapping[int, list[Need]]
+    share: float
+    """Of a GPU's memory that may be used."""
+    kv_cache: float
+    """Bytes of each rank of an engine."""
+    in_turns: frozenset[str] = frozenset()
+    """Roles of the trainer that take turns with engines."""
+
+    def held(self, seat: Seat) -> float:
+        """Bytes on a GPU, at most at any time."""
+        holds = [(need.process.split()[0], need.bytes_by_reason) for need in self.needs[seat]]
+        return peak(holds, self.in_turns, PUT_ASIDE)
+
+    @cached_property
+    def devices(self) -> Devices:
+        """What the mesh is told."""
+        engines = [need for needs in self.needs.values() for need in needs if need.process.startswith(GENERATOR)]
+        whole = max((need.total for need in engines), default=0.0) / self.machine.memory
+        return Devices(self.table, self.kv_cache / GIB, min(max(whole, 0.01), 0.99))
+
+
+class Models:
+    """Of a configuration: its models, and what each process of a role holds of them."""
+
+    def __init__(self, checked: Checked, known: "Models | None" = None):
+        """``known``: of another configuration that has the same models, which are not counted again."""
+        self.checked, self.config, self.titan = checked, checked.config, checked.titan
+        self.hf: PreTrainedConfig = known.hf if known else read_config(checked)
+        self.policy = known.policy if known else Size.of(self.hf, checked.family, checked.config.lora)
+        self.sizes: dict[str, Size] = known.sizes if known else {}
+        needs = checked.algorithm.needs
+        self.learned, self.own = learned_role(needs), own_learned(self.config, needs)
+        self.frozen = [r for r in needed_roles(needs) if r != "reference" or not self.config.lora.rank]
+
+    def is_own(self, role: str) -> bool:
+        return getattr(self.config, role).placement == "own"
+
+    def size(self, role: str) -> Size:
+        """A role's whole model."""
+        if role not in self.sizes:
+            self.sizes[role] = size_at(self.checked, getattr(self.config, role).path)
+        return self.sizes[role]
+
+    def titan_of(self, role: str) -> TitanConfig:
+        return role_titan(self.config, role)
+
+    @property
+    def max_tokens(self) -> int:
+        return min(self.titan.training.seq_len, num_positions(self.hf))
+
+    def of_trainer(self) -> Bytes:
+        """A rank of the policy, with the roles that share its process."""
+        needs = trained_rank(self.policy, self.titan)
+        for role in self.frozen:
+            if not self.is_own(role):
+                needs = _sum(needs, frozen_rank(self.size(role), self.titan))
+        if self.learned and not self.own:
+            needs = _sum(needs, trained_rank(self.size(self.learned), self.titan))
+        if not self.config.data.file:
+            needs["weights to send"] = slots_of_rank(self.policy, self.titan, self.config.generator.dtype)
+        return needs | passing_rank(self.hf, self.policy, self.titan, learns=True)
+
+    def of_role(self, role: str) -> Bytes:
+        """A rank of one with processes of its own."""
+        size, titan, learns = self.size(role), self.titan_of(role), role == self.own
+        needs = trained_rank(size, titan) if learns else frozen_rank(size, titan)
+        return needs | passing_rank(self.hf, size, titan, learns=learns)
+
+    def snapshots(self, role: str) -> float:
+        """Of a rank, in its host's memory."""
+        if not self.config.recovery.snapshot_every:
+            return 0.0
+        if role != TRAINER:
+            return snapshots_of_rank(self.size(role), self.titan_of(role)) if role == self.own else 0.0
+        beside = snapshots_of_rank(self.size(self.learned), self.titan) if self.learned and not self.own else 0.0
+        return snapshots_of_rank(self.policy, self.titan) + beside
+
+    @property
+    def in_turns(self) -> frozenset[str]:
+        """Ranks of the trainer, if they take turns with engines."""
+        is_colocated = self.config.placement.mode == "colocated"
+        return frozenset({TRAINER, self.own} - {None}) if is_colocated else frozenset()
+
+    def crews(self, parts: frozenset[str]) -> list[Crew]:
+        crews = []
+        if "trainer" in parts:
+            crews.append(Crew(TRAINER, self.titan.world_size))
+            own = ([self.own] if self.own else []) + [role for role in self.frozen if self.is_own(role)]
+            crews += [Crew(r, self.titan_of(r).world_size, mend=f"[{r}.parallelism]") for r in own]
+        if "generators" in parts:
+            generator, spares = self.config.generator, self.config.recovery.warm_spares
+            mend = "generator.replicas or .tensor_parallel" + (", or recovery.warm_spares" if spares else "")
+            groups = generator.replicas + spares
+            crews.append(Crew(GENERATOR, generator.tensor_parallel, groups, of_one_host=True, mend=mend))
+        return crews
+
+
+def _sum(one: Bytes, other: Bytes) -> Bytes:
+    return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in {**one, **other}}
+
+
+def plan_devices(
+    checked: Checked, machine: Machine, parts: frozenset[str] | None = None, known: Models | None = None
+) -> DevicePlan:
+    """``parts``: as in ``Meshes``; None: those of a run. ``known``: its models, where they were counted already.
+    Errors: ConfigError for what does not fit."""
+    if parts is None:
+        parts = frozenset({"trainer"} if checked.config.data.file else {"trainer", "generators"})
+    models, config = Models(checked, known), checked.config
+    where = partial(hosts_of, config.hosts, count=machine.hosts) if config.hosts.is_on else None
+    table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts, where)
+    in_turns = models.in_turns if {TRAINER, GENERATOR} <= set(table.seats) else frozenset()
+    holds = {role: _holds(models, role) for role in table.seats}
+    by_seat = {seat: [(who, _at(seat, table, who, holds)) for who in table.at(seat)] for seat in table.used()}
+    share = config.generator.gpu_memory_utilization
+    kv_cache = _kv_cache(models, share * machine.memory, by_seat.values(), in_turns)
+    needs = {seat: [_need(models, who, its, kv_cache) for who, its in each] for seat, each in by_seat.items()}
+    plan = DevicePlan(machine, table, needs, _on_hosts(models, table, in_turns, holds), share, kv_cache, in_turns)
+    _check_fits(plan)
+    return plan
+
+
+def _holds(models: Models, role: str) -> Bytes:
+    if role == TRAINER:
+        return models.of_trainer()
+    if role == GENERATOR:
+        return engine_rank(models.hf, models.policy, models.config.generator)
+    return models.of_role(role)
+
+
+def _at(seat: Seat, table: DeviceTable, who: Who, holds: Mapping[str, Bytes]) -> Bytes:
+    """What one process holds there. Engines of the same host read the policy's slots where they are."""
+    if who[0] != TRAINER:
+        return holds[who[0]]
+    readers = {each for group in table.seats.get(GENERATOR, ()) for each in group if each.host == seat.host} - {seat}
+    return holds[TRAINER] | ({"mapped by engines": mapped(len(readers))} if readers else {})
+
+
+def _need(models: Models, who: Who, holds: Bytes, kv_cache: float) -> Need:
+    cache = {"KV cache": kv_cache} if who[0] == GENERATOR else {}
+    return Need(_name(models, *who), holds | cache)
+
+
+def _name(models: Models, role: str, group: int, rank: int) -> str:
+    if role != GENERATOR:
+        return f"{role} rank {rank}"
+    generator = models.config.generator
+    number = group if group < generator.replicas else "spare"
+    return f"generator {number}" + (f" rank {rank}" if generator.tensor_parallel > 1 else "")
+
+
+def _kv_cache(
+    models: Models, usable: float, by_seat: Iterable[list[tuple[Who, Bytes]]], in_turns: frozenset[str]
+) -> float:
+    """Bytes of each rank: as the user says, or as much as all requests at once can need, if there is so much left; but
+    for one at its longest, or nothing could be sampled."""
+    generator = models.config.generator
+    together = [[(role, its) for (role, _, _), its in each] for each in by_seat]
+    held = [held_in_turn(each, in_turns, engines=True, aside=PUT_ASIDE) for each in together if GENERATOR in dict(each)]
+    rooms = [usable - size for size in held]
+    if not rooms or generator.kv_cache_gib:
+        return generator.kv_cache_gib * GIB if rooms else 0.0
+    least, most = (kv_bytes(models.hf, generator, models.max_tokens, n) for n in (1, generator.max_num_seqs))
+    return max(least, min(*rooms, most))
+
+
+def _on_hosts(
+    models: Models, table: DeviceTable, in_turns: frozenset[str], holds: Mapping[str, Bytes]
+) -> dict[int, list[Need]]:
+    """By role: snapshots, and what lies there while engines have their turn."""
+    found: dict[int, list[Need]] = {host: [] for host in range(table.hosts)}
+    for role in [role for role in table.seats if role != GENERATOR]:
+        each = {"snapshots": models.snapshots(role), "moments": holds[role]["moments"] if role in in_turns else 0.0}
+        for host in found:
+            ranks = sum(seat.host == host for group in table.seats[role] for seat in group)
+            if needs := {reason: ranks * size for reason, size in each.items() if ranks * size}:
+                found[host].append(Need(f"{role} ranks", needs))
+    return found
+
+
+def _check_fits(plan: DevicePlan) -> None:
+    usable = plan.share * plan.machine.memory
+    seat = max(plan.needs, key=plan.held)
+    needs, whole = plan.needs[seat], plan.held(seat)
+    if whole <= usable * (1 + 1e-9):  # a KV cache takes what is left to the last byte
+        return
+    mends = [
+        "more ranks in [parallelism]",
+        "[lora]",
+        "a shorter training.seq_len",
+        "activation_checkpoint.mode = 'full'",
+    ]
+    if any("KV cache" in need.bytes_by_reason for need in needs):
+        mends += ["a smaller generator.kv_cache_gib or generator.max_num_seqs"]
+        mends += [] if plan.in_turns else ["turns (placement.mode = 'colocated')"]
+    raise ConfigError(
+        f"GPU {seat.device} of host {seat.host} would have to hold {whole / GIB:.1f} GiB, and {usable / GIB:.1f} "
+        f"({plan.share:g} of {plan.machine.memory / GIB:.1f}) may be used: {'; '.join(map(str, needs))}. Take one of: "
+        f"{', '.join(mends)}; or raise generator.gpu_memory_utilization"
+    )

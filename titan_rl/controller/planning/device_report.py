@@ -1,0 +1,103 @@
+"""A placement on GPUs, told to people and to programs (device_plan.py makes it)."""
+
+from typing import Any
+
+from titan_rl.controller.planning.device_plan import DevicePlan, machine_of, plan_devices
+from titan_rl.controller.planning.memory_plan import GIB, Need, fit_into_memory
+from titan_rl.controller.preflight.checks import Checked
+from titan_rl.mesh.resources.devices import GENERATOR, Seat
+
+
+def settle(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePlan | None, list[str]]:
+    """A run as it can be had here, where its processes go (None: on a CPU), and lines for people, if there is something
+    to tell.
+
+    Errors: ConfigError for what cannot fit.
+    """
+    fitting, memory = (checked, []) if under_torchrun else fit_into_memory(checked)
+    if (machine := machine_of(checked)) is None:
+        return fitting, None, memory
+    plan = plan_devices(fitting, machine)
+    return fitting, plan, [*told(plan), *memory]
+
+
+def told(plan: DevicePlan) -> list[str]:
+    """For people: who is where, and what each holds. GPUs that are alike share a line."""
+    machine = plan.machine
+    first = f"placement on {machine.hosts} x {machine.devices_per_host} GPUs of {machine.memory / GIB:.1f} GiB"
+    turns = "; trainer and generators take turns" if plan.in_turns else ""
+    said = [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
+    count, idle = machine.hosts * machine.devices_per_host, idle_devices(plan)
+    mend = (
+        "raise generator.replicas, or degrees of [parallelism]"
+        if plan.table.seats.get(GENERATOR)
+        else ("raise degrees of [parallelism]")
+    )
+    return [*said, f"  {idle} of {count} GPUs idle: {mend}, to use them"] if idle else said
+
+
+def idle_devices(plan: DevicePlan) -> int:
+    """GPUs of the machine on which no process of the run is."""
+    return plan.machine.hosts * plan.machine.devices_per_host - len(plan.needs)
+
+
+def _lines(plan: DevicePlan) -> list[str]:
+    rows: list[tuple[list[Seat], list[list[Need]]]] = []
+    for seat, needs in plan.needs.items():
+        if rows and _alike(rows[-1], seat, needs):
+            rows[-1][0].append(seat)
+            rows[-1][1].append(needs)
+        else:
+            rows.append(([seat], [needs]))
+    return [_line(plan, seats, needs) for seats, needs in rows]
+
+
+def _alike(row: tuple[list[Seat], list[list[Need]]], seat: Seat, needs: list[Need]) -> bool:
+    seats, before = row
+    same = [need.bytes_by_reason for need in before[0]] == [need.bytes_by_reason for need in needs]
+    roles = [need.process.split()[0] for need in before[0]] == [need.process.split()[0] for need in needs]
+    return same and roles and seats[-1].host == seat.host
+
+
+def _line(plan: DevicePlan, seats: list[Seat], needs: list[list[Need]]) -> str:
+    first, last = seats[0], seats[-1]
+    devices = f"GPU {first.device}" + (f" to {last.device}" if last != first else "")
+    words = "; ".join(_range(*pair) for pair in zip(needs[0], needs[-1], strict=True))
+    whole = plan.held(first) / GIB
+    return f"  host {first.host} {devices}: {whole:.1f} GiB{' each' if last != first else ''}: {words}"
+
+
+def _range(first: Need, last: Need) -> str:
+    together = f"{first.process} to {last.process}"
+    return str(first if first.process == last.process else Need(together, first.bytes_by_reason))
+
+
+def _host_lines(plan: DevicePlan) -> list[str]:
+    return [
+        f"  host {host} memory: {'; '.join(map(_host_words, needs))}" for host, needs in plan.on_host.items() if needs
+    ]
+
+
+def _host_words(need: Need) -> str:
+    return f"{need.process} {', '.join(f'{why} {size / GIB:.1f} GiB' for why, size in need.bytes_by_reason.items())}"
+
+
+def as_json(plan: DevicePlan) -> dict[str, Any]:
+    """The same for programs; sizes in bytes."""
+
+    def listed(needs: list[Need]) -> list[dict[str, Any]]:
+        return [{"name": need.process, "bytes": need.bytes_by_reason} for need in needs]
+
+    return {
+        "hosts": plan.machine.hosts,
+        "devices_per_host": plan.machine.devices_per_host,
+        "device_bytes": plan.machine.memory,
+        "usable_share": plan.share,
+        "kv_cache_bytes": plan.kv_cache,
+        "idle_devices": idle_devices(plan),
+        "devices": [
+            {"host": s.host, "device": s.device, "bytes": plan.held(s), "processes": listed(needs)}
+            for s, needs in plan.needs.items()
+        ],
+        "host_memory": [{"host": host, "processes": listed(needs)} for host, needs in plan.on_host.items()],
+    }

@@ -1,0 +1,102 @@
+"""A forecast, told to people and to programs."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from titan_rl.controller.planning.forecast.search import Found
+from titan_rl.controller.planning.forecast.step import Forecast
+from titan_rl.controller.planning.memory_plan import GIB
+
+_DAY = 86400.0
+_SECOND = 1.0
+
+
+def told(its: Forecast, days: float | None, steps: int) -> list[str]:
+    """``days``: that the run may last; ``steps``: that it is asked for."""
+    scenario, batch = its.scenario, its.scenario.batch
+    asked = f"{batch.groups} x {batch.group_size} answers of {batch.answer:.0f} tokens to prompts of {batch.prompt:.0f}"
+    order = "sampling beside training" if its.is_beside else "one phase after the other"
+    lines = [
+        f"a step of {asked}: {_seconds(its.seconds)}, {order} (staleness {scenario.staleness}):",
+        *(f"  {name:<17} {_seconds(seconds)}" for name, seconds in its.phases().items() if seconds > 0),
+        f"  trainer {_seconds(its.trainer)}, generators {_seconds(its.generators)} of a step; of all devices' time "
+        f"{100 * its.idle:.0f} % is spent waiting; pipeline bubble {100 * its.training.bubble:.0f} %",
+        f"  an engine runs {its.generating.requests:.0f} requests at once, a trainer rank {its.training.rows} rows",
+        *_links(its),
+    ]
+    return [*lines, *_duration(its, days, steps)]
+
+
+def _links(its: Forecast) -> list[str]:
+    words = "; ".join(f"{what} {size / 1e9:.3g} GB" for what, size in its.bytes_sent().items() if size)
+    return [f"  a device sends in a step: {words}"] if words else []
+
+
+def _duration(its: Forecast, days: float | None, steps: int) -> list[str]:
+    whole = its.seconds * steps / _DAY
+    if days is None:
+        return [f"  {steps} steps: {whole:.2f} days"]
+    return [f"  in {days:g} days: {days * _DAY / its.seconds:.0f} steps; the {steps} asked for take {whole:.2f} days"]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= _SECOND else f"{1000 * value:.1f} ms"
+
+
+def told_found(found: Sequence[Found]) -> list[str]:
+    """The choice, as a TOML writes it, and what others would take."""
+    first, *others = found
+    choice = first.choice
+    lines = [f"cheapest that fits: {_words(first)}", *(f"  {line}" for line in _toml(choice.tables()))]
+    lines += [f"  next: {_words(each)}" for each in others[:4]]
+    return lines
+
+
+def _words(each: Found) -> str:
+    choice, its = each.choice, each.forecast
+    turns = ", in turns" if choice.in_turns else ""
+    trainers = f"{choice.trainers} train ({choice.shards} shards x {choice.tensor} tensor x {choice.stages} stages)"
+    engines = f"{choice.engines * choice.engine_ranks} generate ({choice.engines} engines of {choice.engine_ranks})"
+    return f"{trainers}, {engines}{turns}: {_seconds(its.seconds)} a step, {100 * its.idle:.0f} % waiting"
+
+
+def _toml(tables: dict[str, dict[str, Any]]) -> list[str]:
+    def word(value: Any) -> str:
+        return f'"{value}"' if isinstance(value, str) else str(value)
+
+    return [f"{name}.{key} = {word(value)}" for name, table in tables.items() for key, value in table.items()]
+
+
+def as_json(its: Forecast) -> dict[str, Any]:
+    """Seconds and bytes."""
+    scenario = its.scenario
+    return {
+        "seconds": its.seconds,
+        "phases": its.phases(),
+        "seconds_trainer": its.trainer,
+        "seconds_generators": its.generators,
+        "idle_share": its.idle,
+        "bubble": its.training.bubble,
+        "bytes_sent": its.bytes_sent(),
+        "batch": asdict(scenario.batch),
+        "staleness": scenario.staleness,
+        "devices": scenario.devices,
+        "requests_at_once": its.generating.requests,
+        "rows": its.training.rows,
+        "rates": asdict(scenario.rates),
+    }
+
+
+def found_as_json(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """The cheapest first."""
+    return [
+        asdict(each.choice)
+        | {
+            "trainers": each.choice.trainers,
+            "tables": each.choice.tables(),
+            "kv_cache_gib": each.plan.kv_cache / GIB,
+            "forecast": as_json(each.forecast),
+        }
+        for each in found
+    ]

@@ -1,0 +1,119 @@
+"""A checked configuration, on a machine, becomes a scenario: which numbers of it a forecast takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from titan_rl.config.sections.schema import Config, GeneratorConfig
+from titan_rl.controller.planning.device_memory import kv_bytes
+from titan_rl.controller.planning.device_plan import DevicePlan, Machine, Models
+from titan_rl.controller.planning.forecast.generation import Engine
+from titan_rl.controller.planning.forecast.rates import Rates
+from titan_rl.controller.planning.forecast.step import Scenario
+from titan_rl.controller.planning.forecast.training import Layout
+from titan_rl.controller.planning.forecast.work import Batch, Work
+from titan_rl.controller.planning.memory_plan import bytes_of
+from titan_rl.mesh.resources.devices import GENERATOR, TRAINER
+from titan_rl.models.layers.rope import num_positions
+from titan_rl.trainer.roles.names import needed_roles
+from titan_rl.trainer.titan_config import TitanConfig
+
+_RECOMPUTED = {"none": 0.0, "selective": 0.15, "full": 1.0}
+"""Of a forward. Selective: all but products and attention; an estimate."""
+PROMPT = 512.0
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of a batch, which no TOML says."""
+
+    prompt: float | None = PROMPT
+    """Tokens of a prompt; None: as the data has them (planning.py settles it)."""
+    answer: float | None = None
+    """Of an answer, on average; None: half of what ``rollout.max_new_tokens`` allows."""
+
+
+def works_beside(models: Models) -> list[tuple[Work, bool]]:
+    """Other models that pass a batch in the trainer, and whether they learn."""
+    found = [(role, False) for role in models.frozen] + [(role, True) for role in [models.learned] if role]
+    works = [(Work.of(models.hf, models.size(role)), learns) for role, learns in found]
+    if models.config.lora.rank and "reference" in needed_roles(models.checked.algorithm.needs):
+        works.append((Work.of(models.hf, models.policy), False))  # it is the policy without its adapters
+    return works
+
+
+def batch_of(config: Config, lengths: Lengths) -> Batch:
+    longest = float(config.rollout.max_new_tokens)
+    answer = longest / 2 if lengths.answer is None else min(lengths.answer, longest)
+    rollout, prompt = config.rollout, PROMPT if lengths.prompt is None else lengths.prompt
+    return Batch(rollout.prompts_per_step, rollout.group_size, prompt, answer, longest, rollout.share_prefix)
+
+
+def layout_of(titan: TitanConfig, updates: int, devices_per_host: int) -> Layout:
+    parallelism = titan.parallelism
+    several = 1 if parallelism.pipeline_parallel_schedule == "1F1B" else 2
+    again = {"always": True, "never": False}.get(
+        parallelism.fsdp_reshard_after_forward, parallelism.pipeline_parallel_degree == 1
+    )
+    return Layout(
+        replicas=parallelism.data_parallel_replicate_degree,
+        shards=parallelism.data_parallel_shard_degree,
+        tensor=parallelism.tensor_parallel_degree,
+        stages=parallelism.pipeline_parallel_degree,
+        stages_of_rank=several,
+        recomputed=_RECOMPUTED[titan.as_dict()["activation_checkpoint"]["mode"]],
+        gathers_again=again,
+        row_tokens=titan.training.seq_len,
+        element=bytes_of(titan.training.mixed_precision_param),
+        updates=updates,
+        devices_per_host=devices_per_host,
+    )
+
+
+def engine_of(hf: PreTrainedConfig, generator: GeneratorConfig, kv_cache: float, batch: Batch, link: float) -> Engine:
+    """``kv_cache``: bytes of each rank of an engine; with too few for one request, none runs."""
+    tokens = min(int(batch.prompt + batch.answer), num_positions(hf))
+    fit = int(kv_cache // kv_bytes(hf, generator, tokens))
+    requests = max(min(generator.max_num_seqs, fit), 0)
+    return Engine(generator.tensor_parallel, requests, bytes_of(generator.dtype), link)
+
+
+def _beside(models: Models, batch: Batch, recomputed: float) -> float:
+    flops = 0.0
+    for work, learns in works_beside(models):
+        forward = work.forward_flops(batch.trained, batch.attended)
+        flops += forward * (3 + recomputed if learns else 1)
+    return flops
+
+
+def scenario_of(models: Models, lengths: Lengths, rates: Rates, plan: DevicePlan | None, copies: int = 0) -> Scenario:
+    """``plan``: where processes are; None: on a CPU, which is one host and whose ranks share its memory."""
+    checked, config, batch = models.checked, models.config, batch_of(models.config, lengths)
+    machine = plan.machine if plan else Machine(1 << 20, 0.0)
+    layout = layout_of(checked.titan, config.algorithm.updates_per_batch, machine.devices_per_host)
+    kv_cache = plan.kv_cache if plan else config.generator.kv_cache_gib * 2**30
+    in_turns = bool(plan.in_turns) if plan else config.placement.mode == "colocated"
+    return Scenario(
+        work=Work.of(models.hf, models.policy),
+        batch=batch,
+        rates=rates,
+        layout=layout,
+        engine=engine_of(models.hf, config.generator, kv_cache, batch, rates.link),
+        replicas=config.generator.replicas,
+        trained=models.policy.trained,
+        staleness=config.rollout.max_staleness,
+        in_turns=in_turns,
+        scorers=config.verifier.procs,
+        beside=_beside(models, batch, layout.recomputed),
+        crosses_hosts=_crosses(plan) if plan else False,
+        copies=copies,
+    )
+
+
+def _crosses(plan: DevicePlan) -> bool:
+    def hosts(role: str) -> set[int]:
+        groups: Sequence = plan.table.seats.get(role, ())
+        return {seat.host for group in groups for seat in group}
+
+    return not hosts(GENERATOR) <= hosts(TRAINER) or len(hosts(TRAINER)) > 1

@@ -1,0 +1,158 @@
+"""Seconds of a whole step, by phase, and how long whose devices stand still. Pure arithmetic.
+
+In turns, or with ``max_staleness = 0``, phases follow each other. With more, sampling runs beside training, and a step
+takes as long as the slower of the two (simulation.py has what lies between).
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from titan_rl.controller.forecast.syncing import Route, Syncing, syncing
+from titan_rl.controller.planning.forecast.generation import Engine, Generating, generating
+from titan_rl.controller.planning.forecast.rates import Rates
+from titan_rl.controller.planning.forecast.training import Layout, Training, training
+from titan_rl.controller.planning.forecast.work import Batch, Work
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run, in numbers."""
+
+    work: Work
+    batch: Batch
+    rates: Rates
+    layout: Layout
+    engine: Engine
+    replicas: int
+    trained: int
+    """Parameters that learn."""
+    staleness: int = 0
+    in_turns: bool = False
+    scorers: int = 1
+    beside: float = 0.0
+    """FLOPs of other models that pass a batch in the trainer's processes."""
+    crosses_hosts: bool = False
+    """Whether engines are on other hosts than the trainer."""
+    copies: int = 0
+    """Of the model that trainers send in a sync; 0: one for each replica."""
+
+    @property
+    def devices(self) -> int:
+        engines = self.replicas * self.engine.ranks
+        return max(self.layout.ranks, engines) if self.in_turns else self.layout.ranks + engines
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Of a scenario's step, in seconds."""
+
+    scenario: Scenario = field(repr=False)
+    generating: Generating
+    training: Training
+    syncing: Syncing
+    scoring: float
+    """Of a whole batch; answers that end early are scored beside those that go on."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether sampling and training run at the same time."""
+        return self.scenario.staleness > 0 and not self.scenario.in_turns
+
+    @cached_property
+    def scored_last(self) -> float:
+        """Of those that run to the end together."""
+        return self.scoring * min(1.0, self.generating.requests * self.scenario.replicas / self.scenario.batch.answers)
+
+    @cached_property
+    def turns(self) -> float:
+        """Moments to the host and back, where trainer and engines take turns."""
+        if not self.scenario.in_turns:
+            return 0.0
+        state = 8 * self.scenario.trained / (self.scenario.layout.ranks / self.scenario.layout.replicas)
+        return 2 * state / (self.scenario.rates.host_bandwidth * self.scenario.rates.link_share)
+
+    @cached_property
+    def trainer(self) -> float:
+        """Seconds of a step in which the trainer works."""
+        return self.training.seconds + self.syncing.publish
+
+    @cached_property
+    def generators(self) -> float:
+        if self.is_beside:
+            return self.generating.running + self.syncing.apply
+        return self.generating.alone + self.syncing.apply
+
+    @cached_property
+    def way_round(self) -> float:
+        """From the version that a batch is sampled by to the one that it makes; 1 + staleness batches are under way, so
+        none can be made in less than that part of it (Little 1961, Operations Research 9, 383-387)."""
+        sampled = self.generating.prefill + self.scenario.batch.longest * self.generating.engine_step
+        return sampled + self.scored_last + self.trainer + self.syncing.fetch + self.syncing.apply
+
+    @cached_property
+    def seconds(self) -> float:
+        rest = self.scenario.rates.seconds_step
+        if self.is_beside:
+            return max(
+                self.generators, self.trainer + rest, self.scoring, self.way_round / (1 + self.scenario.staleness)
+            )
+        return self.generators + self.scored_last + self.trainer + self.syncing.fetch + self.turns + rest
+
+    @cached_property
+    def idle(self) -> float:
+        """Share of all devices' seconds in which they neither sample nor train, a pipeline's bubble among them."""
+        scenario = self.scenario
+        trains = self.trainer - self.training.bubble * self.training.compute
+        engines = scenario.replicas * scenario.engine.ranks
+        busy = scenario.layout.ranks * trains + engines * self.generators
+        return max(1 - busy / (self.scenario.devices * self.seconds), 0.0)
+
+    def phases(self) -> dict[str, float]:
+        """In the order of a step."""
+        return {
+            "prefill": self.generating.prefill,
+            "decode": self.generating.decode,
+            "tail": 0.0 if self.is_beside else self.generating.tail,
+            "score": self.scoring,
+            "forward_backward": self.training.forward_backward,
+            "optimizer": self.training.optimizer,
+            "publish": self.syncing.publish,
+            "weight_fetch": self.syncing.fetch,
+            "weight_apply": self.syncing.apply,
+            "turns": self.turns,
+            "rest": self.scenario.rates.seconds_step,
+        }
+
+    def bytes_sent(self) -> dict[str, float]:
+        """Of one device in a step, by what it sends them for."""
+        engine, batch = self.scenario.engine, self.scenario.batch
+        tokens = (batch.generated + batch.groups * batch.prompt) / self.scenario.replicas
+        sums = 2 * self.scenario.work.layers * 2 * (engine.ranks - 1) / engine.ranks
+        return {
+            "trainer: FSDP": self.training.shard_bytes,
+            "trainer: tensor parallel": self.training.tensor_bytes,
+            "trainer: pipeline": self.training.stage_bytes,
+            "trainer: weights to engines": self.syncing.sent,
+            "engine: tensor parallel": sums * tokens * self.scenario.work.hidden * engine.element,
+            "engine: weights received": self.syncing.received,
+        }
+
+
+def forecast(scenario: Scenario) -> Forecast:
+    """The step that this scenario makes."""
+    work, rates, layout, engine = scenario.work, scenario.rates, scenario.layout, scenario.engine
+    route = Route(
+        shards=layout.ranks // layout.replicas,
+        senders=layout.ranks,
+        replicas=scenario.replicas,
+        ranks=engine.ranks,
+        crosses_hosts=scenario.crosses_hosts,
+        copies=min(scenario.copies or scenario.replicas, scenario.replicas),
+    )
+    return Forecast(
+        scenario=scenario,
+        generating=generating(work, engine, rates, scenario.batch, scenario.replicas, 1 + scenario.staleness),
+        training=training(work, layout, rates, scenario.batch, scenario.trained, scenario.beside),
+        syncing=syncing(work.parameters, engine.element, route, rates),
+        scoring=scenario.batch.answers * rates.seconds_answer / scenario.scorers,
+    )

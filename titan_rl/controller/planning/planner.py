@@ -1,0 +1,223 @@
+"""``titan-rl plan``: where a run's processes would go, what they would hold, and how long a step would take, on a
+machine that need not be here.
+
+Of the model it reads config.json and, where it is there, the tokenizer, to see how long prompts are (plan_data.py): no
+weights. Nothing is started.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
+from titan_rl.config.sections.schema import Config
+from titan_rl.controller.planning.data_plan import look_at_data
+from titan_rl.controller.planning.device_plan import (
+    DevicePlan,
+    Machine,
+    Models,
+    machine_of_hosts,
+    plan_devices,
+    this_machine,
+)
+from titan_rl.controller.planning.device_report import as_json, told
+from titan_rl.controller.planning.forecast import report
+from titan_rl.controller.planning.forecast.rates import DEFAULT, Rates, rates_of
+from titan_rl.controller.planning.forecast.scenarios import PROMPT, Lengths, scenario_of
+from titan_rl.controller.planning.forecast.search import cheapest
+from titan_rl.controller.planning.forecast.shapes import is_known, known, shape_of, write_shape
+from titan_rl.controller.planning.forecast.simulation import as_words, simulated
+from titan_rl.controller.planning.forecast.step import forecast
+from titan_rl.controller.planning.memory_plan import GIB, Need, check_memory, host_needs, memory_needs
+from titan_rl.controller.preflight.checks import Checked, check_generator_layout, check_placement, read_config, resolve
+from titan_rl.controller.preflight.ineffective_settings import check_read
+from titan_rl.trainer.model.layout import check_compile, check_layout
+
+_ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
+OWN_TABLES = ("shape", "rates")
+"""Of what is given as ``--table.key value``, those that are no section of a run."""
+
+Told = tuple[list[str], dict[str, Any]]
+"""Lines for people, and the same for programs."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Beside the run's own settings."""
+
+    device: str | None = None
+    """One of devices.toml; None: an H100 where there are GPUs, and no seconds for a CPU."""
+    rates_file: str | None = None
+    rates: Mapping[str, Any] = field(default_factory=dict)
+    shape: str | None = None
+    shape_keys: Mapping[str, Any] = field(default_factory=dict)
+    lengths: Lengths = Lengths()
+    search: bool = False
+    days: float | None = None
+    copies: int = 0
+    """Of the model that trainers send in a sync; 0: one for each engine."""
+
+    @property
+    def has_rates(self) -> bool:
+        return bool(self.device or self.rates_file or self.rates)
+
+    def rates_for(self, machine: Machine | None) -> Rates | None:
+        """None where nobody says what a CPU does in a second."""
+        if machine is None and not self.has_rates:
+            return None
+        return rates_of(self.device or DEFAULT, self.rates_file, self.rates)
+
+
+def machine_of(gpus: int | None, hosts: int, gpu_memory_gib: float | None, device: str | None = None) -> Machine | None:
+    """Hosts with so many GPUs each; what is not given is as here. None: a CPU. Errors: ConfigError."""
+    here = this_machine()
+    if gpus is None:
+        if here is None:
+            if hosts != 1 or gpu_memory_gib is not None:
+                raise ConfigError("--hosts and --gpu-memory-gib are of GPUs, and there are none here: give --gpus N")
+            return None
+        gpus = here.devices_per_host
+    published = rates_of(device or DEFAULT).memory_gib * GIB
+    memory = gpu_memory_gib * GIB if gpu_memory_gib is not None else here.memory if here and not device else published
+    if gpus < 1 or hosts < 1 or not memory > 0:
+        raise ConfigError("--gpus, --hosts and --gpu-memory-gib count what there is: give numbers above 0")
+    return Machine(gpus, memory, hosts)
+
+
+def plan(
+    config_file: str | None, overrides: dict[str, dict[str, Any]], machine: Machine | None, asked: Asked = Asked()
+) -> Told:
+    """Errors: ConfigError, also for what does not fit."""
+    sections = {name: table for name, table in overrides.items() if name not in OWN_TABLES}
+    config = load_config(config_file, sections, with_models=False)
+    machine = machine or machine_of_hosts(config.hosts, config.hosts.count or len(config.hosts.addresses))
+    rates = asked.rates_for(machine)
+    with _with_shapes(config, asked) as found:
+        checked = resolve(found, on_cpu=machine is None)
+        _hf(checked)
+        check_read(checked.config, checked.algorithm, checked.titan)
+        seen = look_at_data(checked)
+        if asked.lengths.prompt is None:
+            asked = replace(asked, lengths=replace(asked.lengths, prompt=seen.mean or PROMPT))
+        lines, table = _planned(checked, machine, rates, asked)
+        return [*lines, seen.line], table | {"data": seen.as_dict()}
+
+
+def _planned(checked: Checked, machine: Machine | None, rates: Rates | None, asked: Asked) -> Told:
+    if machine is None:
+        _check_layouts(checked, on_cpu=True)
+        return _on_cpu(checked, rates, asked)
+    assert rates is not None, "a GPU has published ones"
+    if asked.search:
+        return _searched(checked, machine, rates, asked)
+    _check_layouts(checked, on_cpu=False)
+    return _on_gpus(checked, machine, rates, asked)
+
+
+@contextmanager
+def _with_shapes(config: Config, asked: Asked) -> Iterator[Config]:
+    """Every model by a directory that has its config.json. Errors: ConfigError."""
+    with tempfile.TemporaryDirectory(prefix="titan_rl_plan_") as folder:
+        if asked.shape or asked.shape_keys:
+            path = write_shape(shape_of(asked.shape, asked.shape_keys), Path(folder) / "model")
+            config = replace(config, model=replace(config.model, path=path))
+        for role in _ROLES:
+            settings = getattr(config, role)
+            if (path := _shaped(settings.path, role, Path(folder) / role)) != settings.path:
+                config = replace(config, **{role: replace(settings, path=path)})
+        yield config
+
+
+def _shaped(path: str, role: str, folder: Path) -> str:
+    if not path or path == "tiny" or Path(path).exists():
+        return path
+    if is_known(path):
+        return write_shape(known(path), folder)
+    if not is_hub_name(path):
+        return path
+    try:
+        return fetch_config(path)
+    except ValueError as error:
+        raise ConfigError(f"{role}.path = {path!r}: {error}; or give its --shape") from None
+
+
+def _check_layouts(checked: Checked, *, on_cpu: bool) -> None:
+    check_placement(checked.config)
+    hf = _hf(checked)
+    check_layout(hf, checked.titan.parallelism)
+    check_compile(hf, checked.titan, checked.family, on_cpu=on_cpu)
+    if not checked.config.data.file:
+        check_generator_layout(hf, checked.config.generator.tensor_parallel, on_cpu=on_cpu)
+
+
+def _hf(checked: Checked) -> PreTrainedConfig:
+    """Errors: ConfigError."""
+    path = checked.config.model.path
+    try:
+        return read_config(checked)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"model.path = {path!r}: its config.json cannot be read: {said}; give a directory") from None
+
+
+def _on_cpu(checked: Checked, rates: Rates | None, asked: Asked) -> Told:
+    needs = memory_needs(checked)
+    lines = [check_memory(checked) or f"memory, on whatever hosts: {'; '.join(map(str, needs))}"]
+    table = {"processes": _listed(needs)}
+    if checked.config.data.file:
+        return lines, table
+    if rates is None:
+        return [*lines, "seconds: unknown of a CPU; `titan-rl bench plan` measures what --rates FILE takes"], table
+    its = forecast(scenario_of(Models(checked), asked.lengths, rates, None, asked.copies))
+    return [*lines, *report.told(its, asked.days, checked.titan.training.steps)], table | {
+        "forecast": report.as_json(its)
+    }
+
+
+def _on_gpus(checked: Checked, machine: Machine, rates: Rates, asked: Asked) -> Told:
+    _hf(checked)
+    models = Models(checked)
+    made = plan_devices(checked, machine, known=models)
+    lines, table = _placed(checked, made)
+    if checked.config.data.file:
+        return lines, table
+    scenario = scenario_of(models, asked.lengths, rates, made, asked.copies)
+    if not scenario.engine.max_requests:
+        raise ConfigError("the KV cache holds not one request of these lengths: give fewer --answer-tokens")
+    its, seen = forecast(scenario), simulated(scenario)
+    lines += [*report.told(its, asked.days, checked.titan.training.steps), as_words(seen)]
+    return lines, table | {"forecast": report.as_json(its), "simulation": seen.as_dict()}
+
+
+def _searched(checked: Checked, machine: Machine, rates: Rates, asked: Asked) -> Told:
+    """Errors: ConfigError."""
+    if checked.config.data.file:
+        raise ConfigError(
+            "--search shares devices out to trainer and generators, and a run on data.file has none: leave it out"
+        )
+    _hf(checked)
+    found = cheapest(Models(checked), asked.lengths, rates, machine, asked.copies)
+    first, steps = found[0], checked.titan.training.steps
+    seen = simulated(first.forecast.scenario)
+    lines = [*report.told_found(found), *told(first.plan), *report.told(first.forecast, asked.days, steps)]
+    return [*lines, as_words(seen)], as_json(first.plan) | {
+        "found": report.found_as_json(found),
+        "forecast": report.as_json(first.forecast),
+        "simulation": seen.as_dict(),
+    }
+
+
+def _placed(checked: Checked, made: DevicePlan) -> Told:
+    needs = host_needs(checked)
+    all_hosts = f"  memory of all hosts, together: {'; '.join(map(str, needs))}"
+    return [*told(made), all_hosts], as_json(made) | {"all_hosts": _listed(needs)}
+
+
+def _listed(needs: list[Need]) -> list[dict[str, Any]]:
+    return [{"name": need.process, "bytes": need.bytes_by_reason} for need in needs]

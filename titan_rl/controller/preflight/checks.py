@@ -1,0 +1,331 @@
+"""Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.registry import check_algorithm, make_algorithm
+from titan_rl.config.device_defaults import for_device
+from titan_rl.config.load import ConfigError, as_dict
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.model_directory.directory import stop_token_ids
+from titan_rl.config.plugins import is_reference
+from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_OTHERS, Config
+from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
+from titan_rl.controller.preflight.engine_checks import check_engine
+from titan_rl.controller.preflight.host_checks import check_hosts
+from titan_rl.controller.preflight.ineffective_settings import check_read
+from titan_rl.controller.preflight.role_checks import check_reward_model, check_roles
+from titan_rl.controller.run_device import device_type, is_on_cpu
+from titan_rl.data.rows.datasets import Dataset
+from titan_rl.data.storage.shards import StoreError
+from titan_rl.data.text.checks import TextUse, check_model_text
+from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
+from titan_rl.data.types import Prompt
+from titan_rl.environments.prompts.stream import held_out_prompts
+from titan_rl.environments.registry import Task, make_task
+from titan_rl.environments.rewards.llm_judge import ask_judges, check_judges
+from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.environments.rollout.prompt_checks import check_demonstrations, check_known, check_seats, training_prompts
+from titan_rl.environments.sandbox.remote import check_server
+from titan_rl.environments.scoring.grading import check_grader
+from titan_rl.mesh.channel.transports import has_ibverbs
+from titan_rl.mesh.launch.base import HostLauncher, Launcher, make_launcher
+from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.builtin.tokenizer import character_tokenizer
+from titan_rl.models.families.registry import Family, make_family
+from titan_rl.models.layers.rope import num_positions
+from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
+from titan_rl.models.weights.hf_weights import check_weights
+from titan_rl.records.checkpoints.shard_store import check_store
+from titan_rl.records.trackers import check_trackers
+from titan_rl.trainer.model.layout import check_compile, check_layout
+from titan_rl.trainer.model.lora_checks import check_lora
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
+from titan_rl.trainer.titan_limits import check_patterns
+
+_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration and what its names stand for."""
+
+    config: Config
+    titan: TitanConfig
+    task: Task
+    algorithm: Algorithm
+    family: Family | None
+    """Of the user's own; None: the one for the model's type."""
+    launcher: Launcher | None
+    """Of the user's own; None: on this host."""
+    held_out: list[Prompt]
+    dataset: Dataset | None = None
+    """What a run without a generator learns from."""
+    host_launcher: HostLauncher | None = None
+    """Of hosts of other machines; None: the run is on this one."""
+
+    @property
+    def launchers(self) -> dict[str, Any]:
+        """As the mesh takes them."""
+        return {"launcher": self.launcher, "host_launcher": self.host_launcher}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole configuration as a TOML would write it, with everything that was left out."""
+        tables = as_dict(self.config) | self.titan.as_dict()
+        tables["algorithm"] |= asdict(self.algorithm.settings)
+        return tables
+
+
+def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None) -> Checked:
+    """Names become objects. ``on_cpu``: whether the run is, which settles what was left open; None: as this one will
+    be. Errors: ConfigError."""
+    config = for_device(config, on_cpu=is_on_cpu(config) if on_cpu is None else on_cpu)
+    folders, on_data = config.run.plugin_path, bool(config.data.file)
+    task = make_task(config.task, folders)
+    return Checked(
+        config=config,
+        held_out=held_out_prompts(task, num_held_out) if num_held_out and not on_data else [],
+        titan=build_titan(config),
+        task=task,
+        algorithm=make_algorithm(config.algorithm, folders, on_data=on_data),
+        family=make_family(config.model.family, folders),
+        launcher=make_launcher(config.mesh.launcher, folders),
+    )
+
+
+def check(config: Config) -> Checked:
+    """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
+    checked = resolve(config, config.eval.prompts)
+    config = checked.config
+    check_read(config, checked.algorithm, checked.titan)
+    check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
+    check_model(config, checked.family)
+    if config.lora.rank and checked.algorithm.head == "value":
+        raise ConfigError(
+            f"lora.rank = {config.lora.rank}: algorithm.name = {config.algorithm.name!r} trains a head for values, "
+            f"which adapters leave as it is: leave [lora] out"
+        )
+    check_roles(config, checked.algorithm, checked.family)
+    check_reward_model(config, checked.algorithm, checked.family)
+    check_judges(config.task, config.verifier.score_timeout)
+    check_transport(config)
+    check_placement(config)
+    check_checkpoints(config)
+    checked = replace(checked, host_launcher=check_hosts(config))
+    check_trackers(config.metrics)
+    if config.data.file:
+        return with_dataset(checked)
+    check_prompts(checked)
+    if config.eval.grader:
+        check_grader(config.task, config.eval.grader, config.run.plugin_path)
+    if config.task.sandbox:
+        check_server(config.task.sandbox)
+    ask_judges(config.task)
+    checked.task.check_ready()
+    return checked
+
+
+def with_dataset(checked: Checked) -> Checked:
+    """Errors: ConfigError for settings or a row that the run cannot be trained on."""
+    config, hf = checked.config, read_config(checked)
+    check_settings(config, checked.algorithm)
+    positions, row_tokens = num_positions(hf), checked.titan.training.seq_len
+    limits = dict(row_tokens=row_tokens, sample_tokens=min(positions, row_tokens))
+    use = TextUse(stops_of(config), samples=False, learns=True)
+    dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), use, **limits)
+    largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
+    if largest >= hf.vocab_size:
+        _check_ids(checked, largest)
+    return replace(checked, dataset=dataset)
+
+
+def read_config(checked: Checked) -> PreTrainedConfig:
+    """The model's config.json."""
+    path = checked.config.model.path
+    return tiny_config() if path == "tiny" else read_hf_config(path, checked.family)
+
+
+def check_prompts(checked: Checked) -> None:
+    """Errors: ConfigError if a prompt, tokenized as it will be, leaves no room for an answer, holds a character that
+    the tokenizer does not know, or has no worked example where SFT needs one; or if there is no chat template."""
+    config, task = checked.config, checked.task
+    tokenizer = tokenizer_of(config)
+    _check_text(checked, tokenizer)
+    prompts = [*checked.held_out, *training_prompts(task, config.run.seed)]
+    check_known(task, tokenizer, prompts)
+    check_seats(task, config.rollout.group_size)
+    if config.sft.steps:
+        limits = checked.titan.training.seq_len, num_positions(read_config(checked))
+        check_demonstrations(task, config.run.seed, tokenizer, *limits)
+    _check_tokens(checked, tokenizer, prompts)
+
+
+def _check_text(checked: Checked, tokenizer: PreTrainedTokenizerBase) -> None:
+    config, task = checked.config, checked.task
+    tasks = all_tasks(config.task).values()
+    of_others = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
+    calls, learns = bool(task.tools), bool(config.sft.steps)
+    use = TextUse(stops_of(config), learns=learns, demonstrates=learns, replies=of_others or calls, calls=calls)
+    styles = {each.style for each in tasks if each.name != MIXTURE}
+    check_model_text(config.model.path, tokenizer, use, styles)
+
+
+def stops_of(config: Config) -> list[int]:
+    """Ids that stop the engine."""
+    if config.model.path != "tiny":
+        return stop_token_ids(config.model.path)
+    end = character_tokenizer().eos_token_id
+    assert isinstance(end, int), "it has one end"
+    return [end]
+
+
+def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> None:
+    """Errors: ConfigError for prompts that are too long, or that become tokens which the model has no row for."""
+    longest, largest, end = 0, 0, tokenizer.eos_token_id
+    if checked.config.sft.steps:
+        assert isinstance(end, int), "tokenizer_of has refused one without an end"
+        largest = end
+    for prompt in prompts:
+        tokens = encode_prompt(checked.task, tokenizer, prompt)
+        longest, largest = max(longest, len(tokens)), max(largest, int(tokens.max(initial=0)))
+    check_room(checked, longest)
+    _check_ids(checked, largest)
+
+
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
+    """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
+    path = config.model.path
+    if path == "tiny":
+        return set_text(character_tokenizer(), settings_of(config))
+    tokenizer = load_tokenizer(path, config)
+    if (config.sft.steps or config.data.file) and tokenizer.eos_token_id is None:
+        setting = "sft.steps" if config.sft.steps else "data.file"
+        raise ConfigError(
+            f"model.path = {path!r}: {setting} needs a tokenizer that has an eos_token, to end worked examples with: "
+            f"add it to tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def check_room(checked: Checked, longest: int) -> None:
+    """Errors: ConfigError for prompts of so many tokens that leave no room for an answer."""
+    seq_len, positions = checked.titan.training.seq_len, num_positions(read_config(checked))
+    room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
+    if longest <= room:
+        return
+    said = f"leaves {room} tokens for prompts, but they have up to {longest}"
+    if positions < seq_len:
+        raise ConfigError(
+            f"model.path = {checked.config.model.path!r} has {positions} positions, which {said}: take a model with "
+            f"more, or ask for less in task.options, or in the rows"
+        )
+    raise ConfigError(
+        f"training.seq_len = {seq_len} {said}: raise it (the model's {positions} positions are the limit), or ask for "
+        f"less in task.options"
+    )
+
+
+def _check_ids(checked: Checked, largest: int) -> None:
+    path = checked.config.model.path
+    if largest >= (size := read_config(checked).vocab_size):
+        raise ConfigError(
+            f"model.path = {path!r}: its tokenizer makes token {largest} of a prompt or of an answer's end, and the "
+            f"model's vocab_size = {size}: copy the tokenizer that belongs to the model"
+        )
+
+
+def check_model(config: Config, family: Family | None = None) -> None:
+    """What ``load_config`` could not tell of a model without building it.
+
+    Errors: ConfigError for an architecture that cannot be built, or not be laid out as ``[parallelism]`` and
+    ``[generator]`` say, for weights that are not the model's, or a kernel that this machine cannot run.
+    """
+    on_cpu = is_on_cpu(config)
+    if config.model.kernel == "triton" and on_cpu:
+        raise ConfigError("model.kernel = 'triton' needs a GPU, and there is none: leave it out, or take 'reference'")
+    hf = tiny_config() if config.model.path == "tiny" else _check_directory(config.model.path, family)
+    titan = build_titan(config)
+    check_layout(hf, titan.parallelism)
+    check_compile(hf, titan, family, on_cpu=on_cpu if config.hosts.is_on else None)
+    if config.lora.rank:
+        check_lora(hf, config, titan, family)
+    elif [group.pattern for group in titan.optimizer.param_groups] != [".*"]:
+        check_patterns(titan.optimizer.param_groups, parameter_names(spec_of(hf, "", family)))
+    if not config.data.file:
+        check_generator_layout(hf, config.generator.tensor_parallel, on_cpu=on_cpu)
+        check_engine(for_device(config, on_cpu=on_cpu), hf, titan.training.seq_len, on_cpu=on_cpu)
+
+
+def _check_directory(path: str, family: Family | None) -> PreTrainedConfig:
+    """Errors: ConfigError if the built model has no use for the directory's configuration or weights."""
+    try:
+        check_weights(model_spec(path, family), path)
+        return read_hf_config(path, family)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:  # or what a family raises
+        raise ConfigError(f"model.path = {path!r}: {_in_one_line(error)}") from None
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
+    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks. Errors: ConfigError."""
+    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
+    if heads % ranks:
+        raise ConfigError(
+            f"generator.tensor_parallel = {ranks} must divide the model's num_attention_heads = {heads}: "
+            f"lower it, or use more replicas"
+        )
+    if kv_heads % ranks and ranks % kv_heads:
+        raise ConfigError(
+            f"generator.tensor_parallel = {ranks} and the model's num_key_value_heads = {kv_heads}: one must divide "
+            f"the other; lower it, or use more replicas"
+        )
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
+    if on_cpu and head_dim not in _CPU_HEAD_SIZES:
+        raise ConfigError(
+            f"the model's head_dim = {head_dim} has no attention kernel in vLLM for CPUs: use a model with one of "
+            f"{', '.join(map(str, _CPU_HEAD_SIZES))}"
+        )
+
+
+def check_placement(config: Config) -> None:
+    """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
+    if config.placement.mode != "colocated":
+        return
+    asked = "placement.mode = 'colocated'"
+    if config.rollout.max_staleness:
+        raise ConfigError(
+            f"{asked}: nothing is sampled while the trainer works, so rollout.max_staleness = "
+            f"{config.rollout.max_staleness} would be waited for in vain: take 0"
+        )
+    if config.recovery.warm_spares:
+        raise ConfigError(
+            f"{asked}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
+        )
+
+
+def check_checkpoints(config: Config) -> None:
+    """Errors: ConfigError for a store that cannot be used from here."""
+    if store := config.checkpoint.store:
+        try:
+            check_store(store)
+        except StoreError as error:
+            raise ConfigError(f"checkpoint.store = {store!r}: {error}") from None
+
+
+def check_transport(config: Config) -> None:
+    """Errors: ConfigError for a transport that this machine has no hardware for."""
+    setting = config.mesh.transport
+    if setting == "cuda_ipc" and device_type(config) != "cuda":
+        raise ConfigError("mesh.transport = 'cuda_ipc' needs a GPU, and there is none: leave it out")
+    if setting == "rdma_ibverbs" and not has_ibverbs():
+        raise ConfigError(
+            "mesh.transport = 'rdma_ibverbs' needs an RDMA network card, and there is none: leave it out, or take "
+            "'rdma_tcp'"
+        )

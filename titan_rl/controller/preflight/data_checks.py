@@ -1,0 +1,60 @@
+"""What a run without a generator learns from, checked before any process starts: ``[data]``, and what goes with it."""
+
+from transformers import PreTrainedTokenizerBase
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import MADE, Config
+from titan_rl.data.rows.datasets import Dataset, check_format, make_dataset, read_files
+from titan_rl.data.text.checks import TextUse, check_model_text
+from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.rollout.synthetic_data import made_rows
+
+
+def check_settings(config: Config, algorithm: Algorithm) -> None:
+    """Errors: ConfigError for a setting that would have another effect than its name says."""
+    said = f"algorithm.name = {config.algorithm.name!r}"
+    if config.recovery.bad_numbers == "rollback":
+        raise ConfigError("recovery.bad_numbers = 'rollback' would meet the same rows of data.file again: leave it out")
+    if config.sft.steps and algorithm.trains_on == "demonstrations":
+        raise ConfigError(f"[sft] steps are steps before another algorithm's: with {said} set training.steps instead")
+    if config.sft.steps and algorithm.head != "vocabulary":
+        raise ConfigError(f"[sft] steps need a model that writes: with {said} leave them out")
+    if algorithm.trains_on == "labels" and config.data.examples_per_step == 1:
+        raise ConfigError(
+            f"data.examples_per_step = 1: with {said} a row's question is measured with another row's answer: set 2 or "
+            f"more"
+        )
+
+
+def load_dataset(
+    config: Config,
+    algorithm: Algorithm,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    use: TextUse,
+    *,
+    row_tokens: int,
+    sample_tokens: int,
+) -> Dataset:
+    """``row_tokens``, ``sample_tokens``: the longest that a row of the trainer and one answer with its question may be.
+    Errors: ConfigError that names the row which is at fault."""
+    data, kind = config.data, algorithm.trains_on
+    assert kind != "rollouts", "registry.py has refused such an algorithm beside data.file"
+    if data.file == MADE:
+        check_format(data, kind)
+        rows = made_rows(task, kind, seed=config.run.seed, count=data.made_rows, num_held_out=config.eval.prompts)
+    else:
+        rows = read_files(data, kind, config.run.plugin_path)
+    limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows[1]))
+    if data.file != MADE:
+        limits["max_held_out"] = config.eval.prompts
+    is_chat = data.chat or any(not isinstance(answer, str) for asked in rows[0] for answer in asked.answers)
+    check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
+    dataset = make_dataset(*rows, data, tokenizer, **limits)
+    if kind == "labels" and len({example.text for example in dataset.train}) == 1:
+        raise ConfigError(
+            f"data.file = {data.file!r}: all rows to train on ask the same, and algorithm.name = "
+            f"{config.algorithm.name!r} needs answers to other questions: add such rows"
+        )
+    return dataset

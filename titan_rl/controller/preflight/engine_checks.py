@@ -1,0 +1,41 @@
+"""Limits of ``[generator]`` that vLLM would refuse only when an engine starts: checked before any process does."""
+
+from math import ceil
+
+import torch
+from transformers import PreTrainedConfig
+
+from titan_rl.config.device_defaults import step_tokens
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import Config
+from titan_rl.models.layers.rope import num_positions
+
+_BLOCK_TOKENS = 16
+"""The smallest number of tokens that vLLM stores together."""
+
+
+def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: bool) -> None:
+    """``config``: with the device's defaults. Errors: ConfigError."""
+    generator = config.generator
+    max_model_len = min(seq_len, num_positions(hf))
+    most = step_tokens(max_model_len, on_cpu=on_cpu)
+    if generator.max_num_seqs > most:
+        raise ConfigError(
+            f"generator.max_num_seqs = {generator.max_num_seqs} is more than the {most} tokens of one engine step: "
+            f"lower it"
+        )
+    needed = kv_bytes(hf, max_model_len, generator.dtype, generator.tensor_parallel) / 2**30
+    if 0 < generator.kv_cache_gib < needed:
+        raise ConfigError(
+            f"generator.kv_cache_gib = {generator.kv_cache_gib:g} cannot hold one rollout of {max_model_len} tokens, "
+            f"which takes {needed:.3g}: raise it, or lower training.seq_len"
+        )
+
+
+def kv_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int) -> int:
+    """Of keys and values of so many tokens, on each rank, at least: layers with a sliding window need less."""
+    kinds = getattr(hf, "layer_types", None) or ["full_attention"] * hf.num_hidden_layers
+    layers = sum(kind == "full_attention" for kind in kinds)
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    width = 2 * layers * max(hf.num_key_value_heads // ranks, 1) * head_dim
+    return width * getattr(torch, dtype).itemsize * _BLOCK_TOKENS * ceil(num_tokens / _BLOCK_TOKENS)

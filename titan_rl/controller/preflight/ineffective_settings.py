@@ -1,0 +1,258 @@
+"""Settings that a run would never read: refused by name, so that none is without effect and nobody says so.
+
+``_RULES`` is the whole table: which section, or single key, is read by which kind of run; every run reads what is not
+in it. A setting counts as set where it differs from its default: a TOML may write a default down for nothing. What
+depends on the machine (``generator.gpu_memory_utilization`` on a CPU) is not asked: a TOML is for many machines. A
+switch that is turned off on the command line takes its section of the file with it (config/load.py ``SWITCHES``).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError, as_dict
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.trainer.roles.names import FROZEN, LEARNED
+from titan_rl.trainer.titan_config import TitanConfig, build_titan
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decides which settings are read."""
+
+    config: Config
+    algorithm: Algorithm
+    titan: TitanConfig
+
+    @property
+    def on_data(self) -> bool:
+        return bool(self.config.data.file)
+
+    @property
+    def named(self) -> str:
+        return f"algorithm.name = {self.config.algorithm.name!r}"
+
+
+Rule = Callable[[Run], str]
+"""Why a setting is not read, and the mend; empty: it is."""
+
+
+def _unless(is_read: Callable[[Run], Any], why: str) -> Rule:
+    return lambda run: "" if is_read(run) else why
+
+
+def _sampled(mend: str = "leave it out") -> Rule:
+    return _unless(lambda run: not run.on_data, f"a run on data.file samples no answers; {mend}")
+
+
+def _role(role: str) -> Rule:
+    def why(run: Run) -> str:
+        if getattr(run.algorithm.needs, role):
+            return ""
+        needs = f"{run.named}, as it is set, needs no {role}" if role in FROZEN else f"{run.named} has none"
+        return f"{needs}; leave it out"
+
+    return why
+
+
+def _aggregation(run: Run) -> str:
+    kind = run.algorithm.trains_on
+    each = f"with {run.named} each of the {kind} counts alike; leave it out"
+    return each if run.on_data and kind != "demonstrations" else ""
+
+
+def _max_new_tokens(run: Run) -> str:
+    divides = run.config.algorithm.aggregation == "constant" and run.algorithm.trains_on == "demonstrations"
+    return "" if divides else _sampled()(run)
+
+
+def _own(role: str) -> Rule:
+    def why(run: Run) -> str:
+        is_own = getattr(run.algorithm.needs, role) and getattr(run.config, role).placement == "own"
+        return "" if is_own else f"it has no processes of its own; leave it out, or set {role}.placement = 'own'"
+
+    return why
+
+
+def _reference_path(run: Run) -> str:
+    """trainer/roles/frozen.py PolicyWithoutAdapters."""
+    is_adapted = run.config.lora.rank and run.config.reference.placement == "with_trainer"
+    without = "with lora.rank > 0 the reference is the policy without its adapters"
+    return f"{without}; leave it out, or set reference.placement = 'own'" if is_adapted else ""
+
+
+def _judge(run: Run) -> str:
+    graded = run.config.eval.grader
+    parts = all_tasks(run.config.task).values()
+    is_asked = any(JUDGE in (part.reward, *part.rewards) for part in parts) or graded == JUDGE
+    return (
+        ""
+        if is_asked
+        else "[task.judge] judges nothing; set task.reward = 'judge', name it in task.rewards, or " + ("leave it out")
+    )
+
+
+_HAS_CHATS = _unless(
+    lambda run: run.on_data or any(task.style == "chat" for task in all_tasks(run.config.task).values()),
+    "task.style = 'compact' writes prompts without a chat template; leave it out, or set task.style = 'chat'",
+)
+_HAS_ADAPTERS = _unless(
+    lambda run: run.config.lora.rank, "lora.rank = 0 trains the whole model, without adapters; set it, or leave it out"
+)
+_HAS_HOSTS = _unless(
+    lambda run: run.config.hosts.is_on,
+    "hosts.launcher = 'local' has no other hosts; set it to 'attach', or another launcher, or leave it out",
+)
+_HAS_DATA = _unless(
+    lambda run: run.on_data, "the run samples its answers and reads no data; set data.file, or leave it out"
+)
+_FROM_FILE = _unless(
+    lambda run: run.config.data.file != MADE, "data.file = 'task' makes the rows, of [task]; leave it out"
+)
+_HAS_SFT = _unless(lambda run: run.config.sft.steps, "sft.steps = 0 leaves SFT out; set it, or leave it out")
+_COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
+_DECAYS = _unless(
+    lambda run: run.titan.lr_scheduler.decay_ratio,
+    "lr_scheduler.decay_ratio = 0 keeps the learning rate as it is; set it, or leave it out",
+)
+_HAS_STAGES = _unless(
+    lambda run: run.titan.parallelism.pipeline_parallel_degree > 1,
+    "parallelism.pipeline_parallel_degree = 1 has no stages; set it, or leave it out",
+)
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "task": (
+        _unless(
+            lambda run: not run.on_data or run.config.data.file == MADE,
+            "data.file is what the run learns from; leave it out",
+        ),
+    ),
+    "task.reward": (_sampled(),),
+    "task.rewards": (_sampled(),),
+    "task.judge": (_sampled(), _judge),
+    "task.sandbox": (_sampled(),),
+    "task.scoring": (_sampled(),),
+    "task.keep_special": (_sampled(),),
+    "model.chat_template_kwargs": (_HAS_CHATS,),
+    "model.chat_template_date": (_HAS_CHATS,),
+    "algorithm.aggregation": (_aggregation,),
+    "algorithm.updates_per_batch": (_sampled("set data.examples_per_step lower"),),
+    "algorithm.train_truncated": (_sampled(),),
+    "algorithm.overlong_buffer": (_sampled(),),
+    "algorithm.overlong_penalty": (
+        _sampled(),
+        _unless(lambda run: run.config.algorithm.overlong_buffer, "algorithm.overlong_buffer = 0; set it, too"),
+    ),
+    "lora.alpha": (_HAS_ADAPTERS,),
+    "lora.targets": (_HAS_ADAPTERS,),
+    "lora.adapter": (_HAS_ADAPTERS,),
+    **{role: (_role(role),) for role in (*FROZEN, *LEARNED)},
+    "reference.path": (_reference_path,),
+    "reward_model": (_sampled(),),
+    "reward_model.reads_end": (
+        _unless(lambda run: run.config.reward_model.path, "there is none without reward_model.path; leave it out"),
+    ),
+    "rollout": (_sampled(),),
+    "rollout.max_new_tokens": (_max_new_tokens,),
+    "filter": (_sampled(),),
+    "filter.max_refills": (
+        _unless(lambda run: run.config.filter.is_on, "nothing is filtered; set another key of [filter], too"),
+    ),
+    "curriculum": (_sampled(),),
+    "curriculum.memory": (
+        _unless(lambda run: run.config.curriculum.is_on, "curriculum.least_chance = 1 asks all alike; set it, too"),
+    ),
+    "generator": (_sampled(),),
+    "verifier": (_sampled(),),
+    "sft.examples_per_step": (_HAS_SFT,),
+    "sft.lr": (_HAS_SFT,),
+    "data": (_HAS_DATA,),
+    "data.held_out_file": (_FROM_FILE,),
+    "data.held_out_share": (
+        _FROM_FILE,
+        _unless(lambda run: not run.config.data.held_out_file, "data.held_out_file has those rows; leave it out"),
+    ),
+    "data.format": (_FROM_FILE,),
+    "data.made_rows": (
+        _unless(lambda run: run.config.data.file == MADE, "rows are made with data.file = 'task' only; leave it out"),
+    ),
+    "eval.grader": (_sampled(),),
+    "recovery.warm_spares": (_sampled(),),
+    "mesh.launcher": (
+        _unless(lambda run: run.config.mesh.worker_loops, "mesh.worker_loops = 0, so nothing to start; set it, too"),
+    ),
+    "hosts": (_HAS_HOSTS,),
+    "hosts.generator": (_sampled(),),
+    "hosts.verifier": (_sampled(),),
+    "placement.mode": (
+        _unless(lambda run: not run.on_data, "a run on data.file has no generators to take turns with; leave it out"),
+    ),
+    "placement.generator": (_sampled(),),
+    **{f"placement.{role}": (_own(role),) for role in (*FROZEN, *LEARNED)},
+    "metrics.project": (
+        _unless(
+            lambda run: run.config.metrics.wandb or run.config.metrics.trackio,
+            "neither metrics.wandb nor metrics.trackio is on; set one, or leave it out",
+        ),
+    ),
+    "lr_scheduler.decay_type": (_DECAYS,),
+    "lr_scheduler.min_lr_factor": (_DECAYS,),
+    "compile.components": (_COMPILES,),
+    "compile.backend": (_COMPILES,),
+    "parallelism.pipeline_parallel_schedule": (_HAS_STAGES,),
+    "parallelism.pipeline_parallel_layers_per_stage": (_HAS_STAGES,),
+    "parallelism.pipeline_parallel_first_stage_less_layers": (_HAS_STAGES,),
+    "parallelism.pipeline_parallel_last_stage_less_layers": (_HAS_STAGES,),
+    "parallelism.module_fqns_per_model_part": (_HAS_STAGES,),
+    "parallelism.enable_sequence_parallel": (
+        _unless(
+            lambda run: run.titan.parallelism.tensor_parallel_degree > 1,
+            "parallelism.tensor_parallel_degree = 1 splits no layer; leave it out",
+        ),
+    ),
+}
+"""By section, for all its keys, and by key."""
+_ONLY_THEIR_OWN = {
+    *("rollout.max_new_tokens", "rollout.share_prefix", "generator.gpu_memory_utilization"),
+    *("data.file", "hosts.launcher"),
+}
+"""Keys for which their section's rules do not hold."""
+
+
+def check_read(config: Config, algorithm: Algorithm, titan: TitanConfig) -> None:
+    """Errors: ConfigError for the first setting that differs from its default and that the run would never read."""
+    run = Run(config, algorithm, titan)
+    for key, value in _set(run):
+        section = key.partition(".")[0]
+        if why := _why([] if key in _ONLY_THEIR_OWN else _RULES.get(section, ()), run):
+            raise ConfigError(f"{key} = {_shown(value)}: [{section}] has no effect: {why}")
+        if why := _why(_RULES.get(key, ()), run):
+            raise ConfigError(f"{key} = {_shown(value)} has no effect: {why}")
+
+
+def _why(rules: Iterable[Rule], run: Run) -> str:
+    return next((why for rule in rules if (why := rule(run))), "")
+
+
+def _set(run: Run) -> Iterator[tuple[str, Any]]:
+    """Keys that differ from their defaults, in the schema's order, with their values."""
+    defaults = _defaults()
+    tables = as_dict(run.config) | run.titan.as_dict()
+    for section in (*OUR_SECTIONS, *TITAN_SECTIONS):
+        for key, value in tables[section].items():
+            if defaults[section].get(key, value) != value:
+                yield f"{section}.{key}", value
+
+
+@cache
+def _defaults() -> Mapping[str, Mapping[str, Any]]:
+    config = Config()
+    return as_dict(config) | build_titan(config).as_dict()
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}..."

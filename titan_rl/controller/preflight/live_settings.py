@@ -1,0 +1,72 @@
+"""Which settings may change while a run goes on, and who must take them up."""
+
+from dataclasses import fields
+from enum import Enum
+from typing import get_type_hints
+
+from titan_rl.config.load import ConfigError, nearest, nearest_key
+from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
+
+
+class Effect(Enum):
+    """Besides the controller, which reads its settings whenever it needs them."""
+
+    TRAINER = "its ranks join anew, with the weights and moments that they had"
+    SAMPLING = "what is under way is sampled again"
+    REWARD = "answers are scored by another function"
+
+
+Effects = frozenset[Effect]
+
+_ARITHMETIC, _SAMPLING = frozenset({Effect.TRAINER}), frozenset({Effect.SAMPLING})
+_OF_RUNS_ON_DATA = frozenset({Effect.TRAINER})
+_EFFECTS: dict[str, Effects] = {
+    "optimizer": _ARITHMETIC,
+    "lr_scheduler": _ARITHMETIC,
+    "training.max_norm": _ARITHMETIC,
+    "algorithm": _ARITHMETIC,
+    "critic.optimizer": _ARITHMETIC,
+    "critic.lr_scheduler": _ARITHMETIC,
+    "implicit_reward.optimizer": _ARITHMETIC,
+    "implicit_reward.lr_scheduler": _ARITHMETIC,
+    "rollout.temperature": _ARITHMETIC | _SAMPLING,
+    "rollout.max_new_tokens": _ARITHMETIC | _SAMPLING,
+    "rollout.max_turns": _SAMPLING,
+    "rollout.max_staleness": _SAMPLING,
+    "rollout.prompts_per_step": _SAMPLING,
+    "filter": _SAMPLING,
+    "task.reward": _SAMPLING | {Effect.REWARD},
+    "eval.every": frozenset(),
+    "checkpoint.every": frozenset(),
+}
+"""By the beginning of a key."""
+_WHY_NOT = {
+    "algorithm.updates_per_batch": "the schedule of the learning rate counts updates",
+    "rollout.group_size": "the ledger counts the samples of a prompt by it",
+    "generator.replicas": "session.scale(count) is how replicas come and go",
+    "training.steps": "the schedule and the end depend on it: close the run, and give it with resume=True",
+}
+
+
+def _check_there(key: str) -> None:
+    """Errors: ConfigError for a section or a key that no configuration has."""
+    section, _, rest = key.partition(".")
+    if section not in (*OUR_SECTIONS, *TITAN_SECTIONS):
+        raise ConfigError(f"unknown section [{section}]: {nearest(section, (*OUR_SECTIONS, *TITAN_SECTIONS))}")
+    if section in TITAN_SECTIONS or section == "algorithm":  # whose keys are checked where they are built
+        return
+    known, name = {field.name for field in fields(get_type_hints(Config)[section])}, rest.partition(".")[0]
+    if name not in known:
+        raise ConfigError(f"unknown key {section}.{name}: {nearest_key(name, section, known)}")
+
+
+def effects_of(key: str, *, on_data: bool) -> Effects:
+    """``on_data``: of a run without a generator. Errors: ConfigError for a setting that must stay."""
+    if key in _WHY_NOT:
+        raise ConfigError(f"{key} cannot change while a run goes on: {_WHY_NOT[key]}")
+    _check_there(key)
+    found = next((effects for name, effects in _EFFECTS.items() if f"{key}.".startswith(f"{name}.")), None)
+    if found is None or (on_data and not found <= _OF_RUNS_ON_DATA):
+        can = (name for name, effects in _EFFECTS.items() if not on_data or effects <= _OF_RUNS_ON_DATA)
+        raise ConfigError(f"{key} cannot change while a run goes on; what can: {', '.join(can)}")
+    return found

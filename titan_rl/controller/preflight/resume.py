@@ -1,0 +1,245 @@
+"""Whether a run can go on from its directory under a configuration, checked before any process starts.
+
+What a resumed run keeps is what its records mean something by: the task, the model and the seed. Settings of training
+may change where nothing that was recorded must be trained again, that is at a checkpoint of the last step; all else
+may change at any time.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.load import ConfigError, read_resolved
+from titan_rl.config.sections.schema import Config
+from titan_rl.controller.initial_policy import check_kept
+from titan_rl.controller.preflight.checks import Checked, check_model, read_config
+from titan_rl.models.families.registry import Family
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
+from titan_rl.records.ledger.audit import flaws, read
+from titan_rl.records.ledger.ledger import last_trained_step
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded, read_rollouts
+from titan_rl.trainer.roles.names import LEARNED
+from titan_rl.trainer.state.checkpoint_state import role_folder
+from titan_rl.trainer.state.plain_state import state_flaw
+
+_ALWAYS, _BY_CHECKSUM, _WHILE_REDOING, _NUMERIC, _FREE = range(5)
+_RULES = {
+    "run": _FREE,
+    "run.seed": _ALWAYS,
+    "model": _ALWAYS,
+    "model.path": _BY_CHECKSUM,
+    "model.kernel": _NUMERIC,
+    "lora": _ALWAYS,
+    "lora.adapter": _BY_CHECKSUM,
+    "task": _ALWAYS,
+    "task.options.file": _BY_CHECKSUM,
+    "task.options.held_out_file": _BY_CHECKSUM,
+    "task.sandbox": _FREE,
+    "data": _ALWAYS,
+    "data.file": _BY_CHECKSUM,
+    "data.held_out_file": _BY_CHECKSUM,
+    "algorithm": _WHILE_REDOING,
+    "critic": _WHILE_REDOING,
+    "reference.path": _WHILE_REDOING,
+    "teacher.path": _WHILE_REDOING,
+    "reference.parallelism": _NUMERIC,
+    "teacher.parallelism": _NUMERIC,
+    "implicit_reward": _WHILE_REDOING,
+    "critic.placement": _NUMERIC,
+    "critic.parallelism": _NUMERIC,
+    "implicit_reward.placement": _NUMERIC,
+    "implicit_reward.parallelism": _NUMERIC,
+    "rollout": _FREE,
+    "rollout.max_new_tokens": _WHILE_REDOING,
+    "rollout.temperature": _WHILE_REDOING,
+    "rollout.share_prefix": _WHILE_REDOING,
+    "sft": _WHILE_REDOING,
+    "training": _WHILE_REDOING,
+    "training.steps": _FREE,
+    "optimizer": _WHILE_REDOING,
+    "lr_scheduler": _WHILE_REDOING,
+    "parallelism": _NUMERIC,
+    "compile": _NUMERIC,
+    "activation_checkpoint": _NUMERIC,
+}
+"""What may change on --resume, by the longest beginning of a key; whatever is not here is free. ``_BY_CHECKSUM``: a
+file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a replay needs to know what it was."""
+_OPEN = ("task.options.", "task.rewards.", "task.judge.", "optimizer.param_groups.")
+_OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
+"""Tables without a fixed list of keys."""
+
+Settings = dict[str, Any]
+"""A configuration, flat: ``training.seq_len`` to 512."""
+
+
+def check_resumable(run_dir: RunDir, checked: Checked) -> int:
+    """The last step that stays as it was trained, under settings that are other ones now; 0 if there is none.
+
+    Errors: ConfigError that names what is damaged, what cannot be had again, or the setting that cannot change."""
+    if run_dir.is_in_use():
+        raise ConfigError(f"{run_dir.root} is in use by another process: wait for it, or give another --run.dir")
+    config, asked = checked.config, flat(checked.as_dict())
+    before = read_settings(run_dir.config)
+    checkpoint = _checkpoint(run_dir, config)
+    start = checkpoint or 0
+    on_data = checked.dataset is not None
+    trained = start if on_data else _trained(run_dir, start)  # what it learns from is drawn again
+    _check_kept(run_dir, before, asked)
+    if on_data:
+        _check_drawn(run_dir, before, asked)
+    last = last_recorded(run_dir.rollouts, start, trained)
+    for path in dict.fromkeys(run_dir.config_of(step) for step in range(start + 1, last + 1)):
+        _check_redone(run_dir, read_settings(path), asked, start + 1, last, with_sft=checkpoint is None)
+    recorded, flaw = _recorded(run_dir, checked, start, trained)
+    if flaw and checkpoint is None:
+        problem = _folder(run_dir, config).flaws()
+        raise ConfigError(
+            f"no checkpoint of {run_dir.root} is complete ({problem}), and {flaw}: leave --resume out, and give "
+            f"another --run.dir"
+        )
+    check_own_models(run_dir, config, checked.family)
+    if checkpoint is not None:
+        check_kept(config, checked.algorithm, run_dir, "--resume")
+    return recorded if first_change(before, asked) else 0
+
+
+def _folder(run_dir: RunDir, config: Config) -> CheckpointFolder:
+    return CheckpointFolder.of(run_dir, config.checkpoint.keep_latest_k, config.checkpoint.store)
+
+
+def _checkpoint(run_dir: RunDir, config: Config) -> int | None:
+    """The step of the newest complete one."""
+    found = _folder(run_dir, config).newest_complete()
+    if found is None:
+        return None
+    check_readable(found[0])
+    return found[1].step
+
+
+def check_readable(checkpoint: Path) -> None:
+    """Errors: ConfigError for one that passes its checksums and is still none that a run wrote."""
+    folders = {role_folder(checkpoint, role) for role in LEARNED} | {checkpoint}
+    if flaw := next((flaw for folder in folders if (flaw := state_flaw(folder))), None):
+        raise ConfigError(f"checkpoint {checkpoint} cannot be trusted: {flaw}; remove it, or leave the run alone")
+
+
+def _trained(run_dir: RunDir, checkpoint: int) -> int:
+    """The last step that the ledger knows as trained. Errors: ConfigError if it does not hold."""
+    if not run_dir.has_begun() and not (run_dir.ledger.exists() and run_dir.ledger.stat().st_size):
+        return 0  # killed before it had one
+    if found := flaws(run_dir.ledger):
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ConfigError(f"the ledger of {run_dir.root} does not hold: {found[0]}{more}; leave --resume out")
+    trained = read(run_dir.ledger, last_trained_step)
+    if trained < checkpoint:
+        raise ConfigError(
+            f"the ledger of {run_dir.root} ends at step {trained}, before its checkpoint of step {checkpoint}: it is "
+            f"another run's, or an old copy; leave --resume out"
+        )
+    return trained
+
+
+def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) -> tuple[int, str]:
+    """The last step that can be trained again from its rollouts, and what is wrong with the next one, if anything."""
+    last, limits = last_recorded(run_dir.rollouts, checkpoint, trained), limits_of(checked)
+    for step in range(checkpoint + 1, last + 1):
+        try:
+            read_rollouts(run_dir.rollouts, step, limits)
+        except RolloutsError as error:
+            return step - 1, str(error)
+    return last, f"the rollouts of step {last + 1} are not there" if last < trained else ""
+
+
+def limits_of(checked: Checked) -> Limits:
+    """What the run's model and rows can hold."""
+    hf = read_config(checked)
+    return Limits(hf.vocab_size, checked.titan.training.seq_len)
+
+
+def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> None:
+    """Errors: ConfigError if one of the models that the run is to go on with and that lie in its directory is none."""
+    for path in (*([run_dir.base_model] if config.model.path == "tiny" else []), run_dir.kept_policy):
+        if not path.exists():
+            continue
+        try:
+            check_model(replace(config, model=replace(config.model, path=str(path))), family)
+        except OSError as error:
+            raise ConfigError(f"{path} is not the model that the run made: {error}") from None
+
+
+# settings
+
+
+def read_settings(path: Path) -> Settings:
+    """Of a run's record, as plain values: nothing that it names is looked for. Errors: ConfigError."""
+    return flat(read_resolved(path))
+
+
+def flat(values: Any, name: str = "") -> Settings:
+    """Nested tables, and lists of tables, by dotted keys."""
+    if isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
+        values = {str(number): value for number, value in enumerate(values)}
+    if not isinstance(values, dict):
+        return {name: json.loads(json.dumps(values, default=str))}
+    inner = (flat(value, f"{name}.{key}" if name else str(key)) for key, value in values.items())
+    return {key: value for table in inner for key, value in table.items()}
+
+
+def _rule(key: str) -> int:
+    parts = key.split(".")
+    beginnings = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((_RULES[beginning] for beginning in beginnings if beginning in _RULES), _FREE)
+
+
+def changes(before: Settings, asked: Settings) -> list[str]:
+    """Keys that have another value. One that either release does not know is no change."""
+    keys = [key for key in before | asked if key.startswith(_OPEN) or (key in before and key in asked)]
+    return [key for key in keys if before.get(key) != asked.get(key)]
+
+
+def first_change(before: Settings, asked: Settings) -> str:
+    """Of those that bear on what a step's numbers are; empty if there is none."""
+    schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
+    decays = any(before.get(f"{schedule}.decay_ratio", 0.0) != 0.0 for schedule in schedules)
+    kinds = (_WHILE_REDOING, _NUMERIC)
+    bears = (key for key in changes(before, asked) if _rule(key) in kinds or (decays and key == "training.steps"))
+    return next(bears, "")
+
+
+def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
+    for key in changes(before, asked):
+        becomes_tiny = key == "model.path" and "tiny" in (before[key], asked[key])
+        if _rule(key) == _ALWAYS or becomes_tiny:
+            raise ConfigError(
+                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(before.get(key))}: give that, or leave --resume out and give another --run.dir"
+            )
+
+
+def _check_drawn(run_dir: RunDir, before: Settings, asked: Settings) -> None:
+    """Errors: ConfigError for what would draw other rows at a step of the same number."""
+    drawing = ("data.file", "data.held_out_file") if "task" in (before.get("data.file"), asked["data.file"]) else ()
+    skipping = ("training.seq_len",) if asked["data.too_long"] == "skip" else ()
+    for key in (*drawing, *skipping):
+        if before.get(key) != asked.get(key):
+            raise ConfigError(
+                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(before.get(key))}, and would draw other rows: give that, or leave --resume out"
+            )
+
+
+def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int, last: int, *, with_sft: bool) -> None:
+    for key in changes(before, asked):
+        if _rule(key) == _WHILE_REDOING and (with_sft or not key.startswith("sft.")):
+            raise ConfigError(
+                f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained "
+                f"with, {_shown(before.get(key))}, and no checkpoint is after them: resume with that, stop the run "
+                f"after a step (Ctrl-C), which saves one, then change it"
+            )
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,111 @@
+"""Whether the roles beside the policy are as the algorithm needs them: checked before any process starts."""
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import Config
+from titan_rl.models.builtin.tiny import tiny_config
+from titan_rl.models.families.registry import Family
+from titan_rl.models.spec import model_spec, read_hf_config
+from titan_rl.models.value_head import check_value_weights, value_spec
+from titan_rl.trainer.model.layout import check_compile, check_layout
+from titan_rl.trainer.roles.names import FROZEN, LEARNED, num_words
+from titan_rl.trainer.titan_config import build_titan, learned_titan, role_titan
+
+
+def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
+    """Errors: ConfigError for a role that cannot be built or laid out, or that has other tokens than the policy."""
+    for role in FROZEN:
+        settings, said = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
+        if not getattr(algorithm.needs, role):
+            continue
+        if role == "teacher" and not settings.path:
+            raise ConfigError(f"{said} needs a teacher: give its Hugging Face directory as teacher.path")
+        _check_placement(config, role)
+        _check_model(config, role, family, num_words(role, algorithm.needs))
+    for role in LEARNED:
+        if getattr(algorithm.needs, role):
+            _check_learned(config, role, family)
+
+
+def _check_placement(config: Config, role: str) -> None:
+    settings = getattr(config, role)
+    if settings.placement == "with_trainer" and settings.parallelism:
+        raise ConfigError(
+            f"{role}.parallelism is of processes of its own, and {role}.placement = 'with_trainer' has the "
+            f"trainer's layout: set placement = 'own', or leave it out"
+        )
+
+
+def check_reward_model(config: Config, algorithm: Algorithm, family: Family | None) -> None:
+    """Errors: ConfigError if there is none where the algorithm needs one, or it reads other tokens."""
+    path, said = config.reward_model.path, f"reward_model.path = {config.reward_model.path!r}"
+    if not path:
+        if algorithm.needs.reward_model:
+            raise ConfigError(
+                f"algorithm.name = {config.algorithm.name!r} needs a reward model: give its directory as "
+                f"reward_model.path"
+            )
+        return
+    if algorithm.rewards == "not_negative":
+        raise ConfigError(
+            f"{said} gives rewards of both signs, and algorithm.name = {config.algorithm.name!r} divides by a group's "
+            f"mean: take grpo"
+        )
+    try:
+        model = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
+        raise ConfigError(f"{said}: {' '.join(str(error).split())}") from None
+    policy = _policy_config(config, family)
+    if model.get_text_config().vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"{said} has vocab_size = {model.get_text_config().vocab_size}, the policy {policy.vocab_size}: the reward "
+            f"model must read the policy's tokens"
+        )
+
+
+def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
+    return tiny_config() if config.model.path == "tiny" else read_hf_config(config.model.path, family)
+
+
+def _check_learned(config: Config, role: str, family: Family | None) -> None:
+    _check_placement(config, role)
+    settings, steps = getattr(config, role), learned_titan(config, build_titan(config), role).training.steps
+    if settings.warmup_steps >= steps:
+        raise ConfigError(
+            f"{role}.warmup_steps = {settings.warmup_steps} leaves the policy none of training.steps = {steps}: "
+            f"lower it, or raise training.steps"
+        )
+    if path := settings.path:
+        try:
+            spec = model_spec(path, family)
+            if role == "critic":
+                check_value_weights(value_spec(spec), path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
+            raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
+    _check_model(config, role, family)
+
+
+def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
+    """``words``: how many of the likeliest the role is to give."""
+    own, policy = getattr(config, role).path, _policy_config(config, family)
+    model = read_hf_config(own, family) if own else policy
+    if model.vocab_size != policy.vocab_size:
+        raise ConfigError(
+            f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"must read the policy's tokens"
+        )
+    if words > policy.vocab_size:
+        raise ConfigError(
+            f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
+        )
+    check_compile(model, build_titan(config), family)
+    if getattr(config, role).placement == "with_trainer":
+        check_layout(model, build_titan(config).parallelism)
+        return
+    try:
+        check_layout(model, role_titan(config, role).parallelism)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("parallelism.", f"{role}.parallelism.", 1)) from None

@@ -1,0 +1,68 @@
+"""Batches whose loss or gradient is not finite: who is named, how many in a row there may be, what is kept."""
+
+import asyncio
+
+from titan_rl.config.sections.schema import RecoveryConfig
+from titan_rl.data.callbacks import Log, RecordMetrics
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import set_aside_rollouts
+
+
+class BadNumbersError(RuntimeError):
+    """Too many batches in a row whose loss or gradient was not finite."""
+
+
+class BadStreak:
+    """Batches in a row with bad numbers. A step that is done again after a return to before it does not end the row."""
+
+    def __init__(self) -> None:
+        self.length = self._newest = 0
+
+    def bad(self, step: int) -> None:
+        self.length, self._newest = self.length + 1, max(step, self._newest)
+
+    def good(self, step: int) -> None:
+        if step >= self._newest:
+            self.length = 0
+
+
+class BadBatches:
+    """Owns the count of bad batches in a row, and knows whether the weights are still numbers."""
+
+    def __init__(
+        self,
+        settings: RecoveryConfig,
+        run_dir: RunDir,
+        *,
+        log: Log,
+        record_metrics: RecordMetrics,
+    ):
+        self.settings, self.run_dir, self.log, self.record_metrics = settings, run_dir, log, record_metrics
+        self._streak = BadStreak()
+        self.weights_are_finite = True
+
+    def none_in(self, step: int) -> None:
+        """All updates of a step were applied."""
+        self._streak.good(step)
+
+    def rolled_back(self) -> None:
+        """The weights are those of a checkpoint again."""
+        self.weights_are_finite = True
+
+    async def met(self, step: int, answers: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
+        """Updates of a step were left out. ``is_lost``: all of them, so that another batch must make the step.
+
+        Errors: BadNumbersError after ``recovery.max_bad_steps`` in a row.
+        """
+        self._streak.bad(step)
+        count = self._streak.length
+        self.weights_are_finite = not any(answer.weights for answer in answers)
+        for answer in answers:
+            self.log(f"step {step}: {answer}; the update was left out")
+        self.record_metrics({"step": step, "bad_batches_in_a_row": count})
+        if is_lost:
+            kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
+            self.log(f"its {num_groups} groups are discarded, and kept in {kept}")
+        if count >= self.settings.max_bad_steps:
+            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {answers[-1]}")

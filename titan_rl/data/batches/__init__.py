@@ -1,0 +1,1 @@
+"""Packed rows of token sequences."""

@@ -1,0 +1,1 @@
+"""Rows of data files: columns, shapes, splits."""

@@ -1,0 +1,153 @@
+"""Data files, read row by row: JSON lines, Parquet, and directories as ``datasets`` saves them.
+
+A row is a place for messages (``questions.jsonl line 7``) and its columns as JSON would have them. Whatever is wrong is
+a ConfigError of one line. What the columns must be is checked by whoever wants rows (``row_fields.py`` helps).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.load import ConfigError, nearest
+from titan_rl.data.rows.row_fields import EXACT
+
+_JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
+RawRow = tuple[str, dict[str, Any]]
+"""Place and columns."""
+
+
+def find_file(setting: str, name: str, folders: Sequence[str], *, directories: bool = False) -> Path:
+    """A data file by its path, a relative one in ``folders``, in turn. ``directories``: one that ``datasets`` saved is
+    as good. Errors: ConfigError."""
+    suffixes = (*_JSON_LINES, *_PARQUET)
+    places = [Path(folder, Path(name).expanduser()) for folder in folders or ["."]]
+    for place in places:
+        if directories and place.is_dir():
+            return place
+    if Path(name).suffix not in suffixes:
+        also = ", or be a directory that datasets.save_to_disk wrote" if directories else ""
+        raise ConfigError(f"{setting} = {name!r}: the name must end in {', '.join(suffixes)}{also}")
+    for place in places:
+        if place.is_file():
+            return place
+    near = {path.name for place in places for path in place.parent.glob("*") if path.suffix in suffixes}
+    hint = nearest(Path(name).name, near) if near else "correct the path"
+    raise ConfigError(f"{setting} = {name!r}: there is no file {' or '.join(dict.fromkeys(map(str, places)))}: {hint}")
+
+
+def read_raw_rows(path: Path) -> Iterator[RawRow]:
+    """All rows, in order. Errors: ConfigError; OSError."""
+    if path.is_dir():
+        return _read_directory(path)
+    return _read_parquet(path) if path.suffix in _PARQUET else _read_json_lines(path)
+
+
+def data_files(path: Path) -> list[Path]:
+    """What a run's data consists of: the file, or the files of a directory."""
+    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+
+
+class _Twice(ValueError):
+    """A key stands twice in an object of JSON."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Errors: _Twice for a key that stands there twice, of which Python would take the last."""
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Twice(f"the key {twice!r} stands there twice: keep one of them")
+    return columns
+
+
+def _read_json_lines(path: Path) -> Iterator[RawRow]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            place = f"{path.name} line {number}"
+            if not (line := line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
+                continue
+            try:
+                columns = json.loads(line.decode(), object_pairs_hook=_once)
+            except _Twice as error:
+                raise ConfigError(f"{place}: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{place}: not JSON: {error}; each line must be one JSON object") from None
+            if not isinstance(columns, dict):
+                raise ConfigError(f"{place}: a {type(columns).__name__}: each line must be one JSON object")
+            yield place, columns
+
+
+def _read_parquet(path: Path) -> Iterator[RawRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, ValueError) as error:
+        raise ConfigError(f"{path} is not Parquet: {' '.join(str(error).split())}") from None
+    yield from _plain_rows(path, _rows(path, table))
+
+
+def _read_directory(path: Path) -> Iterator[RawRow]:
+    """Of ``datasets``, by the list of Arrow files that it keeps there: nothing of that library runs."""
+    import pyarrow as pa
+
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(folder.name for folder in path.iterdir() if folder.is_dir())
+        raise ConfigError(f"{path} holds several datasets: name the folder of one of them ({', '.join(splits)})")
+    tables = []
+    for file in _arrow_files(path):
+        try:
+            with pa.memory_map(str(file)) as source:
+                tables.append(pa.ipc.open_stream(source).read_all())
+        except (pa.ArrowException, ValueError) as error:
+            raise ConfigError(f"{file} is not an Arrow stream: {' '.join(str(error).split())}") from None
+    yield from _plain_rows(path, (row for table in tables for row in _rows(path, table)))
+
+
+def _rows(path: Path, table: Any) -> list[dict[str, Any]]:
+    """Of an Arrow table. Errors: ConfigError for text that is not UTF-8, or a time that Python has not."""
+    try:
+        return table.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{path} holds a value that cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _arrow_files(path: Path) -> list[Path]:
+    """Errors: ConfigError for a directory that ``datasets`` did not save, or whose list leads out of it."""
+    try:
+        state = json.loads((path / "state.json").read_text())
+        names = [entry["filename"] for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no directory that datasets.save_to_disk wrote: its state.json cannot be read "
+            f"({type(error).__name__})"
+        ) from None
+    if state.get("_indices_files"):
+        raise ConfigError(f"{path} is a selection of rows: write it out with flatten_indices() before save_to_disk")
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ConfigError(f"{path}: its state.json names files outside of it: save it again")
+    return [path / name for name in names]
+
+
+def _plain_rows(path: Path, rows: Any) -> Iterator[RawRow]:
+    for number, columns in enumerate(rows, 1):
+        place = f"{path.name} row {number}"
+        yield place, {name: _plain(value, f"{place}: column {name!r}") for name, value in columns.items()}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """As JSON would have it: a row travels to the scorer as JSON. Dates and decimals become text, whole ones as
+    integers have it."""
+    if isinstance(value, bytes):
+        raise ConfigError(f"{where} holds bytes, which a reward function cannot be given: leave the column out")
+    if isinstance(value, dict):
+        return {str(key): _plain(part, where) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, where) for part in value]
+    if isinstance(value, Decimal) and value.is_finite():
+        return format(value.to_integral_value() if value == value.to_integral_value() else value.normalize(EXACT), "f")
+    return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -1,0 +1,201 @@
+"""Rows in the shapes that the field writes them in become what is asked and what is answered. Pure.
+
+    demonstrations   messages | prompt, completion | text
+    pairs            chosen, rejected, and prompt unless both begin with it; margin if there is one
+    labels           prompt, completion, label (true: desirable)
+
+Each is text or a list of {role, content}, one kind in all columns of a row. Whatever is wrong is a ConfigError: one
+line with the row's place.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Literal
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.row_fields import Message, joined, messages, names, shown, text
+
+Kind = Literal["demonstrations", "pairs", "labels"]
+Format = Literal["auto", "messages", "prompt_completion", "text", "pairs", "labels"]
+Written = str | list[Message]
+FORMATS: dict[str, tuple[Format, ...]] = {
+    "demonstrations": ("messages", "prompt_completion", "text"),
+    "pairs": ("pairs",),
+    "labels": ("labels",),
+}
+"""What an algorithm can be trained on, by its ``trains_on``."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a row holds: one answer, or a chosen and a rejected one."""
+
+    place: str
+    prompt: Written
+    """Empty: there is nothing before the answer (text), or all messages are in the answer."""
+    answers: list[Written]
+    value: float = 1.0
+    """Of a pair: the margin by which the first is better. Of a label: 1 or -1."""
+
+    @property
+    def text(self) -> str:
+        """What is asked, as one text: the rows with the same one are trained on or held out together."""
+        if self.prompt:
+            return _as_text(self.prompt)
+        [answer] = self.answers
+        return answer if isinstance(answer, str) else joined(_before_answer(answer))
+
+
+def _as_text(written: Written) -> str:
+    return written if isinstance(written, str) else joined(written)
+
+
+def _before_answer(conversation: list[Message]) -> list[Message]:
+    roles = [message["role"] for message in conversation]
+    return conversation[: roles.index("assistant")]
+
+
+def read_row(place: str, columns: dict[str, Any], kind: Kind, format: Format) -> Asked:
+    """``format``: one that goes with ``kind``, or ``auto``. Errors: ConfigError."""
+    return _READERS[_format(place, columns, kind) if format == "auto" else format](place, columns)
+
+
+def _format(place: str, columns: dict[str, Any], kind: Kind) -> Format:
+    """By the columns that are there."""
+    if kind != "demonstrations":
+        return FORMATS[kind][0]
+    signs: dict[str, Format] = {"messages": "messages", "completion": "prompt_completion", "text": "text"}
+    given = [name for name in signs if columns.get(name) is not None]
+    if not given:
+        said = names(columns, [*signs, "prompt"])
+        raise ConfigError(f"{place}: no 'messages', no 'prompt' and 'completion', and no 'text'; {said}")
+    if len(given) > 1:
+        raise ConfigError(f"{place}: {' and '.join(map(repr, given))}: set data.format to say which is meant")
+    return signs[given[0]]
+
+
+def _read_messages(place: str, columns: dict[str, Any]) -> Asked:
+    conversation = messages(place, "messages", _needed(place, columns, "messages"))
+    _check_answered(place, "messages", conversation)
+    if conversation[0]["role"] == "assistant":
+        raise ConfigError(f"{place}: 'messages' begins with the assistant's: put what it answers before it")
+    return Asked(place, "", [conversation])
+
+
+def _read_text(place: str, columns: dict[str, Any]) -> Asked:
+    return Asked(place, "", [text(place, "text", _needed(place, columns, "text"))])
+
+
+def _read_completion(place: str, columns: dict[str, Any]) -> Asked:
+    prompt, completion = _prompt(place, columns), _answer(place, columns, "completion")
+    _check_alike(place, prompt=prompt, completion=completion)
+    return Asked(place, prompt, [completion])
+
+
+def _read_label(place: str, columns: dict[str, Any]) -> Asked:
+    asked, label = _read_completion(place, columns), _needed(place, columns, "label")
+    if label not in (True, False):  # 1 and 0 too
+        raise ConfigError(f"{place}: 'label' is {shown(label)}: give true (desirable) or false")
+    return Asked(place, asked.prompt, asked.answers, 1.0 if label else -1.0)
+
+
+def _read_pair(place: str, columns: dict[str, Any]) -> Asked:
+    answers = [_answer(place, columns, name) for name in ("chosen", "rejected")]
+    _check_alike(place, chosen=answers[0], rejected=answers[1])
+    if columns.get("prompt") is not None:
+        prompt = _prompt(place, columns)
+        _check_alike(place, prompt=prompt, chosen=answers[0])
+    else:
+        prompt, answers = _common(place, answers)
+    if answers[0] == answers[1]:
+        raise ConfigError(f"{place}: 'chosen' and 'rejected' are the same: leave the row out")
+    return Asked(place, prompt, answers, _margin(place, columns.get("margin")))
+
+
+_READERS: dict[str, Callable[[str, dict[str, Any]], Asked]] = {
+    "messages": _read_messages,
+    "prompt_completion": _read_completion,
+    "text": _read_text,
+    "pairs": _read_pair,
+    "labels": _read_label,
+}
+
+
+# columns
+
+
+def _needed(place: str, columns: dict[str, Any], name: str) -> Any:
+    if columns.get(name) is None:
+        raise ConfigError(f"{place}: no {name!r}; {names(columns, [name])}")
+    return columns[name]
+
+
+def _written(place: str, columns: dict[str, Any], name: str) -> Written:
+    value = _needed(place, columns, name)
+    return messages(place, name, value) if isinstance(value, list) else text(place, name, value)
+
+
+def _prompt(place: str, columns: dict[str, Any]) -> Written:
+    prompt = _written(place, columns, "prompt")
+    if isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        raise ConfigError(f"{place}: the last of 'prompt' is the assistant's own: end with one that it must answer")
+    return prompt
+
+
+def _answer(place: str, columns: dict[str, Any], name: str) -> Written:
+    answer = _written(place, columns, name)
+    if isinstance(answer, list):
+        _check_answered(place, name, answer)
+    return answer
+
+
+def _check_answered(place: str, name: str, conversation: list[Message]) -> None:
+    if conversation[-1]["role"] != "assistant":
+        raise ConfigError(f"{place}: the last of {name!r} is not the assistant's: there is no answer to learn from")
+
+
+def _check_alike(place: str, **columns: Written) -> None:
+    if len({isinstance(value, str) for value in columns.values()}) > 1:
+        raise ConfigError(f"{place}: {' and '.join(map(repr, columns))}: give both as text, or both as messages")
+
+
+def _margin(place: str, value: Any) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        raise ConfigError(f"{place}: 'margin' is {shown(value)}: give a number")
+    return float(value)
+
+
+# a pair without a prompt
+
+
+def _common(place: str, answers: list[Written]) -> tuple[Written, list[Written]]:
+    """What both begin with is the prompt. Errors: ConfigError if that is nothing, or if nothing is left of one."""
+    alike = takewhile(lambda each: each[0] == each[1], zip(*answers, strict=False))
+    count = sum(1 for _ in alike)
+    texts = [answer for answer in answers if isinstance(answer, str)]
+    conversations = [answer for answer in answers if not isinstance(answer, str)]  # all are the one or the other
+    count = _whole_words(texts, count) if texts else _whole_question(conversations[0], count)
+    if not count or not all(answer[count:] for answer in answers):
+        raise ConfigError(f"{place}: 'chosen' and 'rejected' do not begin alike and then differ: give 'prompt' too")
+    if texts:
+        return text(place, "prompt", texts[0][:count]), [text(place, "answer", each[count:]) for each in texts]
+    for answer in conversations:
+        _check_answered(place, "chosen", answer[count:])
+    return conversations[0][:count], [each[count:] for each in conversations]
+
+
+def _whole_words(answers: Sequence[str], count: int) -> int:
+    """Up to the last white space, which belongs to the answers: tokenizers keep a word's space before it."""
+    while count and not all(answer[count : count + 1].isspace() for answer in answers):
+        count -= 1
+    return count
+
+
+def _whole_question(conversation: list[Message], count: int) -> int:
+    """Up to a message that the assistant must answer."""
+    while count and conversation[count - 1]["role"] == "assistant":
+        count -= 1
+    return count

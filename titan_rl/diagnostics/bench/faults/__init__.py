@@ -1,0 +1,1 @@
+"""Benchmarks of faults: replacement, protection, sandbox, slow scorers."""

@@ -1,0 +1,1 @@
+"""Benchmarks of learning: held-out accuracy after training."""

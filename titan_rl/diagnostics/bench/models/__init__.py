@@ -1,0 +1,1 @@
+"""Benchmarks of models: generation, kernels, model directories."""

@@ -1,0 +1,1 @@
+"""Benchmark of the forecasts of ``titan-rl plan``."""

@@ -1,0 +1,222 @@
+"""The actors of a run, started beside no run, and what can be asked of them.
+
+Nothing of the user's is written: a tiny model, logs and all else lie in a folder of the doctor's.
+"""
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+
+from titan_rl.algorithms.batches.batching import step_batches
+from titan_rl.controller.base_model import base_model
+from titan_rl.controller.interactive.trainer import token_table
+from titan_rl.controller.preflight.checks import Checked
+from titan_rl.controller.wiring import Actors
+from titan_rl.data.batches.packing import pack, token_weights
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.seeds import named_seed
+from titan_rl.data.types import Batch, Completion, Group, Layout, Provenance, Request, Sample, Sampling, StepMetrics
+from titan_rl.diagnostics.doctor.findings import Wrong
+from titan_rl.diagnostics.doctor.probes import actors as probes
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints, VerifierEndpoints
+from titan_rl.mesh.meshes import ALL_PARTS
+from titan_rl.mesh.supervision.actor_process import ActorProcess
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.remote_call import RemoteCall
+from titan_rl.records.run_directory.rundir import RunDir
+
+if TYPE_CHECKING:
+    from titan_rl.actors.verifier import Verifier
+    from titan_rl.generator.engine import GenerationEngine
+    from titan_rl.trainer.step.learner import Learner
+
+T = TypeVar("T")
+_SAMPLES, _MOST_PROMPTS = 64, 8
+"""Answers to the run's own prompts that are looked at, and prompts at most."""
+_MOST_NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one pass of the trainer says of a batch."""
+
+    batch: Batch
+    metrics: StepMetrics
+    tokens: pd.DataFrame
+    """Of each trained token: prompt_id, sample, place among the sample's trained tokens, token, and the
+    log-probabilities of generator and trainer."""
+
+
+def sample_of(prompt: np.ndarray, completion: Completion, prompt_id: str, number: int) -> Sample:
+    """An answer of the engine's as something to train on, with no advantage."""
+    wrote = len(completion.tokens)
+    return Sample(
+        tokens=np.concatenate([prompt, completion.tokens]).astype(np.int32),
+        provenance=np.repeat([Provenance.TEMPLATE, Provenance.MODEL], [len(prompt), wrote]).astype(np.int8),
+        logprobs=np.concatenate([np.zeros(len(prompt)), completion.logprobs]).astype(np.float32),
+        advantage=0.0,
+        prompt_id=prompt_id,
+        sample=number,
+    )
+
+
+class Patient:
+    """An async context manager. Errors of what is asked: what an actor raises; ActorFault; Wrong for a loss or a
+    gradient that is no number."""
+
+    def __init__(self, checked: Checked, folder: Path) -> None:
+        """``folder``: of the doctor's own."""
+        recovery = replace(checked.config.recovery, standby=False, warm_spares=0)
+        self.checked = replace(checked, config=replace(checked.config, recovery=recovery))
+        self.config, self.folder = self.checked.config, folder
+        self.layout: Layout = checked.titan.layout
+        self.said: list[str] = []
+        """What the mesh told, of deaths and repairs."""
+        self.version = self.step = -1
+        """Of the weights that generators have; of the trainer's updates."""
+        self.stream = PromptStream(checked.task, self.config.run.seed)
+        self._num_asked = 0
+
+    async def __aenter__(self) -> "Patient":
+        run_dir = RunDir(self.folder)
+        self.path = base_model(self.config, run_dir)
+        parts = frozenset({"trainer"}) if self.config.data.file else ALL_PARTS
+        logs = self.folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._actors = Actors(self.checked, self.path, parts, say=self.said.append, logs=logs)
+        await self._actors.__aenter__()
+        self.meshes, self.trainer = self._actors.meshes, self._actors.meshes.trainer
+        self.parts = parts
+        self.step = 0
+        try:
+            await self.trainer.begin_at(0)
+        except BaseException:
+            await self.meshes.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._actors.__aexit__(*failure)
+
+    # weights
+
+    async def sync(self) -> int:
+        """The trainer's weights become the generators' next version."""
+        self.version += 1
+        await self.meshes.weights.publish(self.version)
+        await self.meshes.weights.deliver(self.version)
+        return self.version
+
+    async def ask_trainer(self, function: "Callable[[Learner], T]") -> list[T]:
+        """Of each rank's learner."""
+        return _answers(await self.trainer.call(TrainerEndpoints.examine(cloudpickle.dumps(function))))
+
+    async def ask_generators(self, function: "Callable[[GenerationEngine], T]") -> list[T]:
+        """Of each rank's engine."""
+        ranks = [rank for replica in self.meshes.generators.replicas.values() for rank in replica.ranks]
+        return await self._ask_all(ranks, GeneratorEndpoints.examine(cloudpickle.dumps(function)))
+
+    async def ask_verifiers(self, function: "Callable[[Verifier], T]") -> list[T]:
+        examining = VerifierEndpoints.examine(cloudpickle.dumps(function))
+        return await self._ask_all(list(self.meshes.verifiers.procs.values()), examining)
+
+    async def _ask_all(self, processes: Sequence[ActorProcess], request: RemoteCall[tuple[bytes, str]]) -> list:
+        seconds = self.config.mesh.step_timeout
+        return _answers([await call(p, request, seconds=seconds, what="being examined") for p in processes])
+
+    # answers
+
+    @property
+    def max_new_tokens(self) -> int:
+        return min(self.config.rollout.max_new_tokens, _MOST_NEW_TOKENS)
+
+    async def sample_groups(self) -> list[Group]:
+        """Answers to prompts of the run's task that were not asked before, through the verifiers, at the run's own
+        settings."""
+        rollout = self.config.rollout
+        count = min(rollout.prompts_per_step, _MOST_PROMPTS, max(2, _SAMPLES // rollout.group_size))
+        lengths = self.max_new_tokens, rollout.temperature, self.meshes.max_tokens, min(rollout.max_turns, 8)
+        sampling, prompts = Sampling(rollout.group_size, *lengths), list(islice(self.stream, count))
+        return await asyncio.gather(*(self.meshes.dispatcher.run_group(prompt, sampling) for prompt in prompts))
+
+    async def complete(self, tokens: np.ndarray, count: int, most: int, name: str = "") -> list[Completion]:
+        """Answers of an engine to tokens, by ``count`` seeds at the run's temperature; the same ones for a ``name``."""
+        self._num_asked += not name
+        label = name or str(self._num_asked)
+        seeds = [named_seed(self.config.run.seed, f"doctor {label}", number) for number in range(count)]
+        room = min(most, self.meshes.max_tokens - len(tokens))
+        return await self.meshes.dispatcher.complete(Request(tokens, seeds, room, self.config.rollout.temperature))
+
+    # the trainer
+
+    def batch(self, groups: list[Group], *, one_by_one: bool = False) -> Batch:
+        """Of all usable rollouts, as the run has them; ``one_by_one``: each sample in a row of its own, in another
+        order."""
+        config, layout = self.config, self.layout
+        algorithm = replace(config.algorithm, updates_per_batch=1, train_truncated=True)
+        rollout = replace(config.rollout, share_prefix=config.rollout.share_prefix and not one_by_one)
+        if one_by_one:
+            longest = max(len(rollout.tokens) for group in groups for rollout in group.rollouts)
+            groups, layout = groups[::-1], replace(layout, row_tokens=longest)
+        config = replace(config, algorithm=algorithm, rollout=rollout)
+        [batch] = step_batches(groups, self.checked.algorithm, config, layout)
+        return batch
+
+    def batch_of_samples(self, groups: list[list[Sample]]) -> Batch:
+        aggregation = self.config.algorithm.aggregation, self.config.rollout.max_new_tokens
+        return pack(
+            groups,
+            **asdict(self.layout),
+            share_prefix=self.config.rollout.share_prefix,
+            weigh=lambda samples: token_weights(samples, *aggregation),
+        )
+
+    async def read(self, batch: Batch) -> Reading:
+        """The trainer's own forward and backward; its gradients stay until the next."""
+        metrics = await self.trainer.forward_backward(batch)
+        if isinstance(metrics, BadNumbers):
+            raise Wrong("the loss or its gradient is no number", str(metrics))
+        numbers = list(range(len(batch.rows)))
+        answers = await self.ask_trainer(lambda learner: (learner.share(numbers), learner.logprobs()))
+        found = {}
+        for share, logprobs in answers:
+            rows = [(group, number) for group in share for number in range(len(batch.rows[group]))]
+            found |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
+        return Reading(batch, metrics, token_table(batch, found))
+
+    @asynccontextmanager
+    async def taken_back(self) -> AsyncIterator[None]:
+        """Whatever is trained and synced inside is undone at its end: each check finds the run's first weights, with an
+        optimizer and a schedule that have made no update."""
+        version = self.version
+        await self.ask_trainer(probes.keep)
+        try:
+            yield
+        finally:
+            await self.ask_trainer(probes.put_back)
+            if self.version != version:
+                await self.sync()
+
+    async def update(self) -> None:
+        """The optimizer's step on the gradients of the last reading."""
+        self.step += 1
+        answer = await self.trainer.optim_step(self.step)
+        if isinstance(answer, BadNumbers):
+            raise Wrong("the update met numbers that are none", str(answer))
+
+
+def _answers(answers: list[tuple[bytes, str]]) -> list[Any]:
+    """Errors: RuntimeError for a rank on which a question failed."""
+    if failed := [failure for _, failure in answers if failure]:
+        raise RuntimeError(failed[0])
+    return [pickle.loads(value) for value, _ in answers]

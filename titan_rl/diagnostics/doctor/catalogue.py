@@ -1,0 +1,171 @@
+"""Every check, in the order in which they are looked at: a bug that an earlier one names would show in later ones, too,
+so these are then left alone (``after``)."""
+
+from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, machinery, rewards, text, tokens, weights
+from titan_rl.diagnostics.doctor.findings import Check
+from titan_rl.diagnostics.doctor.probes import bandit
+
+_TRAINER = frozenset({"trainer"})
+_ALL = frozenset({"trainer", "generators", "verifiers"})
+
+CHECKS = (
+    # before any actor is started
+    Check(
+        name="reward-signal",
+        about="the reward tells right answers from wrong ones",
+        mend="Look at task.reward (or task.rewards, task.scoring) with a right answer and a wrong one in hand",
+        look=rewards.tells_apart,
+    ),
+    Check(
+        name="reward-form",
+        about="the form of an answer alone earns little",
+        mend="Pay for being right; let a form cost something where it is missing, or pay it a tenth",
+        look=rewards.form,
+        after=("reward-signal",),
+    ),
+    Check(
+        name="reward-forged",
+        about="answers that say nothing earn little",
+        mend=rewards.READ_STRICTLY,
+        look=rewards.forged,
+        after=("reward-signal", "reward-form"),
+    ),
+    Check(
+        name="reward-leak",
+        about="the prompt does not tell its answer",
+        mend="Take the expected answer out of the prompt's text",
+        look=rewards.leak,
+        after=("reward-signal", "reward-form", "reward-forged"),
+    ),
+    Check(
+        name="branches",
+        about="a rollout weighs the same whatever number of sequences it became, and its reward reaches each",
+        mend="See that weights and rewards are the rollout's, not the sequence's (algorithms/batches/batching.py)",
+        look=arithmetic.branches,
+    ),
+    Check(
+        name="magnitude",
+        about="rewards that are equal but for rounding teach nothing, and those that cancel no more than others",
+        mend="Divide by nothing that may be almost 0: see the algorithm's advantages",
+        look=arithmetic.magnitude,
+    ),
+    Check(
+        name="deadline",
+        about="an answer that hangs its scorer is given up in time",
+        mend="Raise verifier.score_timeout, or make the reward faster; a deadline that does not hold is a bug of ours",
+        look=machinery.deadline,
+    ),
+    Check(
+        name="sandbox",
+        about="programs that a model wrote stay in their box",
+        mend="Run no code that a model wrote on this machine until it holds: see docs/architecture.md, The sandbox",
+        look=machinery.sandbox,
+    ),
+    Check(
+        name="text",
+        about="prompts, worked answers and replies are what the model's template and tokenizer write",
+        mend="Let data/text alone turn text into tokens, with the template's variant, beginning and end",
+        look=text.written,
+    ),
+    # of the actors
+    Check(
+        name="weights",
+        about="the weights that were loaded are those that the index names",
+        mend="Move away what does not belong to the model, or copy its directory anew",
+        look=weights.loaded,
+        needs=_TRAINER,
+    ),
+    Check(
+        name="unweighed",
+        about="a token of weight 0 makes nothing NaN",
+        mend="Leave such tokens out with torch.where before a loss is made of them: NaN times 0 is NaN",
+        look=layouts.unweighed,
+        needs=_TRAINER,
+    ),
+    Check(
+        name="tokens",
+        about="tokenizer, template and special tokens are the same on both sides",
+        mend="Copy the tokenizer that belongs to the model into its directory; let nothing add a token to a prompt",
+        look=tokens.same_tokens,
+        needs=_ALL,
+    ),
+    Check(
+        name="mask",
+        about="the loss has exactly the tokens that the model wrote",
+        mend="See who marks a token (environments/) and who reads the marks (data/batches/packing.py)",
+        look=tokens.trained_tokens,
+        needs=_ALL,
+        after=("tokens",),
+    ),
+    Check(
+        name="agreement",
+        about="trainer and generator agree about each token at the run's own temperature",
+        mend="Let both sides have the same temperature, top-p, penalties and weights",
+        look=tokens.agreement,
+        needs=_ALL,
+        after=("weights", "tokens", "mask"),
+    ),
+    Check(
+        name="ends",
+        about="an answer ends with a stop token, which is trained, and about which both sides agree",
+        mend="Keep the last token of an answer; eos_token_id in generation_config.json names those that end one",
+        look=tokens.ends,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement"),
+    ),
+    Check(
+        name="still",
+        about="a learning rate of 0 changes no weight, and a sync of the same weights no answer",
+        mend="Look for what moves weights beside the optimizer, and for randomness that no seed names",
+        look=weights.still,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement"),
+    ),
+    Check(
+        name="advantages",
+        about="an update raises the answer that was rewarded",
+        mend="See that advantages keep the order of samples and tokens, and the sign of the loss",
+        look=bandit.advantages,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement", "still"),
+    ),
+    Check(
+        name="layout",
+        about="the loss does not depend on microbatching, packing or layout",
+        mend="Normalize the loss over the step's trained tokens, before they are packed (data/batches/packing.py)",
+        look=layouts.layout,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement", "advantages"),
+    ),
+    Check(
+        name="sync",
+        about="after an update generators have the new weights, all of them, and say so",
+        mend="See mesh/channel/ and generator/vllm_backend.py: what is published, fetched and repacked",
+        look=weights.sync,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement", "still"),
+    ),
+    Check(
+        name="cache",
+        about="a prompt that was asked before an update is answered by the weights after it",
+        mend="Reset the prefix cache with every version, or salt it with one",
+        look=weights.cache,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement", "still", "sync"),
+    ),
+    Check(
+        name="reference",
+        about="models that never learn stay as they are",
+        mend="Keep reference and teacher out of the optimizer, and their memory apart from the policy's",
+        look=weights.reference,
+        needs=_ALL,
+        after=("tokens", "mask", "agreement"),
+    ),
+    Check(
+        name="memory",
+        about="the run fits into memory, as foretold and as measured",
+        mend="Take a smaller model, [lora], or recovery.snapshot_every = 0; `titan-rl plan` tells who holds what",
+        look=machinery.memory,
+        needs=_TRAINER,
+    ),
+)

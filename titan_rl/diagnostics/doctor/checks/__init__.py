@@ -1,0 +1,1 @@
+"""The checks of ``titan-rl doctor``, by subject."""

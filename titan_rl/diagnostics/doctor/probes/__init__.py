@@ -1,0 +1,1 @@
+"""Measurements on the actors of a run, on which checks are based."""

@@ -1,0 +1,1 @@
+"""``titan-rl replay``: recorded steps, computed again and compared."""

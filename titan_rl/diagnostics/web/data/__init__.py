@@ -1,0 +1,1 @@
+"""What the watch page reads from run directories."""

@@ -1,0 +1,1 @@
+"""HTML fragments of the watch page."""

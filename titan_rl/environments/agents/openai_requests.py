@@ -1,0 +1,179 @@
+"""What an agent asks of the model: OpenAI's two forms of a request, read into one.
+
+How tokens are drawn is the run's own (its temperature, a seed by name), since the trainer must know it: temperature,
+top_p, top_k, seed and the like are passed over. What would change which words the model can choose is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
+
+
+class Refused(Exception):
+    """An answer that there is not; ``code`` in OpenAI's words, where it has one."""
+
+    def __init__(self, message: str, code: str = "invalid_request", status: int = 400):
+        super().__init__(message)
+        self.code, self.status = code, status
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message as it is compared and written out."""
+
+    role: str
+    content: str
+    calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments, as JSON with its keys in order."""
+
+    @property
+    def compared(self) -> tuple:
+        """Equal for messages that say the same: programs trim what they were told."""
+        return self.role, self.content.strip(), self.calls
+
+    @property
+    def text(self) -> str:
+        """With its calls, as a model writes them."""
+        calls = [
+            f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+            for name, arguments in self.calls
+        ]
+        return "\n".join([*([self.content] if self.content else []), *calls])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Either ``messages``, or ``prompt`` as text or tokens."""
+
+    messages: tuple[Said, ...] = ()
+    prompt: str | tuple[int, ...] = ""
+    tools: tuple[str, ...] = ()
+    """Schemas as JSON."""
+    max_new_tokens: int | None = None
+    wants_logprobs: bool = False
+    wants_tokens: bool = False
+    wants_stream: bool = False
+    session: str = ""
+    """Who asks, where several do in one episode."""
+
+    @property
+    def is_chat(self) -> bool:
+        return bool(self.messages)
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [json.loads(tool) for tool in self.tools]
+
+
+_REFUSED = {
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "stop": (None, [], ""),
+    "stop_token_ids": (None, []),
+    "logit_bias": (None, {}),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "auto", "none"),
+}
+"""Settings that are taken with these values alone."""
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def read_chat(body: Mapping[str, Any]) -> Asked:
+    """Errors: Refused."""
+    _check(body)
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refused("messages: a list of {role, content} is wanted")
+    said = tuple(_said(message) for message in messages)
+    if said[-1].role == "assistant":
+        raise Refused("messages: the last one is the assistant's: there is nothing to answer")
+    tools = () if body.get("tool_choice") == "none" else tuple(_schema(tool) for tool in body.get("tools") or ())
+    return Asked(messages=said, tools=tools, **_wanted(body), wants_logprobs=body.get("logprobs") is True)
+
+
+def read_completion(body: Mapping[str, Any]) -> Asked:
+    """Errors: Refused."""
+    _check(body)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        [prompt] = prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 1 << 31 for token in prompt):
+        prompt = tuple(prompt)
+    elif not isinstance(prompt, str) or not prompt:
+        raise Refused("prompt: one text, or one list of tokens, is wanted")
+    return Asked(prompt=prompt, **_wanted(body), wants_logprobs=body.get("logprobs") is not None)
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    for name, allowed in _REFUSED.items():
+        if body.get(name) not in allowed:
+            raise Refused(f"{name} = {body[name]!r:.100}: a run samples from the whole of its policy; leave it out")
+
+
+def _wanted(body: Mapping[str, Any]) -> dict[str, Any]:
+    limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    if any(type(limit) is not int or limit < 1 for limit in limits):
+        raise Refused("max_tokens: a number of 1 or more is wanted")
+    return dict(
+        max_new_tokens=limits[0] if limits else None,
+        wants_tokens=body.get("return_token_ids") is True,
+        wants_stream=body.get("stream") is True,
+    )
+
+
+def _said(message: Any) -> Said:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str):
+        raise Refused("messages: each is {role, content}")
+    calls = message.get("tool_calls") or ()
+    try:
+        return Said(_ROLES.get(role, role), _text(message.get("content")), tuple(_called(call) for call in calls))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise Refused("messages: content is text, and tool_calls are functions with their arguments") from None
+
+
+def _text(content: Any) -> str:
+    """Errors: TypeError, KeyError."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise TypeError
+    return content
+
+
+def _called(call: Any) -> tuple[str, str]:
+    """Errors: KeyError, TypeError, ValueError, RecursionError."""
+    function = call["function"]
+    return str(function["name"]), in_order(json.loads(function["arguments"] or "{}"))
+
+
+def in_order(value: Any) -> str:
+    """As JSON, the same for equal values."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _schema(tool: Any) -> str:
+    if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
+        raise Refused("tools: each is {type: 'function', function: {name, parameters}}")
+    return in_order(tool)
+
+
+def answer_of(text: str, asked: Asked) -> Said:
+    """What the agent is told that the model said: a call that cannot be read is text."""
+    read = read_calls(text, "chat", {}) if asked.tools else []
+    calls = tuple((call.name, in_order(call.arguments)) for call in read if isinstance(call, Call))
+    if not calls:
+        return Said("assistant", text)
+    before, _, _ = text.partition("<tool_call>") if "<tool_call>" in text else ("", "", "")
+    return Said("assistant", before + "".join(call.text for call in read if isinstance(call, Malformed)), calls)

@@ -1,0 +1,1 @@
+"""Multi-turn episodes: turns, tool calls, and the processes behind them."""

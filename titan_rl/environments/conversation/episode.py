@@ -1,0 +1,126 @@
+"""One rollout as it grows, token by token, each with who wrote it.
+
+Token in, token out: what the model wrote is kept as the tokens that it sampled, and is turned into text only to be
+read by the environment and the scorer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.types import Completion, Prompt, Provenance, Rollout, Status, Turn
+from titan_rl.environments.interfaces.environment import Reply
+from titan_rl.environments.interfaces.score import Score
+
+
+class Episode:
+    def __init__(self, prompt_tokens: np.ndarray):
+        self._begin(prompt_tokens, np.full(len(prompt_tokens), Provenance.TEMPLATE, np.int8))
+        self.turns: list[Turn] = []
+        self.answers: list[str] = []
+        self.cut_short = False
+        """Whether the conversation would have gone on, but there was no room left."""
+        self.failure: tuple[Status, str] | None = None
+        """How and with what the environment or the chat template failed, if one did: then there is no reward."""
+        self.branches: list[int] = []
+        """Where each begins, if it is several conversations that do not see each other."""
+        self.seat = ""
+        """Whose it is, where several play."""
+        self.rewards: list[float | None] = []
+        self.said: list[str] = []
+
+    def _append(self, tokens: np.ndarray, provenance: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:
+        self.tokens = np.concatenate([self.tokens, tokens]).astype(np.int32)
+        self.provenance = np.concatenate([self.provenance, provenance]).astype(np.int8)
+        self.logprobs = np.concatenate([self.logprobs, logprobs]).astype(np.float32)
+        self.versions = np.concatenate([self.versions, versions]).astype(np.int32)
+
+    def _begin(self, tokens: np.ndarray, provenance: np.ndarray) -> None:
+        self.tokens, self.provenance = tokens, provenance
+        self.logprobs = np.zeros(len(tokens), np.float32)
+        self.versions = np.full(len(tokens), -1, np.int32)
+
+    def open(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
+        """What the environment says before the first answer. ``tokens``: the prompt's, with these words in it."""
+        self._begin(tokens, provenance)
+        self._say(messages)
+
+    def add_completion(self, completion: Completion, text: str) -> None:
+        start = len(self.tokens)
+        wrote = np.full(len(completion.tokens), Provenance.MODEL)
+        self._append(completion.tokens, wrote, completion.logprobs, completion.versions)
+        self.turns.append(Turn(start, len(self.tokens), completion.stop_reason))
+        self.answers.append(text)
+        self.said.append(text)
+
+    def hear(self, reply: Reply) -> None:
+        """What the environment makes of the latest answer, but for its words."""
+        self.rewards.append(reply.reward)
+        self.turns[-1] = replace(self.turns[-1], calls=tuple(reply.calls))
+
+    def _say(self, messages: Sequence[Message]) -> None:
+        self.said += [f"> {message['content'].strip()}" for message in messages]
+
+    def fork(self, num_answers: int) -> "Episode":
+        """Another one with the same beginning, up to the end of that many answers, which are trained here alone."""
+        stop = self.turns[num_answers - 1].stop
+        fork = Episode(self.tokens[:stop])
+        written = self.provenance[:stop]
+        fork.provenance = np.where(written == Provenance.MODEL, Provenance.REPEATED, written).astype(np.int8)
+        return fork
+
+    @property
+    def last_branch(self) -> np.ndarray:
+        """Its tokens; all, if there is but one."""
+        return self.tokens[self.branches[-1] if self.branches else 0 :]
+
+    def join(self, other: "Episode") -> None:
+        """Another conversation of the same rollout, as a further branch behind those that are here."""
+        start = len(self.tokens)
+        self.branches = [*(self.branches or [0]), start]
+        self._append(other.tokens, other.provenance, other.logprobs, other.versions)
+        self.turns += [replace(turn, start=turn.start + start, stop=turn.stop + start) for turn in other.turns]
+        self.rewards += [None] * (len(self.answers) - len(self.rewards)) + other.rewards
+        self.answers += other.answers
+        self.said += other.said
+
+    def add_reply(self, messages: Sequence[Message], tokens: np.ndarray, provenance: np.ndarray) -> None:
+        self._say(messages)
+        self._append(tokens, provenance, np.zeros(len(tokens)), np.full(len(tokens), -1))
+
+    def _with_rewards(self, score: Score) -> Score:
+        """The task's score, and what the environment gave for each answer."""
+        if score.status != "ok" or all(reward is None for reward in self.rewards):
+            return score
+        given = np.zeros(len(self.answers))
+        given[: len(self.rewards)] = [reward or 0.0 for reward in self.rewards]
+        turn_rewards = (given + (score.turn_rewards or 0.0)).tolist()
+        return replace(score, parts=score.parts | {"environment": sum(given.tolist())}, turn_rewards=turn_rewards)
+
+    def finish(self, prompt: Prompt, sample: int, score: Score, judged: Score | None = None) -> Rollout:
+        """``score``: the task's; ``judged``: a reward model's, which takes its place. Both must be there."""
+        task_score = Score(self.failure[0], {}, self.failure[1]) if self.failure else self._with_rewards(score)
+        is_judged = judged is not None and task_score.status == "ok"
+        score = judged if judged is not None and is_judged else task_score
+        truncated = score.status == "ok" and (self.cut_short or self.turns[-1].stop_reason == "length")
+        return Rollout(
+            prompt_id=prompt.id,
+            sample=sample,
+            tokens=self.tokens,
+            provenance=self.provenance,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            turns=self.turns,
+            status="truncated" if truncated else score.status,
+            reward=score.reward,
+            reward_parts=score.parts,
+            turn_rewards=[] if is_judged else score.turn_rewards,
+            task_reward=task_score.reward if is_judged else None,
+            text="\n".join(self.said),
+            failure=score.message or task_score.message,
+            grade=task_score.reward if is_judged and task_score.grade is None else task_score.grade,
+            branches=self.branches,
+            seat=self.seat,
+        )

@@ -1,0 +1,137 @@
+"""Plays one prompt's episodes: asks the generator for turns, and their environments for replies."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import check_spelling, what_happened
+from titan_rl.data.seeds import named_seed
+from titan_rl.data.text.tokenizer import Tokenizer, read_answer
+from titan_rl.data.text.turns import encode_opening, encode_reply
+from titan_rl.data.types import Completion, Prompt, Request, Sampling
+from titan_rl.environments.conversation.episode import Episode
+from titan_rl.environments.interfaces.environment import Environment, EnvironmentFailed, OneAnswer, Reply
+from titan_rl.environments.interfaces.task import Task
+from titan_rl.environments.rewards.functions import shown, source_file
+from titan_rl.mesh.processes.deadlines import DeadlineError, within
+
+Ask = Callable[[Request], Awaitable[list[Completion]]]
+
+
+class TooLong(Exception):
+    """What an environment says first leaves no room for an answer."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """What it takes to play them."""
+
+    prompt: Prompt
+    task: Task
+    tokenizer: Tokenizer
+    ask: Ask
+    sampling: Sampling
+    seed: int
+    step_timeout: float
+    is_chat: bool
+
+    async def first_turns(self, prompt_tokens: np.ndarray) -> list[Episode]:
+        """The beginnings of all samples; without an answer yet where environments speak first."""
+        samples = range(self.sampling.num_samples)
+        episodes = [Episode(prompt_tokens) for _ in samples]
+        if self.task.speaks_first:
+            return episodes
+        completions = await self.ask(self.request(prompt_tokens, samples, 0))
+        for episode, completion in zip(episodes, completions, strict=True):
+            episode.add_completion(completion, self.read(completion))
+        return episodes
+
+    async def play(self, episode: Episode, sample: int) -> None:
+        """Until the episode is over, there is no room left, or something fails."""
+        try:
+            async with self.task.sessions or nullcontext(), self._environment() as environment:
+                self._open(episode, await self._call(environment, "reset"))
+                if not episode.turns:
+                    await self._answer(episode, sample)
+                while await self._goes_on(episode, environment):
+                    await self._answer(episode, sample)
+        except (ConfigError, EnvironmentFailed) as error:
+            episode.failure = "infra_error", str(error)
+        except DeadlineError as error:
+            episode.failure = "timeout", str(error)
+
+    @asynccontextmanager
+    async def _environment(self) -> AsyncIterator[Environment]:
+        """Errors: EnvironmentFailed, DeadlineError, ConfigError."""
+        environment = self.task.environment(self.prompt)
+        _check_hooks(type(environment))
+        try:
+            yield environment
+        finally:
+            await self._call(environment, "close")
+
+    def _open(self, episode: Episode, opening: Reply | None) -> None:
+        """Errors: EnvironmentFailed, TooLong."""
+        if opening is None:
+            return
+        if not self.task.speaks_first or not isinstance(opening, Reply):
+            said = "its task must say speaks_first = True" if isinstance(opening, Reply) else "give a Reply, or None"
+            raise EnvironmentFailed(f"an environment's reset gave {shown(opening)}: {said}")
+        asked = self.task.messages(self.prompt), self.task.tools_of(self.prompt)
+        tokens, provenance = encode_opening(self.tokenizer, *asked, opening.messages)
+        if len(tokens) >= self.sampling.max_tokens:
+            raise TooLong
+        episode.open(opening.messages, tokens, provenance)
+
+    async def _answer(self, episode: Episode, sample: int) -> None:
+        [completion] = await self.ask(self.request(episode.tokens, [sample], len(episode.turns)))
+        episode.add_completion(completion, self.read(completion))
+
+    async def _call(self, environment: Environment, name: str, *arguments: str) -> Any:
+        said = f"{type(environment).__name__}.{name}"
+        try:
+            doing = getattr(environment, name)(*arguments)
+            return await within(self.step_timeout, f"{said} in an episode of {self.prompt.id}", doing)
+        except (ConfigError, EnvironmentFailed, DeadlineError):
+            raise
+        except Exception as error:  # it may be anybody's code: whatever it raises is told by name
+            raise EnvironmentFailed(f"{said}: {what_happened(error, source_file(environment))}") from error
+
+    async def _goes_on(self, episode: Episode, environment: Environment) -> bool:
+        """Whether the environment replied and the model is to answer."""
+        if episode.turns[-1].stop_reason == "length":  # what was cut in the middle is no answer to act upon
+            return False
+        reply = await self._call(environment, "step", episode.answers[-1])
+        if not isinstance(reply, Reply):
+            raise EnvironmentFailed(f"{type(environment).__name__}.step gave {shown(reply)}: give a Reply")
+        episode.hear(reply)
+        if not reply.messages:
+            return False
+        asked = {"is_chat": self.is_chat, "tools": self.task.tools_of(self.prompt)}
+        tokens, provenance = encode_reply(self.tokenizer, reply.messages, int(episode.tokens[-1]), **asked)
+        has_turns = len(episode.turns) < self.sampling.max_turns
+        if not has_turns or len(episode.tokens) + len(tokens) >= self.sampling.max_tokens:
+            episode.cut_short = True
+            return False
+        episode.add_reply(reply.messages, tokens, provenance)
+        return True
+
+    def request(self, tokens: np.ndarray, samples: range | list[int], turn: int, at_most: int | None = None) -> Request:
+        """``at_most``: tokens that are wanted, if fewer than there is room for."""
+        seeds = [named_seed(self.seed, self.prompt.id, sample, turn) for sample in samples]
+        room = min(self.sampling.max_new_tokens, self.sampling.max_tokens - len(tokens))
+        return Request(tokens, seeds, room if at_most is None else min(at_most, room), self.sampling.temperature)
+
+    def read(self, completion: Completion) -> str:
+        return read_answer(self.tokenizer, completion.tokens, ended=completion.stop_reason == "stop")
+
+
+@cache
+def _check_hooks(environment: type) -> None:
+    """Errors: ConfigError for a misspelled method of a class of environments."""
+    check_spelling(f"an environment {environment.__name__}", environment, OneAnswer, ("reset", "step", "close"))

@@ -1,0 +1,30 @@
+"""How many episodes of a task may be under way at once in a verifier process: the others wait for their turn, in order.
+
+A task that has ``sessions`` is played so (group.py). With several verifiers each has as many of its own.
+"""
+
+import asyncio
+
+from titan_rl.environments.interfaces.environment import EnvironmentFailed
+
+
+class Sessions:
+    """``async with`` it for an episode. Errors: EnvironmentFailed if its turn does not come within ``seconds``: it was
+    not played, so it is no wrong answer."""
+
+    def __init__(self, limit: int, seconds: float):
+        self.limit, self.seconds = limit, seconds
+        self._free = asyncio.Semaphore(limit)
+
+    async def __aenter__(self) -> None:
+        try:
+            async with asyncio.timeout(self.seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise EnvironmentFailed(
+                f"no session was free within {self.seconds:g} s: raise task.options.sessions = {self.limit}, with the "
+                f"server's own limit; or session_timeout, with verifier.episode_timeout; or ask for less at once"
+            ) from None
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._free.release()

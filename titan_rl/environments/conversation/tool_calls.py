@@ -1,0 +1,125 @@
+"""Calls of tools in what a model wrote, by the text that it sampled.
+
+chat      <tool_call>{"name": "calc", "arguments": {"expression": "2+3"}}</tool_call>, any number of them, as Hermes,
+          Qwen and others write it; or an answer that is nothing but such an object, or a list of them, as Llama does.
+compact   calc(2+3), the whole answer: for tiny character models. The text is the tool's only argument, as JSON where
+          its schema asks for other than text; a tool without arguments is called by now().
+
+A call that was begun and cannot be read is a ``Malformed``, one for each, and takes no other with it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from titan_rl.config.sections.kinds import Style
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_COMPACT = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
+_SHOWN = 200
+"""Characters of a call that cannot be read."""
+_RECORDED = 2000
+"""Characters of a call's arguments in the rollouts' files."""
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Malformed:
+    text: str
+    why: str
+    """What the model is told."""
+
+
+class HasParameters(Protocol):
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of its arguments."""
+        ...
+
+
+def read_calls(answer: str, style: Style, tools: Mapping[str, HasParameters]) -> list[Call | Malformed]:
+    """The answer's calls, in order; none if it makes none."""
+    answer = answer.strip()
+    if style == "compact":
+        return _compact(answer, tools)
+    if "<tool_call>" in answer:
+        return [_tagged(text.strip()) for text in _TAGGED.findall(answer)]
+    return _bare(answer)
+
+
+def _compact(answer: str, tools: Mapping[str, HasParameters]) -> list[Call | Malformed]:
+    found = _COMPACT.fullmatch(answer)
+    if found is None or found[1] not in tools:
+        return []
+    [argument, *others] = (properties := tools[found[1]].parameters.get("properties", {})) or [None]
+    if others or (argument is None and found[2]):
+        return [Malformed(answer[:_SHOWN], f"{found[1]} takes other than one argument, and cannot be called so")]
+    return [Call(found[1], {} if argument is None else {argument: _typed(found[2], properties[argument])})]
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The argument as its schema has it; as text where it cannot be read so, which the schema then refuses."""
+    if not isinstance(schema, dict) or schema.get("type", "string") == "string":
+        return text
+    try:
+        return _parsed(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _tagged(text: str) -> Call | Malformed:
+    try:
+        return _call(_parsed(text))
+    except (ValueError, RecursionError) as error:  # deep nesting is the model's doing
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        return Malformed(text[:_SHOWN], f"a call must be one JSON object with name and arguments: {why}")
+
+
+def _parsed(text: str) -> Any:
+    """Errors: ValueError, also for NaN and Infinity, which are no JSON; RecursionError."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _call(value: Any) -> Call:
+    """Errors: ValueError."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("there is no name")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments must be an object")
+    return Call(value["name"], arguments)
+
+
+def _bare(answer: str) -> list[Call | Malformed]:
+    """An answer that is nothing but calls; whatever else looks like JSON is an answer."""
+    if not answer.startswith(("{", "[")):
+        return []
+    try:
+        value = _parsed(answer)
+        return [_call(each) for each in (value if isinstance(value, list) else [value])]
+    except (ValueError, RecursionError):
+        return []
+
+
+def words_beside_calls(answer: str, style: Style, asked: list[Call | Malformed]) -> str:
+    """What the answer says besides its calls: all of it where it makes none; a call that cannot be read is words."""
+    if not any(isinstance(call, Call) for call in asked):
+        return answer.strip()
+    left = _TAGGED.sub("", answer) if style == "chat" and "<tool_call>" in answer else ""
+    return "\n".join([*filter(None, [left.strip()]), *(call.text for call in asked if isinstance(call, Malformed))])
+
+
+def shown_arguments(arguments: dict[str, Any]) -> str:
+    """For the record: JSON, or as much of it as is kept."""
+    return json.dumps(arguments, ensure_ascii=False)[:_RECORDED]

@@ -1,0 +1,150 @@
+"""Tools that a model calls: what it wrote becomes calls, each is checked against its schema, and runs under a deadline.
+
+What the model did wrong (a call that cannot be read, an unknown tool, arguments that do not fit, a tool that says no)
+is told to the model, and the episode goes on. What the machinery did wrong is retried, and then ends the episode by
+name: it is never the model's wrong answer.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+from referencing import Registry
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.kinds import Style
+from titan_rl.data.types import CallStatus, ToolCall
+from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls, shown_arguments
+from titan_rl.environments.interfaces.environment import OVER, EnvironmentFailed, OneAnswer, Reply
+from titan_rl.mesh.processes.deadlines import together
+
+MAX_CALLS = 8
+"""Of one answer; what is beyond is told to the model."""
+MAX_RESULT = 4000
+"""Characters of a tool's result that the model is shown."""
+_RETRIES = 2
+_PAUSE_SECONDS = 0.1
+_NOTHING_ELSE = Registry()
+"""A schema that refers to another address is not looked up there."""
+
+
+Schema = dict[str, Any]
+"""A tool as chat templates take it: ``{"type": "function", "function": {name, description, parameters}}``."""
+
+
+class ToolError(Exception):
+    """A tool says no to the model: its message is the call's result."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    ``run`` takes the arguments by name and gives text, sync or async. It raises ToolError for what the model did wrong;
+    whatever else it raises is the machinery's fault, and it is tried again before the episode ends for it.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments, an object's."""
+    run: Callable[..., str | Awaitable[str]]
+    timeout: float = 10.0
+    """Seconds that a call may take; then that is what the model is told."""
+    retries: int = _RETRIES
+
+    def __post_init__(self) -> None:
+        try:
+            Draft202012Validator.check_schema(self.parameters)
+        except SchemaError as error:
+            raise ConfigError(f"tool {self.name}: its parameters are no JSON schema: {error.message}") from None
+
+    @cached_property
+    def schema(self) -> Schema:
+        """As chat templates take it."""
+        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": about}
+
+    def mistake(self, arguments: dict[str, Any]) -> str | None:
+        """What of the arguments does not fit."""
+        error = best_match(Draft202012Validator(self.parameters, registry=_NOTHING_ELSE).iter_errors(arguments))
+        return error and f"{error.json_path.removeprefix('$.')}: {error.message}"
+
+
+def schema_of(tool: Tool | Schema) -> Schema:
+    return tool.schema if isinstance(tool, Tool) else tool
+
+
+@dataclass
+class ToolEnvironment(OneAnswer):
+    """An answer that calls tools gets their results, in the order of the calls; one that calls none is the last."""
+
+    tools: Sequence[Tool]
+    style: Style = "chat"
+    """How calls are written (tool_calls.py)."""
+    by_name: dict[str, Tool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_name = {tool.name: tool for tool in self.tools}
+
+    async def step(self, answer: str) -> Reply:
+        asked = read_calls(answer, self.style, self.by_name)
+        if not asked:
+            return OVER
+        done = await self._results(asked[: MAX_CALLS + 1])
+        messages = [{"role": "tool", "content": self._written(result[:MAX_RESULT])} for result, _ in done]
+        return Reply(messages, calls=[record for _, record in done])
+
+    async def _results(self, asked: Sequence[Call | Malformed]) -> list[tuple[str, ToolCall]]:
+        """Side by side; in the order of the calls where tools share a state."""
+        return await together(self._result(number, call) for number, call in enumerate(asked))
+
+    def _written(self, result: str) -> str:
+        """Where no template sets it apart, a mark and a line's end do."""
+        return f"={result}\n" if self.style == "compact" else result
+
+    async def _result(self, number: int, call: Call | Malformed) -> tuple[str, ToolCall]:
+        """What the model is told, and the record. Errors: EnvironmentFailed."""
+        start = time.perf_counter()
+        if isinstance(call, Malformed):
+            return f"error: {call.why}", ToolCall("", call.text, "error", 0.0)
+        status, result = await self._run(number, call)
+        record = ToolCall(call.name, shown_arguments(call.arguments), status, time.perf_counter() - start)
+        return result, record
+
+    async def _run(self, number: int, call: Call) -> tuple[CallStatus, str]:
+        tool = self.by_name.get(call.name)
+        if number >= MAX_CALLS:
+            return "error", f"error: at most {MAX_CALLS} calls in one answer"
+        if tool is None:
+            return "error", f"error: there is no tool {call.name!r}: take one of {', '.join(self.by_name)}"
+        if mistake := tool.mistake(call.arguments):
+            return "error", f"error: {call.name}: {mistake}"
+        try:
+            return "ok", await asyncio.wait_for(_tried(tool, call.arguments), tool.timeout)
+        except ToolError as error:
+            return "error", f"error: {error}"
+        except TimeoutError:
+            return "timeout", f"error: {call.name} took longer than {tool.timeout:g} s"
+
+
+async def _tried(tool: Tool, arguments: dict[str, Any]) -> str:
+    """Errors: ToolError; EnvironmentFailed when it was tried ``retries`` times more."""
+    for attempt in range(tool.retries + 1):
+        try:
+            result = tool.run(**arguments)
+            return str(await result if inspect.isawaitable(result) else result)
+        except ToolError:
+            raise
+        except Exception as error:  # whatever the machinery behind a tool raises
+            if attempt == tool.retries:
+                said = f"tool {tool.name} failed {attempt + 1} times: {type(error).__name__}: {error}"
+                raise EnvironmentFailed(said) from error
+        await asyncio.sleep(_PAUSE_SECONDS * 4**attempt)  # what is behind it may be on its way back
+    raise AssertionError("a tool is tried once at least")

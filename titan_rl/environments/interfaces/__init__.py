@@ -1,0 +1,1 @@
+"""Base classes of tasks, environments and scores."""

@@ -1,0 +1,85 @@
+"""What an episode is played in: it says what comes after each answer of the model, and when it is over.
+
+An environment is made for one sample of one prompt and seen by no other, so that it may keep whatever state it needs.
+It lives in a verifier process, beside many others: what takes long must be awaited. What it knows besides (the expected
+answer, a board, a session of a server) reaches the model by nothing but its replies.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Protocol
+
+from titan_rl.data.numbers import as_float
+from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.types import ToolCall
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an environment says to an answer."""
+
+    messages: list[Message] = field(default_factory=list)
+    """``{role, content}`` with the role ``tool`` or ``user``; none: the episode is over."""
+    reward: float | None = None
+    """Of the answer, if the environment itself rewards."""
+    calls: list[ToolCall] = field(default_factory=list)
+    """What came of the tools that the answer called."""
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError."""
+        for message in self.messages:
+            if message.get("role") not in ("tool", "user") or not isinstance(message.get("content"), str):
+                raise ValueError("a reply's messages are {role, content} of a tool or a user, with text")
+        if self.reward is None:
+            return
+        if not isinstance(self.reward, Real) or not math.isfinite(as_float(self.reward)):
+            raise ValueError(f"a reply has the reward {self.reward!r:.100}: give a finite number")
+
+
+OVER = Reply()
+
+
+class EnvironmentFailed(RuntimeError):
+    """The machinery behind an environment failed, not the model: the rollout is an ``infra_error``."""
+
+
+class Environment(Protocol):
+    async def reset(self) -> Reply | None:
+        """Before the first answer; a Reply if the task's environments speak first (``speaks_first``, task.py): its
+        messages stand behind the prompt. Errors: as ``step``."""
+        ...
+
+    async def step(self, answer: str) -> Reply:
+        """The model's latest answer, as text. Errors: EnvironmentFailed or ConfigError; any other becomes one."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what it holds. Called once, whatever happened."""
+        ...
+
+
+class OneAnswer:
+    """The episode is over with the first answer."""
+
+    async def reset(self) -> Reply | None:
+        return None
+
+    async def step(self, answer: str) -> Reply:
+        return OVER
+
+    async def close(self) -> None:
+        pass
+
+
+class Replying(OneAnswer):
+    """A function of all answers so far says what comes next; None ends the episode."""
+
+    def __init__(self, reply: Callable[[list[str]], str | None]):
+        self._reply, self._answers = reply, list[str]()
+
+    async def step(self, answer: str) -> Reply:
+        self._answers.append(answer)
+        said = self._reply(list(self._answers))
+        return OVER if said is None else Reply([{"role": "user", "content": said}])

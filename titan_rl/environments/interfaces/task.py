@@ -1,0 +1,195 @@
+"""What a task is: prompts by index, the environment that each is played in, and a score."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import is_overridden
+from titan_rl.data import seeds
+from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.types import Prompt, correct
+from titan_rl.environments.agents.agent import Agent
+from titan_rl.environments.conversation.tools import Schema, Tool, schema_of
+from titan_rl.environments.interfaces.environment import Environment, Replying
+
+__all__ = ["RewardParts", "Size", "Task", "TaskWrapper", "UserCodeError", "correct", "parts_of", "task_of"]
+
+RewardParts = Mapping[str, float | list[float]]
+"""Parts of a reward by name, which add up to it; a list has one number for each answer."""
+
+
+class UserCodeError(ConfigError):
+    """A task or reward function of the user's failed: one line with its name, the exception and the place."""
+
+
+class Size(NamedTuple):
+    """Rows of a finite task."""
+
+    train: int
+    held_out: int
+
+
+class Task:
+    """A source of prompts, and what is played and paid for each.
+
+    The same (stream, seed, index) always gives the same prompt, in every process. A task has at least ``prompt``,
+    ``messages``, ``demonstration`` and ``score``; every other attribute and method is a hook with a default. A task of
+    the user's own may be any class with those four (user_task.py), where a misspelled hook is an error.
+    """
+
+    tools: Sequence[Tool | Schema] = ()
+    """What the model may call, for the chat template."""
+    speaks_first: bool = False
+    """Whether its environments say something at their reset, so that each sample has a first observation of its own."""
+    sessions: AbstractAsyncContextManager[Any] | None = None
+    """Entered for each episode, which so waits for its turn (sessions.py)."""
+    seats: Sequence[str] = ()
+    """Names of those who play an episode of its agent, each of whom has a sample of their own."""
+
+    @cached_property
+    def size(self) -> Size | None:
+        """None: prompts are made without end. Otherwise the stream ``held_out`` has ``size.held_out`` different
+        indices."""
+        return None
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        """Prompt number ``index``, with the id ``f"{stream}/{index:07d}"``."""
+        raise NotImplementedError
+
+    def is_held_out(self, prompt: Prompt) -> bool:
+        """Whether the prompt is for evaluation only; the training stream leaves it out. One in five, by its text."""
+        return seeds.is_held_out(prompt.text)
+
+    def messages(self, prompt: Prompt) -> str | list[Message]:
+        """The prompt as plain text, or as chat messages for the model's chat template."""
+        raise NotImplementedError
+
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
+        """An answer that earns the full score, for SFT; a list has the answer of each turn."""
+        raise NotImplementedError
+
+    def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
+        """Schemas of what may be called in an episode of the prompt."""
+        return [schema_of(tool) for tool in self.tools]
+
+    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
+        """What a task without an environment of its own says to the latest answer; None ends the episode."""
+        return None
+
+    def environment(self, prompt: Prompt) -> Environment:
+        """What one sample of the prompt is played in; made anew for each."""
+        return Replying(partial(self.reply, prompt))
+
+    def agent(self, prompt: Prompt) -> Agent:
+        """What drives the model itself (agents/agent.py), in the place of ``environment``; made anew for each."""
+        raise NotImplementedError
+
+    def row(self, prompt: Prompt) -> dict[str, Any]:
+        """What a reward function gets besides the prompt and the answer, e.g. all columns of a data file's row."""
+        return {"question": prompt.text, "answer": prompt.answer} | prompt.entry
+
+    def difficulty(self, prompt: Prompt) -> str | None:
+        """Name of the class that the prompt has its pass rate in common with, for the curriculum (curriculum.py)."""
+        return None
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        """Parts of the reward; they add up to it. 1.0 in all means correct. Runs in a scorer process only.
+
+        A part that is a list has one number for each answer: the rewards of turns (algorithms/policy_gradient/turn_grpo.py)."""
+        raise NotImplementedError
+
+    def check_ready(self) -> None:
+        """Called before a run starts, and nowhere else. Errors: ConfigError."""
+
+    def prepare_scoring(self) -> None:
+        """Called in a scoring process before any answer comes."""
+
+    async def close(self) -> None:
+        """Called when no more episodes are played."""
+
+    # what is asked of a task, and is no hook
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent drives the model in its episodes."""
+        return is_overridden(self, "agent", Task)
+
+    @property
+    def parts(self) -> Mapping[str, "Task"]:
+        """The tasks of a mixture (mixture.py) by their labels; of any other task none."""
+        return {}
+
+
+class TaskWrapper(Task):
+    """A task that does everything as another does; a subclass overrides what it does otherwise."""
+
+    def __init__(self, task: Task):
+        self.task = task
+        self.tools, self.speaks_first = task.tools, task.speaks_first
+        self.sessions, self.seats = task.sessions, task.seats
+
+    @cached_property
+    def size(self) -> Size | None:
+        return self.task.size
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        return self.task.prompt(stream, seed, index)
+
+    def is_held_out(self, prompt: Prompt) -> bool:
+        return self.task.is_held_out(prompt)
+
+    def messages(self, prompt: Prompt) -> str | list[Message]:
+        return self.task.messages(prompt)
+
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
+        return self.task.demonstration(prompt)
+
+    def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
+        return self.task.tools_of(prompt)
+
+    def reply(self, prompt: Prompt, answers: list[str]) -> str | None:
+        return self.task.reply(prompt, answers)
+
+    def environment(self, prompt: Prompt) -> Environment:
+        return self.task.environment(prompt)
+
+    def agent(self, prompt: Prompt) -> Agent:
+        return self.task.agent(prompt)
+
+    def row(self, prompt: Prompt) -> dict[str, Any]:
+        return self.task.row(prompt)
+
+    def difficulty(self, prompt: Prompt) -> str | None:
+        return self.task.difficulty(prompt)
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        return self.task.score(prompt, answers)
+
+    def check_ready(self) -> None:
+        self.task.check_ready()
+
+    def prepare_scoring(self) -> None:
+        self.task.prepare_scoring()
+
+    async def close(self) -> None:
+        await self.task.close()
+
+    @property
+    def has_agent(self) -> bool:
+        return self.task.has_agent
+
+    @property
+    def parts(self) -> Mapping[str, Task]:
+        return self.task.parts
+
+
+def task_of(task: Task, prompt: Prompt) -> Task:
+    """The task itself, or of a mixture (mixture.py) the one that the prompt is of."""
+    return task.parts[prompt.task] if prompt.task else task
+
+
+def parts_of(task: Task) -> list[Task]:
+    """The task itself, or those that a mixture is of."""
+    return list(task.parts.values()) or [task]

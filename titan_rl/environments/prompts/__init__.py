@@ -1,0 +1,1 @@
+"""Prompt sources: streams, files, curriculum."""

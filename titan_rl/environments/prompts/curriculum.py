@@ -1,0 +1,117 @@
+"""Prompts that say nothing are drawn less: those whose samples were all right, or all wrong, when they were last asked.
+
+A prompt of the stream is passed over by chance, and its chance of being asked is that of a group of G samples to differ
+at all, by what was seen of its class: 1 - p^G - (1 - p)^G, and never less than ``curriculum.least_chance``. What was
+never seen is asked. A class is
+
+    one prompt            where there is an end to them (rows of a file): they come again in each epoch
+    a difficulty          where the task says one: ``difficulty(prompt)`` of a task of your own
+    a length of the text  else, in steps of a fifth or so: prompts without end do not come again
+
+Passing over leaves ids as they are, so each stays unique, and the draw is named by the id. What was seen counts from
+the next step on, and is written down before the step is settled: so a resumed run knows what the run knew at that step.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+from titan_rl.config.sections.schema import CurriculumConfig
+from titan_rl.data.seeds import named_seed
+from titan_rl.data.storage.files import LineFile
+from titan_rl.data.types import Group, Prompt, correct
+from titan_rl.environments.interfaces.task import Task
+
+Seen = dict[str, tuple[int, int]]
+"""Of each class in one step: samples that were right, and samples that were scored."""
+
+
+def chance_of_signal(pass_rate: float, group_size: int) -> float:
+    """That independent samples, each right with that probability, are neither all right nor all wrong."""
+    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
+
+
+def class_of(task: Task, prompt: Prompt) -> str:
+    """What the prompt has its pass rate in common with."""
+    if (level := task.difficulty(prompt)) is not None:
+        return f"difficulty {level}"
+    if task.size is not None:
+        return hashlib.blake2b(prompt.text.encode(), digest_size=8).hexdigest()
+    return f"length {round(4 * math.log2(max(len(prompt.text), 1)))}"
+
+
+class Curriculum:
+    """Owns the pass rates that a run has seen, in memory and in its file."""
+
+    def __init__(self, config: CurriculumConfig, task: Task, seed: int, group_size: int, path: Path):
+        self.config, self.task, self.seed, self.group_size, self.path = config, task, seed, group_size, path
+        self.num_passed_over = 0
+        """Since the last step."""
+        self._rates: dict[str, float] = {}
+        self._file: LineFile | None = None
+
+    def wants(self, prompt: Prompt) -> bool:
+        """Whether to ask it now. A function of the prompt's id and of the steps that are done."""
+        rate = self._rates.get(class_of(self.task, prompt))
+        if rate is None:
+            return True
+        chance = max(self.config.least_chance, chance_of_signal(rate, self.group_size))
+        is_wanted = named_seed(self.seed, "curriculum", prompt.id) < chance * 2**63
+        self.num_passed_over += not is_wanted
+        return is_wanted
+
+    def record(self, step: int, groups: list[tuple[Prompt, Group]]) -> None:
+        """What the groups that were sampled for a step came to. Errors: DiskFull."""
+        seen: Seen = {}
+        for prompt, group in groups:
+            rewards = [r.true_reward for r in group.rollouts if r.status in ("ok", "truncated")]
+            right, count = seen.get(name := class_of(self.task, prompt), (0, 0))
+            seen[name] = (right + sum(map(correct, rewards)), count + len(rewards))
+        if self._file is None:
+            self._file = LineFile(self.path)
+        self._file.write(json.dumps({"step": step, "seen": seen}))
+        self._learn(seen)
+        self.num_passed_over = 0
+
+    def go_to(self, step: int) -> None:
+        """As it was after this step, by the file."""
+        self._rates, self.num_passed_over = {}, 0
+        steps = read_seen(self.path)
+        for number in sorted(number for number in steps if number <= step):
+            self._learn(steps[number])
+
+    def _learn(self, seen: Seen) -> None:
+        for name, (right, count) in seen.items():
+            if count:
+                before, memory = self._rates.get(name, right / count), self.config.memory
+                self._rates[name] = memory * before + (1 - memory) * right / count
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def read_seen(path: Path) -> dict[int, Seen]:
+    """By step; of one that was done again, the last. A line that is none is passed over."""
+    steps: dict[int, Seen] = {}
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+            steps[_whole(record["step"])] = {str(name): _checked(*counts) for name, counts in record["seen"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return steps
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise ValueError(value)
+    return value
+
+
+def _checked(right: object, count: object) -> tuple[int, int]:
+    checked = _whole(right), _whole(count)
+    if checked[0] > checked[1]:
+        raise ValueError(right, count)
+    return checked

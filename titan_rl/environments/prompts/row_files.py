@@ -1,0 +1,78 @@
+"""Rows of data files become prompts with answers, checked row by row.
+
+A row asks by exactly one of ``prompt``, ``question`` (text) and ``messages`` (a list of {role, content}); ``answer``
+is text or a number. All columns are kept for the reward function. Whatever is wrong is a ConfigError: one line with
+the file and the line.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.rows.row_fields import Message, encodable, joined, messages, names, shown, text, written
+from titan_rl.data.rows.row_files import read_raw_rows
+
+_PROMPTS = ("prompt", "question", "messages")
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """One row, checked."""
+
+    place: str
+    """For messages: ``questions.jsonl line 7``."""
+    columns: dict[str, Any]
+    text: str
+    """What is asked, as one text."""
+    messages: list[Message] | None
+    answer: str | None
+
+
+def read_rows(path: Path) -> list[DataRow]:
+    """All rows, in order. Errors: ConfigError."""
+    try:
+        rows = [_check_row(place, columns) for place, columns in read_raw_rows(path)]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not rows:
+        raise ConfigError(f"{path} holds no rows")
+    return rows
+
+
+def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
+    given = [name for name in _PROMPTS if columns.get(name) is not None]
+    if not given:
+        raise ConfigError(f"{place}: no 'prompt', 'question' or 'messages'; {names(columns, _PROMPTS)}")
+    if len(given) > 1:
+        raise ConfigError(f"{place}: {' and '.join(map(repr, given))}: keep one of them, and give the others new names")
+    [name] = given
+    answer = _answer(place, columns.get("answer"))
+    if name == "messages":
+        asked = _asked(place, columns[name])
+        return DataRow(place, columns, joined(asked), asked, answer)
+    return DataRow(place, columns, text(place, name, columns[name]), None, answer)
+
+
+def without_answer(row: DataRow, wanted_by: str) -> ConfigError:
+    """The mistake of a row that must have an answer."""
+    return ConfigError(f"{row.place}: no 'answer', which {wanted_by}; {names(row.columns, ['answer'])}")
+
+
+def _answer(place: str, value: Any) -> str | None:
+    """Errors: ConfigError for anything but text and numbers; a bool has no one way to be written."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{place}: 'answer' is {shown(value)}: give text or a number")
+    try:
+        return encodable(place, "answer", value if isinstance(value, str) else written(value))
+    except ValueError as error:
+        raise ConfigError(f"{place}: 'answer': {error}") from None
+
+
+def _asked(place: str, value: Any) -> list[Message]:
+    asked = messages(place, "messages", value)
+    if asked[-1]["role"] == "assistant":
+        raise ConfigError(f"{place}: the last of 'messages' is the assistant's own: end with one that it must answer")
+    return asked

@@ -1,0 +1,1 @@
+"""Tasks of reasoning-gym, with exact checks where its own can be gamed."""

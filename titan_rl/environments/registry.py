@@ -1,0 +1,93 @@
+"""The task that a config names.
+
+It is made anew wherever it is needed: in the controller for the prompt stream, in verifiers to write out prompts, and
+in scorer processes, the only place where a model's answer meets the expected one.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import is_reference
+from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_FILES, TASKS_OF_OTHERS, TaskConfig
+from titan_rl.environments.interfaces.task import Task, correct
+from titan_rl.environments.prompts.jsonl_task import RowsTask
+from titan_rl.environments.rewards.functions import with_rewards
+from titan_rl.environments.sandbox.pool import choose_sandbox
+from titan_rl.environments.tasks.calculator import CalculatorTask
+from titan_rl.environments.tasks.code_task import CodeTask
+from titan_rl.environments.tasks.math_task import MathTask
+from titan_rl.environments.tasks.mixture import MixtureTask
+from titan_rl.environments.tasks.treasure_hunt import TreasureTask
+from titan_rl.environments.tasks.user_task import user_task
+
+__all__ = ["BUILT_IN", "Task", "correct", "make_task"]
+
+BUILT_IN = {"calculator": CalculatorTask, "treasure": TreasureTask}
+"""Tasks of our own, by name; all other plain names are reasoning-gym's."""
+_OF_FILES = {"jsonl": RowsTask, "code": CodeTask, "math": MathTask}
+
+
+def make_task(task: TaskConfig, folders: Sequence[str] = ()) -> Task:
+    """The task by its name, with the reward function that the config names.
+
+    ``folders``: where ``pkg.module:name`` and data files are looked for (``run.plugin_path``). A data file is read and
+    checked when its first prompt is wanted; verifiers and scorers never read it, since prompts carry their rows.
+
+    Errors: ConfigError for a name that is unknown or refused, a style or scoring that the task does not have, options
+    that it does not take, or a mistake in the user's module.
+    """
+    choose_sandbox(task.sandbox)
+    return _make(task, folders)
+
+
+def _make(task: TaskConfig, folders: Sequence[str]) -> Task:
+    _check_scoring(task)
+    made = _by_name(task, folders)
+    return with_rewards(made, task, folders)
+
+
+def _check_scoring(task: TaskConfig) -> None:
+    if task.scoring == "auto":
+        return
+    said = f"task.scoring = {task.scoring!r} is of reasoning-gym families alone"
+    if not task.scores_itself:
+        taking = f"task.rewards = {task.rewards!r}" if task.rewards else f"task.reward = {task.reward!r}"
+        raise ConfigError(f"{said}, and {taking} takes its place: keep one of them")
+    if task.name in (*TASKS_OF_FILES, *TASKS_OF_OTHERS, MIXTURE, *BUILT_IN) or is_reference(task.name):
+        raise ConfigError(f"{said}, and task.name = {task.name!r} is none: leave it out")
+
+
+def _by_name(task: TaskConfig, folders: Sequence[str]) -> Task:
+    if is_reference(task.name):
+        return user_task(task, folders)
+    if task.name in _OF_FILES:
+        return _OF_FILES[task.name](task, folders)
+    if task.name == MIXTURE:
+        return MixtureTask(task, partial(_make, folders=folders))
+    if task.name in BUILT_IN:
+        return BUILT_IN[task.name](task)
+    if task.name in TASKS_OF_OTHERS:
+        return _of_others(task, folders)
+    from titan_rl.environments.reasoning_gym.task import ReasoningGymTask  # its import takes a second
+
+    return ReasoningGymTask(task)
+
+
+def _of_others(task: TaskConfig, folders: Sequence[str]) -> Task:
+    """Each imports what it speaks with, which no other task waits for."""
+    if task.name == "openenv":
+        from titan_rl.environments.servers.openenv import OpenEnvTask
+
+        return OpenEnvTask(task, folders)
+    if task.name == "nemo_gym":
+        from titan_rl.environments.servers.nemo_gym import NemoGymTask
+
+        return NemoGymTask(task, folders)
+    if task.name == "verifiers":
+        from titan_rl.environments.agents.verifiers_task import VerifiersTask
+
+        return VerifiersTask(task, folders)
+    from titan_rl.environments.tasks.gymnasium_task import GymnasiumTask
+
+    return GymnasiumTask(task, folders)

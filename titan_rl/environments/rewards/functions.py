@@ -1,0 +1,141 @@
+"""The user's reward: one Python function, ``(prompt, completion, row) -> float | dict``, sync or async.
+
+It is called in the scorer process only, which has a deadline for each answer, a memory limit, and no environment
+variables of the run but the paths. ``prompt`` is the text that was asked, or the row's messages; ``completion`` is what
+the model wrote in its last turn; ``row`` holds the row's columns, or a reasoning-gym entry's ``question``, ``answer``
+and ``metadata``. A dict names the parts of the reward, which add up.
+
+A function that raises, or that gives anything but finite numbers, has failed: that is never a reward.
+"""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import check_signature, resolve, what_happened
+from titan_rl.config.sections.schema import JUDGE, OWN_SCORE, TaskConfig
+from titan_rl.data.numbers import as_float
+from titan_rl.data.types import Prompt
+from titan_rl.environments.interfaces.task import RewardParts, Task, TaskWrapper, UserCodeError
+from titan_rl.environments.rewards.llm_judge import Judge, judge_config
+
+Reward = Callable[[Any, str, dict[str, Any]], Any]
+_SHOWN_CHARACTERS = 80
+
+
+def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task:
+    """The same task, scored by what ``task.reward`` or ``task.rewards`` names. Errors: ConfigError."""
+    if config.reward and config.rewards:
+        raise ConfigError("task.reward and task.rewards exclude each other: keep one of them")
+    if config.reward:
+        return _rewarded(task, config, "task.reward", config.reward, folders)
+    if not config.rewards:
+        return task
+    scored = {
+        name: task if name == OWN_SCORE else _rewarded(task, config, "task.rewards", name, folders)
+        for name in config.rewards
+    }
+    return WeightedTask(task, {name: (scored[name], weight) for name, weight in config.rewards.items()})
+
+
+def _rewarded(task: Task, config: TaskConfig, setting: str, name: str, folders: Sequence[str]) -> "RewardedTask":
+    if name == JUDGE:
+        return RewardedTask(task, Judge(judge_config(config.judge)), name)
+    function = resolve(setting, name, folders)
+    check_signature(f"{setting} = {name!r}", function, ("prompt", "completion", "row"))
+    return RewardedTask(task, function, name)
+
+
+class RewardedTask(TaskWrapper):
+    """A task whose score is a function's; all else is as the task has it."""
+
+    def __init__(self, task: Task, function: Reward, name: str):
+        super().__init__(task)
+        self.function, self.name = function, name
+        self._loop = asyncio.Runner()
+        """Kept open, since an async function may keep a connection from one call to the next."""
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        """Errors: UserCodeError if the function raises or gives anything but finite numbers."""
+        row = self.task.row(prompt)
+        try:
+            value = self.function(row.get("messages") or prompt.text, answers[-1], row)
+            if inspect.isawaitable(value):
+                value = self._loop.run(_result(value))
+        except (Exception, SystemExit) as error:  # it is the user's code: whatever it raises is told by name
+            raise UserCodeError(f"{self.name}: {what_happened(error, source_file(self.function))}") from None
+        return as_parts(self.name, value)
+
+
+class WeightedTask(TaskWrapper):
+    """A task whose reward is a weighted sum; every part of it is recorded, as it counts."""
+
+    def __init__(self, task: Task, scored_by: Mapping[str, tuple[Task, float]]):
+        """``scored_by``: the same task scored in another way, and its weight, by its name."""
+        super().__init__(task)
+        self.scored_by = scored_by
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        """Errors: as of each."""
+        parts: dict[str, float | list[float]] = {}
+        for name, (task, weight) in self.scored_by.items():
+            for part, value in task.score(prompt, answers).items():
+                label = name if part == "reward" else f"{name}.{part}"
+                parts[label] = [weight * each for each in value] if isinstance(value, list) else weight * value
+        return parts
+
+
+async def _result(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def source_file(thing: Any) -> str:
+    """The file that a function, class or object comes from; empty if nobody knows."""
+    module = inspect.getmodule(thing) or inspect.getmodule(type(thing))
+    return getattr(module, "__file__", None) or ""
+
+
+def as_parts(name: str, value: Any) -> dict[str, float | list[float]]:
+    """What the function ``name`` gave, as named parts of a reward. Errors: UserCodeError."""
+    if not isinstance(value, dict):
+        return {"reward": _number(name, value)}
+    if not value or not all(isinstance(key, str) for key in value):
+        raise UserCodeError(f"{name} gave {shown(value)}: name each part of the reward, as in {{'correct': 1.0}}")
+    return {key: _numbers(name, part, f" as {key!r}") for key, part in value.items()}
+
+
+def _numbers(name: str, part: Any, where: str) -> float | list[float]:
+    """A list has one for each answer of the rollout."""
+    if isinstance(part, list) and not part:
+        raise UserCodeError(f"{name} gave []{where}: give a number, or a list with one for each answer")
+    return [_number(name, each, where) for each in part] if isinstance(part, list) else _number(name, part, where)
+
+
+def in_turns(parts: RewardParts) -> tuple[dict[str, float], list[float]]:
+    """Parts of a reward, lists by their sums; and the reward of each answer by all lists together, if there are any.
+
+    Errors: ValueError for lists of different lengths, and for an empty one, which would count as 0."""
+    lists = [part for part in parts.values() if isinstance(part, list)]
+    if empty := [name for name, part in parts.items() if part == []]:
+        raise ValueError(f"the part {empty[0]!r} is []: give a number, or a list with one for each answer")
+    turn_rewards = [float(sum(rewards)) for rewards in zip(*lists, strict=True)]
+    return {name: as_float(sum(part) if isinstance(part, list) else part) for name, part in parts.items()}, turn_rewards
+
+
+def _number(name: str, value: Any, where: str = "") -> float:
+    if not isinstance(value, Real | np.bool_):
+        raise UserCodeError(f"{name} gave {shown(value)}{where}: give a number, or a dict of numbers")
+    if not math.isfinite(number := as_float(value)):
+        raise UserCodeError(f"{name} gave {number}{where}: give a finite number")
+    return number
+
+
+def shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

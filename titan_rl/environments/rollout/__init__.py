@@ -1,0 +1,1 @@
+"""Groups of rollouts, worked examples, and data sets made from tasks."""

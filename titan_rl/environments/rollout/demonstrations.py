@@ -1,0 +1,61 @@
+"""Worked examples as rollouts, for SFT: the task answers as a model should, and the environment replies as it does."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import encode_answer, encode_opening, encode_reply
+from titan_rl.data.types import Completion, Prompt, Rollout
+from titan_rl.environments.conversation.episode import Episode
+from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.interfaces.task import Task, task_of
+from titan_rl.environments.rollout.group import encode_prompt
+from titan_rl.mesh.processes.deadlines import together, within
+
+
+async def demonstrate_all(
+    prompts: Iterable[Prompt], task: Task, tokenizer: Tokenizer, step_timeout: float
+) -> list[Rollout]:
+    """Side by side, since tools may be slow. Errors: as ``demonstrate``."""
+    return await together(demonstrate(prompt, task, tokenizer, step_timeout) for prompt in prompts)
+
+
+async def demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
+    """Errors: ConfigError if the task has no worked example, or one that its environment does not play along with;
+    what the environment raises."""
+    task = task_of(task, prompt)
+    async with task.sessions or nullcontext():
+        return await _demonstrate(prompt, task, tokenizer, step_timeout)
+
+
+async def _demonstrate(prompt: Prompt, task: Task, tokenizer: Tokenizer, step_timeout: float) -> Rollout:
+    episode, environment = Episode(encode_prompt(task, tokenizer, prompt)), task.environment(prompt)
+    is_chat, answers = not isinstance(task.messages(prompt), str), worked_answers(task, prompt)
+    tools = task.tools_of(prompt)
+    try:
+        if (opening := await within(step_timeout, f"a reset for {prompt.id}", environment.reset())) is not None:
+            first = encode_opening(tokenizer, task.messages(prompt), tools, opening.messages)
+            episode.open(opening.messages, *first)
+        for number, answer in enumerate(answers):
+            tokens = encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools)
+            empty = np.zeros(len(tokens))
+            episode.add_completion(Completion(tokens, empty, empty - 1, "stop"), answer)
+            if number == len(answers) - 1:
+                break
+            reply = await within(step_timeout, f"a reply to {prompt.id}'s worked example", environment.step(answer))
+            if not reply.messages:
+                raise ConfigError(f"prompt {prompt.id}: its environment is over before its worked example is")
+            said = encode_reply(tokenizer, reply.messages, int(tokens[-1]), is_chat=is_chat, tools=tools)
+            episode.add_reply(reply.messages, *said)
+    finally:
+        await environment.close()
+    return episode.finish(prompt, 0, Score("ok", {"demonstration": 1.0}))
+
+
+def worked_answers(task: Task, prompt: Prompt) -> list[str]:
+    """One for each turn. Errors: ConfigError if the task has no worked example."""
+    shown = task.demonstration(prompt)
+    return [shown] if isinstance(shown, str) else list(shown)

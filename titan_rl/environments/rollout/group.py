@@ -1,0 +1,106 @@
+"""A prompt becomes a group of rollouts: ask for tokens, get the environment's reply, ask again, be scored."""
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import encode_messages
+from titan_rl.data.types import Group, Prompt, Sampling
+from titan_rl.environments.agents.endpoint import Endpoint
+from titan_rl.environments.agents.episodes import play_agent
+from titan_rl.environments.conversation.episode import Episode
+from titan_rl.environments.conversation.player import Ask, Player, TooLong
+from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.interfaces.task import Task, task_of
+from titan_rl.mesh.processes.deadlines import together
+
+ScoreAll = Callable[[Prompt, list[list[str]]], Coroutine[Any, Any, tuple[list[Score], float]]]
+"""Scores of a prompt's rollouts, and the seconds that scoring took."""
+Judge = Callable[[list[np.ndarray]], Coroutine[Any, Any, tuple[list[Score], float]]]
+"""A reward model's, by the rollouts' tokens."""
+
+
+def encode_prompt(task: Task, tokenizer: Tokenizer, prompt: Prompt) -> np.ndarray:
+    """The prompt's tokens, int32 [T]; besides an environment's replies the only text that is ever tokenized.
+
+    Errors: ConfigError if the chat template refuses the messages.
+    """
+    return encode_messages(tokenizer, task.messages(prompt), task.tools_of(prompt))
+
+
+async def run_group(
+    prompt: Prompt,
+    *,
+    task: Task,
+    tokenizer: Tokenizer,
+    ask: Ask,
+    score: ScoreAll,
+    sampling: Sampling,
+    seed: int,
+    step_timeout: float,
+    judge: Judge | None = None,
+    endpoint: Endpoint | None = None,
+) -> Group:
+    """All samples of one prompt. The first turn is one request; later turns, if the environment replies, one a sample.
+    Where environments speak first, each sample has a beginning of its own, and the first turn is one a sample too.
+    Where agents drive the model, each asks as it likes, at the ``endpoint``.
+
+    ``step_timeout``: seconds that an environment has for a reply.
+
+    An environment, a task or a chat template that fails is no error here: its rollouts say ``infra_error`` or
+    ``timeout``, and why.
+    """
+    start, begun, task = time.perf_counter(), time.time(), task_of(task, prompt)
+    try:
+        prompt_tokens = encode_prompt(task, tokenizer, prompt)
+        is_chat = not isinstance(task.messages(prompt), str)
+    except ConfigError as error:
+        return _failed_group(prompt, sampling.num_samples, str(error))
+    if len(prompt_tokens) >= sampling.max_tokens:
+        return Group(prompt.id, [], refused="prompt_too_long")
+    player = Player(prompt, task, tokenizer, ask, sampling, seed, step_timeout, is_chat)
+    try:
+        if endpoint is not None and task.has_agent:
+            episodes = await _played_by_agents(player, endpoint, prompt_tokens)
+        else:
+            episodes = await player.first_turns(prompt_tokens)
+            await together(player.play(episode, sample) for sample, episode in enumerate(episodes))
+    except TooLong:
+        return Group(prompt.id, [], refused="prompt_too_long")
+    seconds_generate = time.perf_counter() - start
+    scoring = score(prompt, [episode.answers for episode in episodes])
+    if judge is None:
+        scores, seconds_score = await scoring
+        judged: Sequence[Score | None] = [None] * len(episodes)
+    else:
+        judging = judge([episode.last_branch for episode in episodes])
+        (scores, seconds_score), (judged, seconds_judge) = await together([scoring, judging])
+        seconds_score = max(seconds_score, seconds_judge)
+    return Group(
+        prompt_id=prompt.id,
+        rollouts=[
+            episode.finish(prompt, sample, scored, by_model)
+            for sample, (episode, scored, by_model) in enumerate(zip(episodes, scores, judged, strict=True))
+        ],
+        seconds_generate=seconds_generate,
+        seconds_score=seconds_score,
+        begun=begun,
+    )
+
+
+async def _played_by_agents(player: Player, endpoint: Endpoint, prompt_tokens: np.ndarray) -> list[Episode]:
+    """Where an episode has several seats, each is a sample of its own."""
+    num_samples, num_seats = player.sampling.num_samples, max(len(player.task.seats), 1)
+    numbers = range(-(-num_samples // num_seats))
+    played = await together(play_agent(player, endpoint, number, prompt_tokens) for number in numbers)
+    return [episode for episodes in played for episode in episodes][:num_samples]
+
+
+def _failed_group(prompt: Prompt, num_samples: int, failure: str) -> Group:
+    """Of a prompt that could not be written out."""
+    episode = Episode(np.zeros(0, np.int32))
+    return Group(prompt.id, [episode.finish(prompt, i, Score("infra_error", {}, failure)) for i in range(num_samples)])

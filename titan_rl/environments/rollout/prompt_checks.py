@@ -1,0 +1,80 @@
+"""What is checked of a task's prompts before anything starts, once the model's tokenizer is known."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from titan_rl.config.load import ConfigError
+from titan_rl.data.text.conversation import first_unknown
+from titan_rl.data.text.tokenizer import Tokenizer
+from titan_rl.data.text.turns import encode_answer
+from titan_rl.data.types import Prompt
+from titan_rl.environments.interfaces.task import Task, parts_of, task_of
+from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.rollout.demonstrations import worked_answers
+from titan_rl.environments.rollout.group import encode_prompt
+
+_FEW = 4
+"""Prompts of a task without end that are tried."""
+
+
+def training_prompts(task: Task, seed: int, count: int = _FEW) -> Iterator[Prompt]:
+    """Every training prompt of a finite task; of one without end, the first ``count``; of a mixture, those of each."""
+    for label, part in task.parts.items():
+        for prompt in training_prompts(part, seed, count):
+            yield replace(prompt, task=label)
+    if not task.parts:
+        yield from islice(PromptStream(task, seed), task.size.train if task.size else count)
+
+
+def check_seats(task: Task, group_size: int) -> None:
+    """Errors: ConfigError if a group has not each seat equally often, and twice at least."""
+    for part in parts_of(task):
+        seats, count = part.seats, len(part.seats)
+        if count and (group_size % count or group_size < 2 * count):
+            raise ConfigError(
+                f"rollout.group_size = {group_size}: each episode has the seats {', '.join(seats)}: set a multiple of "
+                f"{count}, {2 * count} at least"
+            )
+
+
+def check_demonstrations(task: Task, seed: int, tokenizer: Tokenizer, row_tokens: int, positions: int) -> None:
+    """Errors: ConfigError if a prompt that SFT may meet has no worked example, or one that fits into no row, or not
+    into the model's positions. What an environment replies to it is not known here, and not counted."""
+    for prompt in training_prompts(task, seed):
+        part = task_of(task, prompt)
+        is_chat, tools = not isinstance(part.messages(prompt), str), part.tools_of(prompt)
+        answers = worked_answers(part, prompt)
+        try:
+            said = [encode_answer(tokenizer, answer, is_chat=is_chat, tools=tools) for answer in answers]
+        except ConfigError as error:
+            raise ConfigError(f"{place(prompt)}: {error}") from None
+        length = len(encode_prompt(task, tokenizer, prompt)) + sum(map(len, said))
+        if length > row_tokens:
+            raise ConfigError(
+                f"{place(prompt)}: its worked example has {length} tokens, and a row holds "
+                f"training.seq_len = {row_tokens}: raise it, or set sft.steps = 0"
+            )
+        if length > positions:
+            raise ConfigError(
+                f"{place(prompt)}: its worked example has {length} tokens, and the model has {positions} positions: "
+                f"take a model with more, or set sft.steps = 0"
+            )
+
+
+def check_known(task: Task, tokenizer: Tokenizer, prompts: Iterable[Prompt]) -> None:
+    """Errors: ConfigError, naming the prompt, for a character of it that the tokenizer does not know."""
+    for prompt in prompts:
+        messages = task.messages(prompt)
+        parts = [messages] if isinstance(messages, str) else [message["content"] for message in messages]
+        for what, text in [*(("prompt", part) for part in parts), ("answer", prompt.answer)]:
+            if (character := first_unknown(tokenizer, text)) is not None:
+                raise ConfigError(
+                    f"{place(prompt)}: the model's tokenizer does not know {character!r} in the {what}: leave it out, "
+                    f"or set model.path to another model"
+                )
+
+
+def place(prompt: Prompt) -> str:
+    """Where a prompt comes from: the line of a data file, else its id."""
+    return prompt.entry.get("place", f"prompt {prompt.id}")

@@ -1,0 +1,1 @@
+"""Scorer processes, and the reward model."""

@@ -1,0 +1,89 @@
+"""A reward model that scores rollouts, in a process of its own below the verifier: any that transformers loads as
+``AutoModelForSequenceClassification`` with one label.
+
+The other end is ``python -m titan_rl.environments.scoring.reward_model``, with the protocol of scoring_process.py: a deadline
+for each answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time in each
+worker and without padding, in fp32 on one thread: so the same rollout always gets the same reward. Of those in a group
+that are alike it reads one.
+"""
+
+import json
+import math
+import resource
+import sys
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.scoring.scoring_process import ScoringProcess
+from titan_rl.environments.scoring.scoring_workers import Answer, serve
+from titan_rl.mesh.resources.cores import available_cores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PART = "reward_model"
+"""The name of its reward among a rollout's ``reward_parts``."""
+
+
+class RewardModelScorer(ScoringProcess):
+    """One such process, started anew whenever it dies or an answer takes too long."""
+
+    def __init__(self, path: str, timeout: float, start_seconds: float, ends: Collection[int] = ()):
+        """``ends``: tokens that it is not to read where a rollout ends with one."""
+        command = ("-m", "titan_rl.environments.scoring.reward_model", path, str(timeout))
+        super().__init__(f"the reward model {path}", command, timeout, start_seconds)
+        self.ends = ends
+
+    async def score_tokens(self, rollouts: Sequence[np.ndarray]) -> tuple[list[Score], float]:
+        """A score for each rollout's tokens [T], and the seconds that they took together."""
+        lines = [json.dumps({"tokens": self._read(tokens)}) for tokens in rollouts]
+        distinct = list(dict.fromkeys(lines))
+        scores, seconds = await self.score_lines(distinct)
+        score_of = dict(zip(distinct, scores, strict=True))
+        return [score_of[line] for line in lines], seconds
+
+    def _read(self, tokens_T: np.ndarray) -> list[int]:
+        """What of a rollout is read."""
+        tokens = tokens_T.tolist()
+        return tokens[:-1] if len(tokens) > 1 and tokens[-1] in self.ends else tokens
+
+
+def load_reward_model(path: str) -> "PreTrainedModel":
+    """Errors: whatever transformers raises. No code of the directory's is run, and nothing in it unpickled."""
+    from transformers import AutoModelForSequenceClassification
+
+    settings = {"trust_remote_code": False, "use_safetensors": True, "dtype": "float32", "local_files_only": True}
+    model = AutoModelForSequenceClassification.from_pretrained(path, **settings).eval()
+    model.config.pad_token_id = None  # nothing is padded: the last token is the last, whatever it is
+    return model
+
+
+def reward_of(model: "PreTrainedModel", tokens: list[int]) -> float:
+    """What the model's head says at the last of these tokens."""
+    import torch
+
+    with torch.inference_mode():
+        return float(model(input_ids=torch.tensor([tokens])).logits[0, 0])
+
+
+def _load(path: str) -> Answer:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return partial(_result, load_reward_model(path))
+
+
+def _result(model: "PreTrainedModel", request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        reward = reward_of(model, request["tokens"])
+        if not math.isfinite(reward):
+            return dict(status="infra_error", parts={}, message=f"the reward model gave {reward}")
+        return dict(status="ok", parts={PART: reward}, message="")
+    except Exception as error:  # whatever the model trips over is reported by name, never a reward
+        return dict(status="infra_error", parts={}, message=f"the reward model: {type(error).__name__}: {error}"[:500])
+
+
+if __name__ == "__main__":
+    serve(partial(_load, sys.argv[1]), float(sys.argv[2]), most=available_cores())

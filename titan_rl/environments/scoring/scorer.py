@@ -1,0 +1,67 @@
+"""Scores by the task, in a scoring process: ``python -m titan_rl.environments.scoring.scorer``."""
+
+import json
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.types import Prompt
+from titan_rl.environments.interfaces.score import Score
+from titan_rl.environments.interfaces.task import Task, UserCodeError
+from titan_rl.environments.registry import make_task
+from titan_rl.environments.rewards.functions import in_turns
+from titan_rl.environments.rewards.llm_judge import key_variables
+from titan_rl.environments.scoring.scoring_process import ScoringProcess
+from titan_rl.environments.scoring.scoring_workers import Answer, serve
+
+_MEMORY_BYTES = 4 << 30
+_MESSAGE_CHARACTERS = 500
+
+
+class Scorer(ScoringProcess):
+    """``timeout``: seconds for one answer; ``at_once``: how many are scored side by side, at most."""
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str], timeout: float, at_once: int):
+        arguments = json.dumps(asdict(task)), json.dumps(list(folders)), str(timeout), str(at_once)
+        command = "-m", "titan_rl.environments.scoring.scorer", *arguments
+        secrets = [*key_variables(task), *filter(None, [task.sandbox.get("token_env")])]
+        super().__init__(f"the scorer of task {task.name}", command, timeout, secrets=secrets)
+
+    async def score(self, prompt: Prompt, rollouts: list[list[str]]) -> tuple[list[Score], float]:
+        """A score for each rollout's answers, and the seconds until all were there."""
+        asked = asdict(prompt)
+        return await self.score_lines([json.dumps({"prompt": asked, "answers": answers}) for answers in rollouts])
+
+
+def _load(task: TaskConfig, folders: Sequence[str]) -> Answer:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    made = make_task(task, folders)
+    made.prepare_scoring()
+    return partial(_result, made)
+
+
+def _result(task: Task, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        parts, turn_rewards = in_turns(task.score(Prompt(**request["prompt"]), request["answers"]))
+        if turn_rewards and len(turn_rewards) != len(request["answers"]):
+            raise ValueError(f"{len(turn_rewards)} rewards for {len(request['answers'])} answers: give one for each")
+        return dict(status="ok", parts=parts, turn_rewards=turn_rewards, message="")
+    except UserCodeError as error:
+        message = str(error)
+    except Exception as error:  # whatever a scorer trips over is reported by name, never a reward
+        message = f"{type(error).__name__}: {error}"
+    return dict(status="infra_error", parts={}, message=message[:_MESSAGE_CHARACTERS])
+
+
+if __name__ == "__main__":
+    _task, _folders, _timeout, _at_once = sys.argv[1:]
+    serve(
+        partial(_load, TaskConfig(**json.loads(_task)), json.loads(_folders)),
+        float(_timeout),
+        int(_at_once),
+    )

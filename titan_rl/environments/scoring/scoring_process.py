@@ -1,0 +1,52 @@
+"""Scoring in processes of its own, which a bad answer can hang or kill without hurting the run.
+
+The other end is scoring_workers.py: a JSON line in for each answer, one out (line_process.py).
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from titan_rl.environments.conversation.json_lines_process import LineProcess, ProcessGone
+from titan_rl.environments.interfaces.score import Score, read_score
+from titan_rl.mesh.processes.deadlines import together
+from titan_rl.mesh.processes.processes import MARK
+
+_START_SECONDS = 60.0
+_ATTEMPTS = 3
+_HANDED_ON = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", MARK)
+"""The environment of a scoring process, beside its number of threads."""
+
+
+class ScoringProcess(LineProcess):
+    """A process that scores many answers at once."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        timeout: float,
+        start_seconds: float = _START_SECONDS,
+        secrets: Sequence[str] = (),
+    ):
+        """``command``: what Python runs. ``timeout``: seconds for an answer, which the other end holds to.
+        ``secrets``: variables of the environment that it is given besides."""
+        environment = {key: os.environ[key] for key in (*_HANDED_ON, *secrets) if key in os.environ}
+        super().__init__(
+            name, (sys.executable, *command), environment | {"OMP_NUM_THREADS": "1"}, timeout, start_seconds
+        )
+
+    async def score_lines(self, lines: list[str]) -> tuple[list[Score], float]:
+        """A score for each, side by side, and the seconds until the last of them. Errors: RuntimeError when closed."""
+        start = time.perf_counter()
+        scores = await together(self._score(line) for line in lines)
+        return scores, time.perf_counter() - start
+
+    async def _score(self, line: str) -> Score:
+        for _ in range(_ATTEMPTS):
+            try:
+                return read_score(await self.ask(line))
+            except ProcessGone:  # with all that it had: no answer does that, so each is asked for again
+                continue
+        return Score("infra_error", {}, f"the scorer process died {_ATTEMPTS} times")

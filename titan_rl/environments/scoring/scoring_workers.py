@@ -1,0 +1,223 @@
+"""The far end of a scoring process (scoring_process.py): lines come in, and are answered side by side.
+
+    verifier ──"7 {...}"──▶ this process ──{...}──▶ worker, a fork of it that has one line at a time
+             ◀─"7 {...}"──               ◀─{...}──
+
+A worker that hangs or dies takes no other answer with it, and nobody's code has to bear threads. Workers are forked as
+they are needed: while fewer of them compute than there are cores, since scores that wait for a server cost nothing, and
+scores that compute would only be late for each other's sake. Where none computes, as many lines more are handed out as
+are found to wait, so that a burst of them is soon under way.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from titan_rl.config.load import ConfigError
+from titan_rl.mesh.processes.processes import process_state
+from titan_rl.mesh.resources.cores import available_cores
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+_PATROL_SECONDS = 0.4
+_LOOK_SECONDS = 0.002
+"""Between two looks at who computes, while lines wait."""
+_LINE_BYTES = 1 << 20
+
+
+@dataclass
+class Worker:
+    pid: int
+    connection: socket.socket
+    line: int | None = None
+    """The number of that which it answers."""
+    begun: float = 0.0
+    unsent: bytes = b""
+    said: bytes = b""
+    was_stopped: bool = False
+
+    def send(self) -> None:
+        with suppress(BlockingIOError, BrokenPipeError):
+            self.unsent = self.unsent[self.connection.send(self.unsent) :]
+
+    def end(self) -> None:
+        """With whatever it started."""
+        for kill in (os.killpg, os.kill):  # it may not be the head of its group yet
+            with suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.connection.close()
+
+
+@dataclass
+class Workers:
+    """Owns them. ``most``: how many there may be."""
+
+    answer: Answer
+    timeout: float
+    most: int
+    output: int
+    """The descriptor on which answers leave."""
+    workers: list[Worker] = field(default_factory=list)
+    waiting: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _patrolled: float = 0.0
+
+    def serve(self) -> None:
+        """Until standard input ends."""
+        gc.freeze()  # what is there by now is shared with the workers, and stays so
+        received = b""
+        while True:
+            readable, writable, _ = select.select(
+                [0, *(w.connection for w in self.workers)],
+                [w.connection for w in self.workers if w.unsent],
+                [],
+                self._patience(),
+            )
+            for worker in [w for w in self.workers if w.connection in writable]:
+                worker.send()
+            for worker in [w for w in self.workers if w.connection in readable]:
+                self._hear(worker)
+            if 0 in readable:
+                chunk = os.read(0, _LINE_BYTES)
+                if not chunk:
+                    return
+                *lines, received = (received + chunk).split(b"\n")
+                self.waiting += [(int(number), text) for number, _, text in (line.partition(b" ") for line in lines)]
+            self._patrol()
+            self._hand_out()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def _patience(self) -> float | None:
+        """Seconds until something must be looked at without having been heard of."""
+        if self.waiting:
+            return _LOOK_SECONDS
+        return self._between_patrols if any(w.line is not None for w in self.workers) else None
+
+    @property
+    def _between_patrols(self) -> float:
+        return min(_PATROL_SECONDS, self.timeout / 2)
+
+    def _hand_out(self) -> None:
+        for _ in range(min(self._room(), len(self.waiting)) if self.waiting else 0):
+            idle = next((w for w in self.workers if w.line is None), None)
+            if idle is None and (len(self.workers) == self.most or self._is_any_done()):
+                return
+            worker = idle or self._fork()
+            worker.line, text = self.waiting.popleft()
+            worker.begun, worker.unsent = time.monotonic(), text + b"\n"
+            worker.send()
+
+    def _is_any_done(self) -> bool:
+        """Whether a worker has just answered, and would be idle in a moment."""
+        return bool(select.select([w.connection for w in self.workers], [], [], 0)[0])
+
+    def _room(self) -> int:
+        """Lines that may be handed out now."""
+        states = [process_state(worker.pid) for worker in self.workers if worker.line is not None]
+        computing = states.count("R")
+        return max(available_cores() - computing, 0) if computing else available_cores() + len(states)
+
+    def _fork(self) -> Worker:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() == parent:
+                    self._become(theirs, ours)
+            finally:
+                os._exit(1)
+        theirs.close()
+        ours.setblocking(False)
+        worker = Worker(pid, ours)
+        self.workers.append(worker)
+        return worker
+
+    def _become(self, connection: socket.socket, ours: socket.socket) -> None:
+        """In the fork: answers lines until the other end is closed."""
+        for one in (ours, *(worker.connection for worker in self.workers)):
+            one.close()
+        os.close(self.output)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for line in connection.makefile("rb"):
+            connection.sendall(json.dumps(self.answer(json.loads(line))).encode() + b"\n")
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            chunk = worker.connection.recv(_LINE_BYTES)
+        except (BlockingIOError, ConnectionResetError):
+            chunk = b""
+        worker.said += chunk
+        if chunk and worker.line is not None and len(worker.said) <= _LINE_BYTES and not worker.said.endswith(b"\n"):
+            return  # there is more to come
+        if worker.line is not None and worker.said.count(b"\n") == 1 and worker.said.endswith(b"\n"):
+            self._tell(worker, worker.said)
+            worker.said = b""
+        else:
+            self._give_up(worker, "infra_error", "the scorer process died or answered nonsense")
+
+    def _patrol(self) -> None:
+        now = time.monotonic()
+        if now < self._patrolled + self._between_patrols:
+            return
+        self._patrolled = now
+        for worker in [w for w in self.workers if w.line is not None]:
+            is_stopped = process_state(worker.pid) == "T"
+            if is_stopped and worker.was_stopped:  # which no answer can do
+                self._give_up(worker, "infra_error", "the scorer process was stopped by a signal")
+            elif now > worker.begun + self.timeout and not is_stopped:
+                self._give_up(worker, "timeout", f"scoring took longer than {self.timeout} s")
+            worker.was_stopped = is_stopped
+
+    def _give_up(self, worker: Worker, status: str, message: str) -> None:
+        worker.end()
+        self.workers.remove(worker)
+        if worker.line is not None:
+            self._tell(worker, json.dumps(dict(status=status, parts={}, message=message)).encode() + b"\n")
+
+    def _tell(self, worker: Worker, result: bytes) -> None:
+        said, worker.line = b"%d %s" % (worker.line, result), None
+        while said:
+            said = said[os.write(self.output, said) :]
+
+
+def serve(load: Callable[[], Answer], timeout: float, most: int) -> None:
+    """Says ``"ready"``, or in one line why ``load`` failed; then answers until standard input ends.
+
+    ``load`` gives what answers a line. ``most``: workers that there may be.
+    """
+    output = os.dup(1)
+    os.set_inheritable(output, False)
+    os.dup2(2, 1)  # whatever a scorer prints must not look like a score
+    try:
+        answer = load()
+    except Exception as error:  # the controller checked the same; what can differ is this machine
+        why = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        os.write(output, json.dumps(why).encode() + b"\n")
+        return
+    workers = Workers(answer, timeout, most, output)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.write(output, b'"ready"\n')
+    try:
+        workers.serve()
+    finally:
+        workers.close()

@@ -1,0 +1,103 @@
+"""Programs to write, from the user's own file: ``[task] name = "code"``, ``[task.options] file = "problems.jsonl"``.
+
+A row has, beside its prompt, ``tests`` in the shape that public sets of such problems have, as JSON or as text of it:
+
+    {"inputs": ["3\\n"], "outputs": ["16\\n"]}                        standard input and output
+    {"fn_name": "solve", "inputs": [[3], [-2]], "outputs": [16, 11]}  arguments of a function, and what it gives
+
+An ``answer`` is a program that passes, for SFT. What a model wrote runs in the sandbox alone, in the verifier's own
+time: many programs at once, beside generation.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.types import Prompt
+from titan_rl.environments.interfaces.environment import EnvironmentFailed, OneAnswer, Reply
+from titan_rl.environments.prompts.jsonl_task import RowsOptions, RowsTask
+from titan_rl.environments.prompts.row_files import DataRow
+from titan_rl.environments.sandbox.pool import check_sandbox, shared_sandbox
+from titan_rl.environments.sandbox.program import Call, Limits, SandboxFailed
+from titan_rl.environments.tasks.code_tests import CodeTest, FunctionTest, StreamTest, passed, source_of
+
+
+@dataclass(kw_only=True)
+class CodeOptions(RowsOptions):
+    """``[task.options]`` of programs to write."""
+
+    seconds: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """That a program may take for a test with standard input, or for all calls of its function."""
+    memory_mib: Annotated[int, Field(ge=32)] = 256
+    credit: Literal["all", "each"] = "all"
+    """``all``: 1 for a program that passes every test; ``each``: the share that it passes."""
+
+
+class CodeTask(RowsTask):
+    """Errors: as RowsTask; ConfigError where no sandbox can be had."""
+
+    OPTIONS = CodeOptions
+    options: CodeOptions
+
+    def __init__(self, task: TaskConfig, folders: Sequence[str]):
+        super().__init__(task, folders)
+        if not task.scores_itself:
+            raise ConfigError("task.name = 'code' is scored by its tests: leave task.reward out, or take 'jsonl'")
+        check_sandbox()
+
+    def _check(self, row: DataRow) -> None:
+        self._check_style(row)
+        tests_of(row.place, row.columns.get("tests"))
+
+    def environment(self, prompt: Prompt) -> "CodeEnvironment":
+        tests = tests_of(prompt.entry["place"], prompt.entry["row"]["tests"])
+        limits = Limits(seconds=self.options.seconds, memory=self.options.memory_mib << 20)
+        return CodeEnvironment(tests, limits, self.options.credit)
+
+    def score(self, prompt: Prompt, answers: list[str]) -> dict[str, float]:
+        """The environment has run the tests, and rewards."""
+        return {}
+
+
+@dataclass
+class CodeEnvironment(OneAnswer):
+    """An answer's program is run against the tests, and the episode is over."""
+
+    tests: list[CodeTest]
+    limits: Limits
+    credit: Literal["all", "each"]
+
+    async def step(self, answer: str) -> Reply:
+        try:
+            verdicts = await passed(shared_sandbox(), source_of(answer), self.tests, self.limits)
+        except SandboxFailed as error:
+            raise EnvironmentFailed(f"the sandbox: {error}") from error
+        return Reply(reward=float(all(verdicts)) if self.credit == "all" else sum(verdicts) / len(verdicts))
+
+
+def tests_of(place: str, given: Any) -> list[CodeTest]:
+    """Of a row. Errors: ConfigError that names it."""
+    try:
+        given = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place}: 'tests' is no JSON: {error}") from None
+    if not isinstance(given, dict) or not isinstance(given.get("inputs"), list):
+        raise ConfigError(f"{place}: 'tests' must be {{inputs, outputs}}, or {{fn_name, inputs, outputs}}")
+    inputs, outputs, name = given["inputs"], given.get("outputs"), given.get("fn_name")
+    if not inputs or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ConfigError(f"{place}: 'tests' needs as many outputs as inputs, and at least one")
+    if name is None:
+        if not all(isinstance(text, str) for text in (*inputs, *outputs)):
+            raise ConfigError(f"{place}: inputs and outputs of 'tests' are texts unless it has a 'fn_name'")
+        return [StreamTest(stdin, stdout) for stdin, stdout in zip(inputs, outputs, strict=True)]
+    if not isinstance(name, str) or not all(isinstance(arguments, list) for arguments in inputs):
+        raise ConfigError(
+            f"{place}: with a 'fn_name', which is text, each of the inputs of 'tests' is a list of arguments"
+        )
+    pairs = zip(inputs, outputs, strict=True)
+    return [FunctionTest(Call(name, tuple(arguments)), value) for arguments, value in pairs]

@@ -1,0 +1,92 @@
+"""Several tasks as one (config/mixture.py): each prompt is of one of them, which says all that is to be said of it."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.mixture import parts_of
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.types import Prompt
+from titan_rl.environments.conversation.tools import Schema
+from titan_rl.environments.interfaces.environment import Environment
+from titan_rl.environments.interfaces.task import RewardParts, Task
+from titan_rl.environments.prompts.curriculum import class_of
+
+
+class MixtureTask(Task):
+    """Prompts without end, in rounds: in each every task has as many as it weighs, in an order that the seed draws.
+
+    A task with a finite number of rows begins anew when it has given all. Errors: ConfigError.
+    """
+
+    def __init__(self, task: TaskConfig, make: Callable[[TaskConfig], Task]):
+        """``make``: a task by its configuration."""
+        configs = parts_of(task)
+        self._parts: dict[str, Task] = {}
+        for label, config in configs.items():
+            with _told_of(label):
+                self._parts[label] = make(config)
+        self._weights = {label: config.weight for label, config in configs.items()}
+        self._round = [label for label, weight in self._weights.items() for _ in range(weight)]
+        self.tools = [tool for part in self.parts.values() for tool in part.tools]
+
+    @property
+    def parts(self) -> Mapping[str, Task]:
+        return self._parts
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        number, place = divmod(index, len(self._round))
+        order = random.Random(f"{stream} {seed} {number}").sample(self._round, len(self._round))
+        label = order[place]
+        index_in_part = number * self._weights[label] + order[:place].count(label)
+        with _told_of(label):
+            prompt = self.parts[label].prompt(stream, seed, index_in_part)
+        return replace(prompt, id=f"{stream}/{index:07d}", task=label)
+
+    def tools_of(self, prompt: Prompt) -> Sequence[Schema]:
+        return self.parts[prompt.task].tools_of(prompt)
+
+    def check_ready(self) -> None:
+        """Errors: ConfigError, as of each."""
+        for label, part in self.parts.items():
+            with _told_of(label):
+                part.check_ready()
+
+    def prepare_scoring(self) -> None:
+        for part in self.parts.values():
+            part.prepare_scoring()
+
+    def is_held_out(self, prompt: Prompt) -> bool:
+        return self.parts[prompt.task].is_held_out(prompt)
+
+    def messages(self, prompt: Prompt) -> str | list[Message]:
+        return self.parts[prompt.task].messages(prompt)
+
+    def demonstration(self, prompt: Prompt) -> str | list[str]:
+        return self.parts[prompt.task].demonstration(prompt)
+
+    def environment(self, prompt: Prompt) -> Environment:
+        return self.parts[prompt.task].environment(prompt)
+
+    def row(self, prompt: Prompt) -> dict[str, Any]:
+        return self.parts[prompt.task].row(prompt)
+
+    def difficulty(self, prompt: Prompt) -> str:
+        """Each task's prompts have their pass rates in common with its own alone."""
+        return f"{prompt.task}, {class_of(self.parts[prompt.task], prompt)}"
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        return self.parts[prompt.task].score(prompt, answers)
+
+
+@contextmanager
+def _told_of(label: str) -> Iterator[None]:
+    """A task's mistakes, with the table that it is in."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"task.options.{label}: {error}") from None

@@ -1,0 +1,194 @@
+"""A text game of ten and more turns: find the key, open the locked door with it, take the treasure behind.
+
+One command a turn, and each reply tells what is seen from the room, and no more: the house (treasure_house.py) is known
+to the game alone. A command that cannot be read or done is told, costs its turn, and the game goes on.
+
+    compact   nw>  n  Nsw>  o  !Nsw>  w  ek>  t  e*>  e  Nsw*>  o  nsw*>  n  s$*>  t
+              doors, in capitals what is locked; k and $, where the key and the treasure lie; * for the key in hand;
+              ! for what could not be done
+    chat      Doors: north, west.  go north  Doors: north (locked), south, west.  open door  You can't do that. ...
+
+Looking for the way is what has to be learned: worked examples know the house and go straight, a player cannot.
+"""
+
+import random
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field
+
+from titan_rl.config.load import ConfigError, build_section
+from titan_rl.config.sections.kinds import Style
+from titan_rl.config.sections.schema import TaskConfig
+from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.types import Prompt
+from titan_rl.environments.interfaces.environment import OVER, OneAnswer, Reply
+from titan_rl.environments.interfaces.task import RewardParts, Task
+from titan_rl.environments.treasure_house import DIRECTIONS, House, State, draw_house, most_turns
+
+_NAMES = dict(zip(DIRECTIONS, ("north", "east", "south", "west"), strict=True))
+_COMMANDS = {
+    **{word: way for way, name in _NAMES.items() for word in (way, name, f"go {way}", f"go {name}")},
+    **dict.fromkeys(("t", "take"), "take"),
+    **{text: text for text in ("take key", "take treasure")},
+    **dict.fromkeys(("o", "open", "open door"), "open"),
+}
+"""Of what a model may write: what it does, as ``House.after`` takes it."""
+_ASKED = (
+    "Find the treasure of this house. It lies behind a locked door, and the key to it lies in another room. You have "
+    "{turns} turns. In each, answer with one command and nothing else: go north, go east, go south, go west, take key, "
+    "open door or take treasure."
+)
+
+
+@dataclass(kw_only=True)
+class TreasureOptions:
+    """``[task.options]`` of the treasure game."""
+
+    rooms: Annotated[int, Field(ge=3, le=16)] = 8
+    """Of a house, the treasure's among them."""
+    least_turns: Annotated[int, Field(ge=1)] = 10
+    """Of the shortest way that wins; the longest takes twice as many turns as there are rooms."""
+    max_turns: Annotated[int, Field(ge=1, le=200)] = 24
+    """After which the game is lost."""
+    credit_for_progress: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """How much of the reward the key and the opened door earn, half of it each in its own turn (``turn_grpo``); the
+    rest is the treasure's."""
+
+
+class TreasureTask(Task):
+    """Houses without end; one in five is held out, by a hash of all that is in it. Errors: ConfigError."""
+
+    ABOUT = "a text game of ten turns and more: task.options.rooms, least_turns, max_turns, credit_for_progress"
+
+    style: Style
+
+    def __init__(self, task: TaskConfig):
+        if not task.scores_itself:
+            raise ConfigError("task.name = 'treasure' is scored by its game: leave task.reward out")
+        self.style, self.system_prompt = task.style, task.system_prompt
+        self.options = build_section(TreasureOptions, task.options, "task.options")
+        rooms, least, most = self.options.rooms, self.options.least_turns, self.options.max_turns
+        if least > rooms + rooms // 2:
+            raise ConfigError(
+                f"task.options.least_turns = {least} is too much to ask of {rooms} rooms: at most {rooms + rooms // 2}"
+            )
+        if most < most_turns(rooms):
+            raise ConfigError(
+                f"task.options.max_turns = {most} is not enough for {rooms} rooms, whose shortest way may take "
+                f"{most_turns(rooms)}: give as many, or fewer rooms"
+            )
+
+    def prompt(self, stream: str, seed: int, index: int) -> Prompt:
+        """Its text is a name, which the model is not shown."""
+        draw = random.Random(f"{stream} {seed} {index}")
+        house = draw_house(draw, self.options.rooms, self.options.least_turns)
+        way = ", ".join(house.shortest_way())
+        return Prompt(f"{stream}/{index:07d}", f"house {house.name}", way, asdict(house))
+
+    def messages(self, prompt: Prompt) -> str | list[Message]:
+        seen = self._game(prompt).seen()
+        if self.style == "compact":
+            return seen
+        asked = f"{_ASKED.format(turns=self.options.max_turns)}\n\n{seen}"
+        system = [dict(role="system", content=self.system_prompt)] if self.system_prompt else []
+        return [*system, dict(role="user", content=asked)]
+
+    def demonstration(self, prompt: Prompt) -> list[str]:
+        house, state, shown = House(**prompt.entry), State(), list[str]()
+        for command in house.shortest_way():
+            shown.append(command[0] if self.style == "compact" else _in_words(command, house.thing(state)))
+            after = house.after(state, command)
+            assert after is not None, "the shortest way has no command that cannot be done"
+            state = after
+        return shown
+
+    def difficulty(self, prompt: Prompt) -> str:
+        """Turns of the shortest way, for the curriculum."""
+        return str(len(House(**prompt.entry).shortest_way()))
+
+    def environment(self, prompt: Prompt) -> "TreasureEnvironment":
+        return TreasureEnvironment(self._game(prompt))
+
+    def _game(self, prompt: Prompt) -> "Game":
+        return Game(House(**prompt.entry), self.options.max_turns, self.style)
+
+    def score(self, prompt: Prompt, answers: list[str]) -> RewardParts:
+        """The answers are played again."""
+        game, credit = self._game(prompt), self.options.credit_for_progress
+        states = [game.state, *(game.play(answer) for answer in answers)]
+        if not credit:
+            return {"treasure": float(states[-1].has_treasure)}
+        return {
+            "key": [credit / 2 * found for found in _turned([state.has_key for state in states])],
+            "door": [credit / 2 * found for found in _turned([state.is_open for state in states])],
+            "treasure": [(1 - credit) * found for found in _turned([state.has_treasure for state in states])],
+        }
+
+
+def _turned(states: list[bool]) -> list[bool]:
+    """Whether something that stays was done, by turns."""
+    return [after and not before for before, after in pairwise(states)]
+
+
+def _in_words(command: str, thing: str) -> str:
+    if command in _NAMES:
+        return f"go {_NAMES[command]}"
+    return f"take {thing}" if command == "take" else "open door"
+
+
+@dataclass
+class Game:
+    """One that is played: the house is what the player must not know."""
+
+    house: House
+    max_turns: int
+    style: Style
+    state: State = State()
+    num_turns: int = 0
+    was_refused: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.state.has_treasure or self.num_turns >= self.max_turns
+
+    def play(self, answer: str) -> State:
+        """An answer is one command; nothing comes of what is said when the game is over."""
+        if self.is_over:
+            return self.state
+        self.num_turns += 1
+        command = _command(answer)
+        after = None if command is None else self.house.after(self.state, command)
+        self.was_refused = after is None
+        self.state = self.state if after is None else after
+        return self.state
+
+    def seen(self) -> str:
+        """What the player is told."""
+        house, state = self.house, self.state
+        locks = {way: house.has_lock(state, way) for way in house.doors[state.room]}
+        if self.style == "compact":
+            doors = "".join(way.upper() if is_locked else way for way, is_locked in locks.items())
+            things = {"": "", "key": "k", "treasure": "$"}[house.thing(state)] + "*" * state.has_key
+            return f"{'!' * self.was_refused}{doors}{things}>"
+        doors = ", ".join(f"{_NAMES[way]}{' (locked)' * is_locked}" for way, is_locked in locks.items())
+        said = ["You can't do that."] * self.was_refused + [f"Doors: {doors}."]
+        said += [f"The {thing} lies here." for thing in (house.thing(state),) if thing]
+        return " ".join(said + ["You carry the key."] * state.has_key)
+
+
+def _command(answer: str) -> str | None:
+    words = answer.strip().rstrip(".!").lower().split()
+    return _COMMANDS.get(" ".join(word for word in words if word != "the"))
+
+
+@dataclass
+class TreasureEnvironment(OneAnswer):
+    """Each answer is a command, until the treasure is taken or the turns are used up."""
+
+    game: Game
+
+    async def step(self, answer: str) -> Reply:
+        self.game.play(answer)
+        return OVER if self.game.is_over else Reply([{"role": "user", "content": self.game.seen()}])

@@ -1,0 +1,1 @@
+"""Shared and pinned memory of the channels, with checksums."""

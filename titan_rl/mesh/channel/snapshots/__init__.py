@@ -1,0 +1,1 @@
+"""Copies of trainer state in other hosts' memory."""

@@ -1,0 +1,1 @@
+"""Decisions about members: dispatch, retries, repair, weight versions."""

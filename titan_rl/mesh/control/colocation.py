@@ -1,0 +1,102 @@
+"""Whose turn it is on devices that trainer and generators share: ``[placement] mode = "colocated"``.
+
+    the trainer's turn                                     the generators' turn
+    generators hold neither weights nor KV    ──offload──▶  the trainer's moments lie on the host, and it holds
+    nor their copy of a version               ◀──sleep───   neither gradients nor activations
+
+The turn changes when somebody asks for it: a call to the trainer that computes takes it, a version that goes out gives
+it back, since a version is what engines wake up with. An engine is started and brought up in one turn of the
+generators, which lasts until that is done. Who dies in whichever turn is replaced in it, or in the next one:
+
+    a trainer rank, in its own turn             in it; the others of the trainer are there
+    a trainer rank, in the generators' turn     it takes the turn; what was being sampled is put off, and goes on
+    a generator, in its own turn                in it
+    a generator, asleep or falling asleep       in its next turn, with the version that the others wake up with
+"""
+
+import asyncio
+
+from titan_rl.mesh.control.generators import Generators
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints, TrainerEndpoints
+from titan_rl.mesh.members.replica import Replica
+from titan_rl.mesh.members.trainers import Trainers
+from titan_rl.mesh.supervision.actor_process import ActorDied, last_line
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.telemetry.step_record import StepRecord
+from titan_rl.mesh.weights.channel_link import WeightLink
+
+
+class Apart:
+    """Everybody has devices of his own: it is always everybody's turn."""
+
+    @property
+    def is_trainers(self) -> bool:
+        return False
+
+    async def begin(self) -> None:
+        """Before anything starts."""
+
+    async def take(self, *, dead: bool = False) -> None:
+        """The trainer computes. ``dead``: a rank is, and all are about to begin anew. Errors: ActorDied."""
+
+    async def give(self) -> None:
+        """A version goes out. Errors: ActorDied."""
+
+
+class Turns(Apart):
+    """Owns the turn. It is the trainer's first: engines start when its ranks are up, and it was given."""
+
+    def __init__(
+        self,
+        trainers: Trainers,
+        generators: Generators,
+        link: WeightLink,
+        seconds: float,
+        record: StepRecord | None = None,
+    ):
+        """``seconds``: of any call. ``record``: how long the turn took to change."""
+        self._record = record or StepRecord()
+        self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
+        self._is_trainers = True
+        self._lock = asyncio.Lock()
+        """Held while the turn changes."""
+
+    @property
+    def is_trainers(self) -> bool:
+        return self._is_trainers
+
+    async def begin(self) -> None:
+        """Before anything starts."""
+        await self.generators.door.shut()
+
+    async def take(self, *, dead: bool = False) -> None:
+        async with self._lock:
+            if not self._is_trainers:
+                await self.generators.door.shut()
+                async with self.link.undisturbed():
+                    await asyncio.gather(*map(self._sleep, self.generators.replicas.values()))
+                self._is_trainers = True
+        if not dead:
+            with self._record.span("take the device back", *self._ranks()):
+                await self.trainers.call(TrainerEndpoints.onload(), what="taking the device back")
+
+    async def _sleep(self, replica: Replica) -> None:
+        try:
+            with self._record.span("fall asleep", f"generator {replica.number}"):
+                what = f"generator {replica.number} fell asleep"
+                await call(replica.ranks[0], GeneratorEndpoints.sleep(), seconds=self.seconds, what=what)
+        except ActorDied:
+            pass  # its owner replaces it
+        except Exception as error:  # it may hold what the trainer needs
+            self.generators.fail(replica.number, f"did not fall asleep: {last_line(error)}")
+
+    def _ranks(self) -> list[str]:
+        return [rank.name for rank in getattr(self.trainers, "ranks", ())]
+
+    async def give(self) -> None:
+        async with self._lock:
+            if self._is_trainers:
+                with self._record.span("leave the device", *self._ranks()):
+                    await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
+                self._is_trainers = False
+                self.generators.door.open()

@@ -1,0 +1,229 @@
+"""Prompts go to a verifier and a replica, and again to others if one of them dies or fails."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
+from titan_rl.mesh.control.generators import Generators
+from titan_rl.mesh.control.poison_prompts import Suspects
+from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints, VerifierEndpoints
+from titan_rl.mesh.members.replica import Replica
+from titan_rl.mesh.members.router import NoneLeft, Router
+from titan_rl.mesh.members.verifiers import Verifiers
+from titan_rl.mesh.processes.background import retrieve_exception
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
+from titan_rl.mesh.supervision.calls import call, done_or_dead
+
+POISON = "poison"
+"""Why a prompt is refused that engines died of, or could not take."""
+_SILENT_SHARE = 0.2
+_END_SECONDS = 5.0
+"""How long the death of a process that was killed is waited for."""
+
+
+async def _always() -> None:
+    """Of engines that never sleep."""
+
+
+class Dispatcher:
+    """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails."""
+
+    def __init__(
+        self,
+        config: Config,
+        generators: Generators,
+        verifiers: Verifiers,
+        *,
+        reissued: Callable[[str], None],
+        awake: Callable[[], Awaitable[None]] = _always,
+    ):
+        """``reissued(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed.
+        ``awake``: has generators wake up if they sleep."""
+        self.config, self.generators, self.verifiers, self._reissued = config, generators, verifiers, reissued
+        self._awake = awake
+        limit = config.rollout.max_retries
+        self._at_engines, self._at_verifiers, self._at_refusals = (Suspects(limit) for _ in range(3))
+        self._suspects = self._at_engines, self._at_verifiers, self._at_refusals
+        self.faults = FaultsInARow()
+        """Also for what is given up elsewhere (controller/retries.py)."""
+        self._attempts: dict[str, float] = {}
+        """When the last attempt at each prompt under way began."""
+        self._last_news = 0.0
+        """When a group was done, or it was said that none is."""
+        self._reasons: dict[str, list[str]] = {}
+        """What went wrong with each prompt under way, each reason once."""
+        self._scoring_seconds: dict[str, list[float]] = {}
+
+    async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
+        """Sample and score a prompt, on the verifier and the replica that have the fewest groups.
+
+        A prompt that was there at ``rollout.max_retries`` deaths is refused as poison.
+        """
+        self.faults.check()
+        try:
+            while not self._is_poison(prompt.id):
+                if (group := await self._try(prompt, sampling)) is not None:
+                    return group
+            why = "; ".join(self._reasons[prompt.id])
+            self.faults.given_up(prompt.id, why, self._attempts[prompt.id])
+            return Group(prompt.id, [], refused=POISON, replica_failure=why)
+        finally:
+            for suspects in self._suspects:
+                suspects.forget(prompt.id)
+            self._attempts.pop(prompt.id, None)
+            self._reasons.pop(prompt.id, None)
+
+    async def _try(self, prompt: Prompt, sampling: Sampling) -> Group | None:
+        """None if somebody died or failed meanwhile. One that was there at a death is sampled alone."""
+        patience, name = self.config.mesh.start_timeout, prompt.id
+        await self._awake()
+        async with (
+            self.generators.router.choose(patience, alone=self._at_engines.is_suspect(name)) as number,
+            self.verifiers.router.choose(patience, alone=self._at_verifiers.is_suspect(name)) as verifier,
+        ):
+            replica = self.generators.replicas.get(number)
+            if replica is None or verifier not in self.verifiers.procs:  # it died while another was waited for
+                return None
+            self._attempts[name] = time.monotonic()
+            with replica, self._told_if_slow(name):
+                group = await self._run_group_on(verifier, replica, prompt, sampling)
+        if group is None:
+            if not self._is_poison(name):
+                self._reissued(name)
+            return None
+        group.verifier = f"verifier {verifier}"
+        self._scoring_seconds.setdefault(group.verifier, []).append(group.seconds_score)
+        self.generators.router.worked()
+        self.verifiers.router.worked()
+        self._last_news = time.monotonic()
+        if any(rollout.status != "infra_error" for rollout in group.rollouts):
+            self.faults.answered()
+        return group
+
+    async def _run_group_on(self, number: int, replica: Replica, prompt: Prompt, sampling: Sampling) -> Group | None:
+        """None if somebody died or failed meanwhile."""
+        seconds, what = self.config.verifier.episode_timeout, f"sampling prompt {prompt.id}"
+        verifier: ActorProcess = self.verifiers.procs[number]
+        work = asyncio.ensure_future(
+            call(verifier, VerifierEndpoints.run_group(prompt, sampling, replica.reference), seconds=seconds, what=what)
+        )
+        work.add_done_callback(retrieve_exception)
+        await done_or_dead(work, replica.ranks)
+        if not work.done():
+            work.cancel()
+            self._engine_died(replica, prompt.id)
+            return None
+        try:
+            group = work.result()
+        except ActorDied:
+            self._verifier_died(verifier, prompt.id)
+            return None
+        except Exception as error:  # an episode never raises, so the verifier itself is at fault
+            if not verifier.is_dead:
+                verifier.fail(error)
+                await asyncio.wait({verifier.died}, timeout=_END_SECONDS)
+            self._verifier_died(verifier, prompt.id)
+            return None
+        if not group.replica_failure:
+            return group
+        self._engine_failed(replica, group)
+        return None
+
+    async def complete(self, request: Request) -> list[Completion]:
+        """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
+        why = ""
+        for _ in range(1 + self.config.rollout.max_retries):
+            await self._awake()
+            async with self.generators.router.choose(self.config.mesh.start_timeout) as number:
+                if (replica := self.generators.replicas.get(number)) is None:
+                    continue
+                with replica:
+                    seconds, asked = self.config.mesh.step_timeout, GeneratorEndpoints.generate(request)
+                    try:
+                        return await call(replica.ranks[0], asked, seconds=seconds, what="answering")
+                    except ActorDied as death:
+                        why = f": {death}"
+        raise NoneLeft(f"the generators that were asked died, one after the other{why}")
+
+    @contextmanager
+    def _told_if_slow(self, prompt_id: str) -> Iterator[None]:
+        """Say so once nothing at all has come for a good part of the time that a group may take."""
+        began, most = time.monotonic(), self.config.verifier.episode_timeout
+        seconds = _SILENT_SHARE * most
+
+        def tell() -> None:
+            if self._last_news < began:
+                self._last_news = time.monotonic()
+                self.generators.say(
+                    f"no group has ended for {seconds:g} s, prompt {prompt_id} among them: each may take "
+                    f"verifier.episode_timeout = {most:g} s"
+                )
+
+        timer = asyncio.get_running_loop().call_later(seconds, tell)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    # who is to blame
+
+    def _is_poison(self, prompt_id: str) -> bool:
+        return any(suspects.is_poison(prompt_id) for suspects in self._suspects)
+
+    def _engine_failed(self, replica: Replica, group: Group) -> None:
+        """It did not answer, so it is ended; but where it only refuses a request, it lives on."""
+        why = group.replica_failure.strip().splitlines()[-1]
+        if group.is_request_refused:
+            self._note(group.prompt_id, why)
+            self._at_refusals.was_there(group.prompt_id, alone=True)
+            self._tell_poison(self._at_refusals, group.prompt_id, why)
+            return
+        if self.generators.replicas.get(replica.number) is replica:
+            self.generators.fail(replica.number, f"failed: {why}")
+        self._engine_died(replica, group.prompt_id)
+
+    def _engine_died(self, replica: Replica, prompt_id: str) -> None:
+        if replica.number in self.generators.router.members:  # or else it was taken away
+            dead = next((rank for rank in replica.ranks if rank.is_dead), replica.ranks[0])
+            self._was_there(self._at_engines, self.generators.router, prompt_id, dead)
+
+    def _verifier_died(self, verifier: ActorProcess, prompt_id: str) -> None:
+        self._was_there(self._at_verifiers, self.verifiers.router, prompt_id, verifier)
+
+    def _was_there(self, suspects: Suspects, router: Router, prompt_id: str, dead: ActorProcess) -> None:
+        if dead.why.startswith("lost "):  # its host, of which no prompt is the cause
+            return
+        self._note(prompt_id, f"{router.kind} {dead.why}")
+        suspects.was_there(prompt_id, alone=suspects.is_suspect(prompt_id))
+        if suspects.is_poison(prompt_id):
+            router.blame(f"prompt {prompt_id} is poison: {dead.name} {dead.why}")
+            self._tell_poison(suspects, prompt_id, f"{dead.name} {dead.why}")
+
+    def _note(self, prompt_id: str, reason: str) -> None:
+        reasons = self._reasons.setdefault(prompt_id, [])
+        if reason not in reasons:
+            reasons.append(reason)
+
+    def _tell_poison(self, suspects: Suspects, prompt_id: str, why: str) -> None:
+        if suspects.is_poison(prompt_id):
+            count = suspects.num_deaths(prompt_id)
+            self.generators.say(f"prompt {prompt_id} is discarded as poison at its fault number {count}: {why}")
+            self.generators.processes.tell(POISON, prompt=prompt_id, faults=count, why=why)
+
+    def take_scoring_seconds(self) -> dict[str, list[float]]:
+        """Of each group, by verifier, since this was last asked."""
+        taken, self._scoring_seconds = self._scoring_seconds, {}
+        return taken
+
+    async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
+        """Worked examples, as rollouts."""
+        seconds, asked = self.config.mesh.step_timeout, VerifierEndpoints.demonstrate(prompts)
+        while True:
+            async with self.verifiers.router.choose(self.config.mesh.start_timeout) as number:
+                with suppress(ActorDied):
+                    verifier = self.verifiers.procs[number]
+                    return await call(verifier, asked, seconds=seconds, what="preparing the SFT")

@@ -1,0 +1,266 @@
+"""The replicas: each is a vLLM engine of one rank or several. One that dies is replaced while the others go on.
+
+Their number may change during the run: a new one is brought up to the live version before it gets any work, and one
+that is taken away ends its groups first.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from titan_rl.config.sections.schema import Config
+from titan_rl.mesh.control.startup_gate import Door
+from titan_rl.mesh.members.endpoints import GeneratorEndpoints
+from titan_rl.mesh.members.replacements import Replacements
+from titan_rl.mesh.members.replica import Replica
+from titan_rl.mesh.members.router import Router
+from titan_rl.mesh.processes.background import BackgroundTasks
+from titan_rl.mesh.resources.devices import Devices, EngineSeats
+from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.calls import call_each
+from titan_rl.mesh.supervision.standby import Standby
+from titan_rl.mesh.weights.channel_link import WeightLink
+
+_MAX_BRING_UPS = 5
+_PAUSE_SECONDS = 1.0
+_MAX_SPARES_LOST = 3
+
+
+def _rank_names(number: int | str, count: int) -> list[str]:
+    return [f"generator {number}" + (f" rank {rank}" if count > 1 else "") for rank in range(count)]
+
+
+class Generators:
+    """Owns the replicas and their spares."""
+
+    def __init__(
+        self,
+        actor: type,
+        processes: ActorProcesses,
+        config: Config,
+        model_path: str,
+        max_tokens: int,
+        environment: dict[str, str],
+        scratch: Path,
+        link: WeightLink,
+        say: Callable[[str], None],
+        devices: Devices | None = None,
+    ):
+        """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer.
+        ``devices``: where a run's processes are on GPUs; None on a CPU."""
+        self.processes, self.config, self.scratch, self.link, self.say = processes, config, scratch, link, say
+        self.router = Router("generator", range(config.generator.replicas))
+        self.replicas: dict[int, Replica] = {}
+        self._seats = EngineSeats(None if devices is None else devices.table.engines())
+        settings = config.generator if devices is None else devices.of_engine(config.generator)
+        arguments = environment, actor, settings, model_path, max_tokens, config.placement.mode == "colocated"
+        self.standby = Standby(processes, config, "generator", *arguments)
+        self._spares: list[Replica] = []
+        self._num_spares_coming = self._num_spares_lost = 0
+        self._replacements = Replacements(self.router, say)
+        self._background = BackgroundTasks()
+        self._on_change: list[Callable[[], object]] = []
+        self._num_engines = 0
+        self.door = Door()
+        """Open while engines may be started (turns.py)."""
+
+    @property
+    def healthy(self) -> list[Replica]:
+        """Those that may get work."""
+        return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
+
+    @property
+    def leaders(self) -> list[ActorProcess]:
+        return [replica.ranks[0] for replica in self.replicas.values()]
+
+    def on_change(self, callback: Callable[[], object]) -> None:
+        """Have it called whenever a replica has come or gone."""
+        self._on_change.append(callback)
+
+    def _tell_of_change(self) -> None:
+        for callback in self._on_change:
+            callback()
+
+    async def start(self) -> None:
+        async with self.door.inside():
+            replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
+            for replica in replicas:
+                self._take_in(replica)
+
+    async def _start_one(self, number: int | str) -> Replica:
+        self._num_engines += 1
+        file = f"generator{self._num_engines}"
+        names = _rank_names(number, self.config.generator.tensor_parallel)
+        replica = Replica(-1 if isinstance(number, str) else number, seats=self._seats.take(self.processes.is_there))
+        told = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
+        what = f"starting generator {number}"
+        try:
+            await self._man(replica, names)
+            rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file
+            starts = [
+                (process, GeneratorEndpoints.start(rank, str(rendezvous_file), *told))
+                for rank, process in enumerate(replica.ranks)
+            ]
+            await call_each(starts, seconds=self.config.mesh.start_timeout, what=what)
+        except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
+            self._end(replica)
+            raise
+        return replica
+
+    async def _man(self, replica: Replica, names: list[str]) -> None:
+        """Its ranks' processes, all on one machine."""
+        on = replica.seats[0].host if replica.seats else None
+        if on is None and len(names) > 1 and self.processes.remote is not None:
+            replica.ranks.append(await self.standby.take(names[0]))
+            on = replica.ranks[0].host.number
+        left = names[len(replica.ranks) :]
+        replica.ranks += await asyncio.gather(*(self.standby.take(name, on) for name in left))
+
+    def _take_in(self, replica: Replica) -> None:
+        self.replicas[replica.number] = replica
+        for rank in replica.ranks:
+            rank.on_death.append(lambda rank: self._on_death(replica, rank))
+            rank.on_death.append(lambda rank: self._tell_of_change())
+        if dead := [rank for rank in replica.ranks if rank.is_dead]:
+            self._on_death(replica, dead[0])
+        self._tell_of_change()
+
+    def _end(self, replica: Replica) -> None:
+        replica.kill()
+        for rank in replica.ranks:
+            self.processes.forget(rank)
+        self._seats.give_back(replica.seats)
+        replica.seats = ()
+
+    # faults
+
+    def _on_death(self, replica: Replica, rank: ActorProcess) -> None:
+        """An engine cannot go on without one of its ranks: the others are ended, and it is replaced."""
+        number = replica.number
+        if self.replicas.get(number) is not replica:
+            return
+        self.router.take_out(number, f"{rank.name} {rank.why}")
+        del self.replicas[number]
+        self._end(replica)
+        self.say(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
+        self._replacements.begin(number, lambda: self._bring(number))
+
+    def _on_death_of_spare(self, replica: Replica, rank: ActorProcess) -> None:
+        """Another one, if this one was still waiting, and not too many died so since an engine was replaced."""
+        if replica not in self._spares:
+            return
+        self._spares.remove(replica)
+        self._end(replica)
+        self._num_spares_lost += 1
+        if self._num_spares_lost < _MAX_SPARES_LOST:
+            self.say(f"{rank.name} {rank.why}: another is started")
+            self.prepare()
+        else:
+            self.say(f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no other waits for now")
+
+    def fail(self, number: int, reason: str) -> None:
+        """It lives, but what it does can no longer be trusted: it is replaced as if it had died."""
+        replica = self.replicas.get(number)
+        if replica is not None:
+            self.router.take_out(number, reason)
+            replica.ranks[0].why = reason
+            replica.kill()
+
+    async def _bring(self, number: int) -> None:
+        """A replica of that number, at the live version before it gets any work."""
+        async with self.door.inside():
+            replica = await self._next_engine(number)
+            try:
+                await self._bring_up(replica)
+            except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
+                self._end(replica)
+                raise
+            self._welcome(number, replica)
+        self.prepare()
+
+    def _welcome(self, number: int, replica: Replica) -> None:
+        if number not in self.router.members:  # it was taken away again
+            self._end(replica)
+            return
+        self._take_in(replica)
+        if not replica.is_dead:
+            self.router.put_in(number)
+            self.say(f"generator {number} serves")
+            self.processes.tell("generator_serves", number=number)
+
+    async def _next_engine(self, number: int) -> Replica:
+        """A spare that waits, or an engine that is started now."""
+        if not self._spares:
+            return await self._start_one(number)
+        replica, self._num_spares_lost = self._spares.pop(), 0
+        replica.number = number
+        for rank, name in zip(replica.ranks, _rank_names(number, len(replica.ranks)), strict=True):
+            rank.name = name
+        return replica
+
+    async def _bring_up(self, replica: Replica) -> None:
+        """To the version that is live. A trainer that is being repaired withdraws that, and publishes it again."""
+        for attempt in range(1, _MAX_BRING_UPS + 1):
+            try:
+                return await self.link.bring_up(replica)
+            except Exception:  # the trainer's side may be at fault, which its own owner repairs
+                if attempt == _MAX_BRING_UPS or replica.is_dead:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    def prepare(self) -> None:
+        """Have as many loaded engines wait as the config says, and a process that has its imports done.
+
+        A spare pulls the live version when its turn comes.
+        """
+        self.standby.make()
+
+        async def spare() -> None:
+            try:
+                replica = await self._start_one("spare")
+            finally:
+                self._num_spares_coming -= 1
+            self._spares.append(replica)
+            for rank in replica.ranks:
+                rank.on_death.append(lambda rank: self._on_death_of_spare(replica, rank))
+            self.processes.tell("spare_waits", pid=replica.ranks[0].pid)
+
+        for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):
+            self._num_spares_coming += 1
+            self._background.start(spare())
+
+    # more and fewer
+
+    def scale(self, count: int) -> None:
+        """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
+        members, most = self.router.members, self._seats.count
+        if most is not None and count > (most := most - self.config.recovery.warm_spares):
+            self.say(f"{count} generators are wanted, and the placement has GPUs for {most}: there will be {most}")
+            count = most
+        for _ in range(count - len(members)):
+            number = max(self.router.members, default=-1) + 1
+            self.router.add(number)
+            self._replacements.begin(number, lambda number=number: self._bring(number))
+        for number in members[count:]:
+            self.router.remove(number)
+            replica = self.replicas.pop(number, None)  # none: it is being replaced, which ends by itself
+            if replica is not None:
+                self._background.start(self._dismiss(replica))
+
+    async def _dismiss(self, replica: Replica) -> None:
+        """Its groups end first; those that take too long are sampled elsewhere."""
+        if replica.num_groups:
+            await asyncio.wait(
+                {asyncio.ensure_future(replica.idle.wait())}, timeout=self.config.verifier.episode_timeout
+            )
+        for rank in replica.ranks:
+            rank.is_stopping = True
+        self._end(replica)
+        self.say(f"generator {replica.number} was taken away")
+        self.processes.tell("generator_gone", number=replica.number)
+
+    def stop(self) -> None:
+        self._replacements.stop()
+        self.standby.stop()
+        self._background.cancel()
+        self.replicas = {}

@@ -1,0 +1,274 @@
+"""Calls to the trainer, repaired where a rank dies.
+
+    a rank dies ─▶ what was kept of it is found ─▶ a standby takes its place ─▶ all ranks join anew
+                                                                                     │
+      the call is made again ◀─ followers resume ◀─ catch_up ◀─ followers reopen ◀─ one common step
+
+What lies below (trainers.py, snapshots.py) knows nothing of repairs; what has to follow one is given at construction.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.types import Batch, StepMetrics
+from titan_rl.mesh.control.colocation import Apart
+from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
+from titan_rl.mesh.members.endpoints import TrainerEndpoints
+from titan_rl.mesh.members.trainers import Trainers
+from titan_rl.mesh.processes.background import BackgroundTasks
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
+from titan_rl.mesh.supervision.remote_call import RemoteCall
+from titan_rl.mesh.supervision.run_files import collect
+from titan_rl.mesh.supervision.standby import Standby
+
+T = TypeVar("T")
+CatchUp = Callable[[Trainers, int | None], Awaitable[int]]
+"""Brings a trainer that is at this step (None: the weights of the file) to the step that the run has done; it calls
+the ranks directly. The number of steps that were done again."""
+
+_NEWS_SECONDS = 0.5
+"""How long a death is waited for that would explain an error."""
+_MAX_RAISED = 2
+"""How often a trainer rank may raise the same, without a step in between, and be replaced."""
+_COMPUTE = {TrainerEndpoints.load_checkpoint.name}
+"""Endpoints that want all of the state where it is computed with."""
+_MAX_REPAIRS = 5
+"""How often the trainer may be repaired without a step in between."""
+
+
+class Follower(Protocol):
+    """Something that is tied to the trainer's ranks, and so must follow a repair."""
+
+    async def reopen(self) -> None:
+        """All ranks have begun anew, at a step that may be earlier than the run's."""
+        ...
+
+    async def resume(self, step: int) -> None:
+        """All ranks are at the run's step again."""
+        ...
+
+
+class TrainerMesh:
+    """Owns the trainer's repair. Errors of all calls: ActorFault; whatever an actor raises with all ranks alive."""
+
+    def __init__(
+        self,
+        trainers: Trainers,
+        snapshots: TrainerSnapshots | None,
+        followers: Sequence[Follower],
+        standbys: Sequence[Standby],
+        *,
+        turns: Apart,
+        turn_taken: Callable[[], object] = lambda: None,
+        catch_up: CatchUp | None,
+        say: Callable[[str], None],
+        tell: Callable[..., None],
+    ):
+        """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
+        ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
+        the imports of earlier ones would slow the start. ``turns``: taken for whatever computes. ``turn_taken`` hears
+        of it where only a repair did, so that generators wait for it."""
+        self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
+        self._catch_up, self.say, self.tell = catch_up, say, tell
+        self.turns, self._turn_taken = turns, turn_taken
+        self.step_done = 0
+        """Steps that the run counts as done: a repaired trainer never starts from a later one."""
+        self._lock = asyncio.Lock()
+        self._calls = BackgroundTasks()
+        self._num_repairs = self._num_repaired = 0
+        """Repairs since the last step, and in all."""
+        self._own: Batch | None = None
+        self._gradients_since = -1
+        """The number of repairs before these gradients were made: one since, and they are gone."""
+        self._raised: Counter[str] = Counter()
+        """Why trainers were ended that raised since the last step."""
+
+    # calls
+
+    async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
+        """The optimizer steps that make up a step of the run, one for each batch; begun anew if a rank dies."""
+        metrics = await self.ask(lambda: self.trainers.train(batches, step))
+        self._has_done(step)
+        return metrics
+
+    def _has_done(self, step: int) -> None:
+        self.step_done, self._num_repairs = step, 0
+        self._raised.clear()
+        for standby in self.standbys:
+            standby.make()
+
+    async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
+        """The gradients of a step's one update, for a loop of one's own; ``optim_step`` comes next."""
+        self._own = batch
+        return await self.ask(self._gradients)
+
+    async def optim_step(self, step: int) -> StepMetrics | BadNumbers:
+        """The update; its gradients are made again if a rank has died since."""
+        answer = await self.ask(lambda: self._update(step))
+        self._has_done(step)
+        return answer
+
+    async def _gradients(self) -> StepMetrics | BadNumbers:
+        found = await self.trainers.forward_backward(self._own_batch())
+        self._gradients_since = self._num_repaired
+        return found
+
+    def _own_batch(self) -> Batch:
+        assert self._own is not None  # ``forward_backward`` comes first
+        return self._own
+
+    async def _update(self, step: int) -> StepMetrics | BadNumbers:
+        if self._gradients_since != self._num_repaired:
+            await self._gradients()
+        return await self.trainers.optim_step(self._own_batch().has_signal, step)
+
+    async def sft(self, batches: list[list[list]]) -> list[float]:
+        """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
+        return await self.ask(lambda: self.trainers.sft(batches))
+
+    async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
+        """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
+        return await self.ask(lambda: self.trainers.evaluate(batch, name))
+
+    async def call(self, request: RemoteCall[T]) -> list[T]:
+        """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
+        what, computes = f"trainer {request.endpoint}", request.endpoint in _COMPUTE
+        return await self.ask(lambda: self.trainers.call(request, what=what), computes=computes)
+
+    async def collect(self, folder: str) -> None:
+        """Have what all ranks have written into a folder here, wherever they are."""
+        await collect(self.trainers.ranks, folder)
+
+    async def begin_at(self, step: int) -> None:
+        """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
+        self.step_done = step
+        if (snapshots := self.snapshots) is not None:
+            await self.ask(lambda: snapshots.resume(step))
+
+    async def begin_anew(self) -> None:
+        """All ranks take up the settings that hold now, and go on from the newest checkpoint, which must be of the
+        run's step."""
+        await self.ask(self._begin_anew)
+
+    async def _begin_anew(self) -> None:
+        await self.trainers.join()
+        await self.trainers.roles.begin_anew()
+        await self._go_on_from(None)
+
+    async def take_turn(self) -> None:
+        """Generators that share a device with the trainer sleep from now on, until a version goes out."""
+        await self.ask(_nothing)
+
+    async def wait_until_complete(self) -> None:
+        """Until no rank is dead."""
+        await self.ask(_nothing, computes=False)
+
+    async def watch(self) -> None:
+        """For as long as the run lasts: a death that no call meets is repaired at once, too."""
+        while True:
+            await asyncio.wait({rank.died for rank in self.trainers.ranks}, return_when=asyncio.FIRST_COMPLETED)
+            await self.wait_until_complete()
+
+    async def ask(self, work: Callable[[], Awaitable[T]], *, computes: bool = True) -> T:
+        """What ``work`` gives with all ranks alive: they are repaired, and it is begun again, as often as need be.
+
+        One asks at a time. ``computes``: it needs what a rank holds on its device. Who is cancelled leaves the work to
+        end by itself, and the next waits for that: a rank whose rows were taken away would leave its process group.
+        Errors: ActorFault if that happens too often.
+        """
+        await self._lock.acquire()
+        return await asyncio.shield(self._calls.start(self._do(work, computes)))
+
+    def stop(self) -> None:
+        """Nothing is waited for any more."""
+        self._calls.cancel()
+
+    async def _do(self, work: Callable[[], Awaitable[T]], computes: bool) -> T:
+        """The lock is held, and let go of."""
+        try:
+            while True:
+                try:
+                    if not self.trainers.is_complete:
+                        await self._repair_in_turn(computes)
+                    if computes:
+                        await self.turns.take()
+                    return await work()
+                except ActorDied as error:
+                    self.say(str(error))
+                    if error.__cause__ is not None:
+                        self._note_raised(error)
+                except ActorFault:
+                    raise
+                except Exception:  # while a rank is dead, it only tells how others noticed
+                    deaths = {rank.died for rank in self.trainers.ranks}
+                    await asyncio.wait(deaths, timeout=_NEWS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    if self.trainers.is_complete:
+                        raise
+        finally:
+            self._lock.release()
+
+    def _note_raised(self, error: ActorDied) -> None:
+        """Errors: ActorFault if a trainer raises the same again and again, as a mistake in a program would."""
+        self._raised.update(f"{process.name} {process.why}" for process in error.processes)
+        if self.snapshots is None or max(self._raised.values()) > _MAX_RAISED:
+            raise ActorFault(str(error)) from error.__cause__
+
+    # repair
+
+    async def _repair_in_turn(self, computes: bool) -> None:
+        is_interrupted = not self.turns.is_trainers
+        await self.turns.take(dead=True)
+        await self._repair()
+        if is_interrupted and not computes:
+            self._turn_taken()
+
+    async def _repair(self) -> None:
+        dead = self.trainers.dead
+        self._num_repairs, self._num_repaired = self._num_repairs + 1, self._num_repaired + 1
+        self._check_repairable(list(dead.values()))
+        died = min(process.died.result() for process in dead.values())
+        step = await self._replace(dead)
+        redone = await self._go_on_from(step)
+        seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
+        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
+        why = next(iter(dead.values())).why
+        self.say(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
+
+    async def _go_on_from(self, step: int | None) -> int:
+        """All ranks have joined, and are at this step (None: at the file's weights). The number of steps redone."""
+        for follower in self.followers:
+            await follower.reopen()
+        assert self._catch_up is not None
+        redone = await self._catch_up(self.trainers, step)
+        for follower in self.followers:
+            await follower.resume(self.step_done)
+        return redone
+
+    def _check_repairable(self, dead: list[ActorProcess]) -> None:
+        if self.snapshots is None or self._catch_up is None:
+            raise ActorFault(f"{ActorDied(dead, 'the run went on')}: recovery is off, so this ends the run")
+        if self._num_repairs > _MAX_REPAIRS:
+            last = ActorDied(dead, "the run went on")
+            raise ActorFault(f"the trainer was repaired {_MAX_REPAIRS} times without a step in between; at last {last}")
+
+    async def _replace(self, dead: dict[int, ActorProcess]) -> int | None:
+        """Others for the dead. All ranks are then at the newest step that every one had, no later than the run's.
+
+        None: somebody's state is nowhere, so all have the weights of the file, and must be given a checkpoint.
+        """
+        assert self.snapshots is not None  # or it could not be repaired
+        found = await self.snapshots.find()
+        await self.trainers.replace(dead)
+        await self.trainers.join()
+        step = found.newest(self.step_done)
+        if step is not None:
+            await self.snapshots.restore(found, step)
+        return step
+
+
+async def _nothing() -> None:
+    """Asks the trainer for nothing but to be complete."""

@@ -1,0 +1,1 @@
+"""Fork servers: processes that start with their imports done."""

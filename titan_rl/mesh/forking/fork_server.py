@@ -1,0 +1,210 @@
+"""``python -m titan_rl.mesh.forking.fork_server KIND=DESCRIPTOR...``: actor processes by fork, with imports done.
+
+One server for each kind of actor: each is handed the socket that it listens at, imports what that kind needs once, and
+forks for whoever connects (fork_client.py). What was imported is in memory once, too. A process that it forked lives on
+when the server dies, and dies with its client. The servers end when their standard input does.
+"""
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from titan_rl.mesh.processes.processes import MARK
+from titan_rl.mesh.resources.cores import import_environment
+from titan_rl.mesh.resources.imports import import_all, import_shared
+
+_REQUEST_BYTES = 1 << 20
+_F_SETSIG = 10
+_M_ARENA_MAX = -8
+_ENVIRONMENT_START = 47
+"""Field of /proc/self/stat, counted from the state."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """For a process: ``python ARGUMENTS`` in a folder, with an environment of its own, as its client has them."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    cores: list[int]
+    niceness: int
+    descriptors: list[int]
+    """Its standard input, output and error, and a pipe whose end is its own."""
+
+
+class ForkServer:
+    """Owns the processes that it forked, until they end. It must run in the main thread, and no other may do anything.
+
+    Errors of ``run``: OSError of a fork, after which there is no server, and clients start processes themselves.
+    """
+
+    def __init__(self, listener: socket.socket):
+        self.listener = listener
+        self.waiting = select.poll()
+        self.processes: dict[int, tuple[int, socket.socket]] = {}
+        """By a descriptor of each: its id, and the client that waits for it."""
+
+    def run(self) -> Request | None:
+        """Until the standard input ends: None. In each process that is forked: what it is to be."""
+        for source in (0, self.listener.fileno()):
+            self.waiting.register(source, select.POLLIN)
+        while True:
+            for source, _ in self.waiting.poll():
+                if source in self.processes:
+                    self._bury(source)
+                elif source == 0:
+                    return None
+                elif (request := self._fork()) is not None:
+                    return request
+
+    def _fork(self) -> Request | None:
+        """None in the server."""
+        client, _ = self.listener.accept()
+        said, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+        if len(descriptors) != 4:  # it only asks whether the imports are done, or it died
+            return client.close()
+        pid = os.fork()
+        if pid == 0:
+            client.close()
+            self._forget()
+            return Request(**json.loads(said), descriptors=descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        process = os.pidfd_open(pid)
+        self.processes[process] = pid, client
+        self.waiting.register(process, select.POLLIN)
+        with suppress(OSError):  # the client died, and so will the process
+            socket.send_fds(client, [b"1"], [process])
+        return None
+
+    def _forget(self) -> None:
+        """In a process that was forked: what is the server's."""
+        self.listener.close()
+        for process, (_, client) in self.processes.items():
+            os.close(process)
+            client.close()
+
+    def _bury(self, process: int) -> None:
+        pid, client = self.processes.pop(process)
+        self.waiting.unregister(process)
+        os.close(process)
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        with suppress(OSError):  # it died, and the process therefore
+            client.send(b"%d" % (code if code >= 0 else 128 - code))
+        client.close()
+
+
+def become(request: Request) -> None:
+    """What was asked for, as ``exec`` would have made it but for what is imported. Returns when that ends."""
+    *standard, pipe = request.descriptors
+    _die_with(pipe)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    with suppress(OSError):  # where the kernel forbids it: the client, with which this one ends, has the mark, too
+        _write_mark(request.environment.get(MARK, ""))
+    os.chdir(request.folder)
+    os.sched_setaffinity(0, request.cores)
+    with suppress(PermissionError):  # to be less nice than the server
+        os.setpriority(os.PRIO_PROCESS, 0, request.niceness)
+    _renew()
+    option, module, *arguments = request.arguments
+    if option != "-m":
+        raise ValueError(f"a fork server runs modules, not {request.arguments}")
+    sys.argv, sys.path[0] = [module, *arguments], request.folder
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def leave(code: int) -> NoReturn:
+    """What is due at exit, and no more: as Python takes its modules apart, triton's binding library prints forty lines
+    about what is left over."""
+    threading._shutdown()  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]  (as Python ends)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _die_with(pipe: int) -> None:
+    """The kernel kills this process when the pipe's other end is closed, whatever this process does then."""
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it was closed before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write_mark(mark: str) -> None:
+    """/proc shows the environment that a process began with, and there a run's processes are looked for."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start)
+        place = memory.read(end - start).index(f"{MARK}=".encode()) + len(MARK) + 1
+        memory.seek(start + place)
+        memory.write(mark.encode())
+
+
+def _renew() -> None:
+    """What libraries took from the server's environment or its randomness."""
+    tempfile.tempdir = None
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS")):
+        sys.modules["torch"].set_num_threads(int(threads))
+
+
+def _limit_arenas() -> None:
+    """glibc's malloc reads its environment when a process begins by exec, and at no fork."""
+    if most := os.environ.get("MALLOC_ARENA_MAX"):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, int(most))
+
+
+def _serve(listeners: dict[str, socket.socket]) -> Request | None:
+    """As ``ForkServer.run``, for each kind in a process of its own."""
+    import_shared()
+    for kind in listeners:
+        if os.fork() == 0:
+            for other in set(listeners) - {kind}:
+                listeners[other].close()
+            os.environ |= import_environment(kind)
+            _limit_arenas()
+            import_all(kind)
+            gc.freeze()  # a collection in a process that was forked would copy what it only looks at
+            return ForkServer(listeners[kind]).run()
+    os.read(0, 1)
+    return None
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    kinds = (argument.split("=") for argument in sys.argv[1:])
+    asked = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
+    if asked is None:
+        os._exit(0)  # libraries' farewells are for those that used them
+    try:
+        become(asked)
+    except SystemExit as ended:
+        leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+    leave(0)

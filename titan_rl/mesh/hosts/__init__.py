@@ -1,0 +1,1 @@
+"""``titan-rl host``, and how a controller uses other hosts."""

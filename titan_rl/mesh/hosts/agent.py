@@ -1,0 +1,218 @@
+"""The agent of a host: an actor there that owns what only that host can know, for a controller that is elsewhere.
+
+It tells of processes and their deaths, hands on what they print, takes and gives files, and ends everything when the
+run does. It works under a lease: the controller counts a host as lost that has been silent for long, and before that
+time is over the host has ended its processes itself. So who was cut off and comes back has written nothing meanwhile.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from monarch.actor import Actor
+
+from titan_rl.data.storage.folders import Manifest, manifest_of, read_part, remove_files, write_part
+from titan_rl.mesh.forking import fork_client
+from titan_rl.mesh.forking.forking import FORK_SERVERS, client_arguments, imports_done
+from titan_rl.mesh.hosts.worker_loop import AGENT_FILE
+from titan_rl.mesh.processes import processes
+from titan_rl.mesh.resources.cores import available_cores
+from titan_rl.mesh.resources.host_identity import host_identity
+from titan_rl.mesh.resources.network import address_for, interface_of
+from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
+
+_LOG_BYTES = 1 << 18
+"""Of a log, handed on at once."""
+_LEASE_POLL = 0.25
+_END_SECONDS = 3.0
+_ANSWER_SECONDS = 0.2
+"""That an answer has to leave, before this process ends."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What the controller needs to know of a host."""
+
+    identity: str
+    name: str
+    python: str
+    cores: int
+    address: str
+    """At which other hosts reach it."""
+    interface: str
+    scratch: str
+    """A folder for what the run leaves lying there; it goes with the run."""
+    mark: dict[str, str]
+    """Environment of all the run's processes on this host."""
+    forks: str = ""
+    """The folder of the host's fork servers; empty if it has none."""
+    fork_client: str = ""
+
+    def afresh(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+        """To start a process there by: the host's own Python."""
+        return self.python, arguments
+
+    def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+        """The same, with the imports of that kind done: as ``ForkServers.command``."""
+        if not self.forks:
+            return self.afresh(kind, program, arguments)
+        return self.python, client_arguments(self.fork_client, self.forks, kind, self.python, arguments)
+
+    @property
+    def logs(self) -> str:
+        return f"{self.scratch}/logs"
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What has happened since the one before."""
+
+    stopped: frozenset[int]
+    """Processes that are stopped by a signal."""
+    printed: dict[str, bytes] = field(default_factory=dict)
+    """By the name of a log."""
+
+
+class Lease:
+    """How long the host may go on without word from its controller. Times are of ``time.monotonic``, on either side."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self._offset = seconds, float("inf")
+        self._until = float("inf")
+
+    def renew(self, sent: float, now: float) -> None:
+        """Word came that was sent at ``sent`` by the sender's clock: what was long on its way is worth less."""
+        self._offset = min(self._offset, now - sent)
+        self._until = sent + self._offset + self.seconds
+
+    def is_over(self, now: float) -> bool:
+        return now > self._until
+
+
+class HostAgent(Actor):
+    """One on each host; its process is the host's for the controller."""
+
+    def __init__(self) -> None:
+        self._scratch = Path(os.environ["TMPDIR"])
+        self._mark = {processes.MARK: os.environ[processes.MARK]}
+        self._watched: dict[int, asyncio.Event] = {}
+        self._read: dict[str, int] = {}
+
+    @concurrent_endpoint
+    async def begin(self, lease: float, sent: float, towards: str) -> HostFacts:
+        """``lease``: seconds. ``towards``: the controller's name, to tell which way leads there."""
+        (self._scratch / "logs").mkdir(exist_ok=True)
+        (self._scratch / AGENT_FILE).write_text(str(os.getpid()))
+        self.lease = Lease(lease)
+        self.lease.renew(sent, time.monotonic())
+        threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
+        address = address_for([towards])
+        where = host_identity(), socket.gethostname(), sys.executable, available_cores()
+        forks = os.environ.get(FORK_SERVERS, ""), fork_client.__file__
+        return HostFacts(*where, address, interface_of(address), str(self._scratch), self._mark, *forks)
+
+    def _keep_lease(self) -> None:
+        while not self.lease.is_over(time.monotonic()):
+            time.sleep(_LEASE_POLL)
+        self._end()
+
+    def _end(self) -> None:
+        """All processes of the host, this one last: then its worker loop ends, too."""
+        for _ in processes.ending(self._mark, _END_SECONDS, sparing=self._forebears()):
+            time.sleep(0.02)
+        os._exit(0)
+
+    def _forebears(self) -> set[int]:
+        """The worker loop and what watches it see to the rest themselves."""
+        return {os.getppid(), *processes.parents(os.getppid())}
+
+    @concurrent_endpoint
+    async def end(self) -> None:
+        """The run is over, or this host was lost."""
+        threading.Timer(_ANSWER_SECONDS, self._end).start()
+
+    @concurrent_endpoint
+    async def beat(self, sent: float) -> Beat:
+        self.lease.renew(sent, time.monotonic())
+        stopped = frozenset(pid for pid in self._watched if processes.is_stopped(pid))
+        return Beat(stopped, await asyncio.to_thread(self._printed))
+
+    def _printed(self) -> dict[str, bytes]:
+        """What is new in the logs."""
+        found = {}
+        for path in (self._scratch / "logs").iterdir():
+            with open(path, "rb") as file:
+                file.seek(self._read.get(path.name, 0))
+                if text := file.read(_LOG_BYTES):
+                    found[path.name] = text
+                    self._read[path.name] = file.tell()
+        return found
+
+    # processes
+
+    @concurrent_endpoint
+    async def imports_done(self, kind: str) -> None:
+        """Answers once the host's fork server for that kind may be asked, or had its time."""
+        if forks := os.environ.get(FORK_SERVERS):
+            await imports_done(Path(forks), kind)
+
+    @concurrent_endpoint
+    async def gone(self, pid: int) -> None:
+        """Answers once a process has ended."""
+        ended = self._watched[pid] = asyncio.Event()
+        processes.watch(pid, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            self._watched.pop(pid, None)
+
+    @concurrent_endpoint
+    async def signal(self, pids: list[int], number: int) -> None:
+        processes.send(pids, number)
+
+    @concurrent_endpoint
+    async def gpus(self) -> tuple[int, int]:
+        """How many there are, and the bytes of the smallest."""
+        return await asyncio.to_thread(_gpus)
+
+    # files
+
+    @concurrent_endpoint
+    async def manifest(self, folder: str) -> Manifest:
+        """What is in a folder; nothing if there is none."""
+        return await asyncio.to_thread(manifest_of, Path(folder))
+
+    @concurrent_endpoint
+    async def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        return await asyncio.to_thread(read_part, Path(path), offset, nbytes)
+
+    @concurrent_endpoint
+    async def write(self, path: str, offset: int, data: bytes) -> None:
+        """The folders above it are made."""
+        await asyncio.to_thread(write_part, Path(path), offset, data)
+
+    @concurrent_endpoint
+    async def remove(self, folder: str, leaving: str) -> None:
+        """What a folder holds; but for what begins with ``leaving`` there. Only of what the run left lying here."""
+        if self._scratch in Path(folder).parents:
+            await asyncio.to_thread(remove_files, Path(folder), leaving)
+
+    @concurrent_endpoint
+    async def missing(self, paths: list[str]) -> list[str]:
+        """Which of them are not there."""
+        return [path for path in paths if not Path(path).exists()]
+
+
+def _gpus() -> tuple[int, int]:
+    import torch  # which takes a second, and is wanted on hosts with GPUs alone
+
+    if not torch.accelerator.is_available():
+        return 0, 0
+    module = torch.get_device_module(torch.accelerator.current_accelerator())
+    sizes = [module.get_device_properties(i).total_memory for i in range(torch.accelerator.device_count())]
+    return len(sizes), min(sizes)

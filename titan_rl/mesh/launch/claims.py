@@ -1,0 +1,156 @@
+"""Where a host is asked for a worker loop: the one port of ``titan-rl host`` that a run's configuration names.
+
+    controller ──certificate, claim──▶ reception ──▶ a new worker loop at a new port, for this controller alone
+                                          └────────▶ or why not: another run is served; or the claim is over
+
+A claim names a run, its epoch (how often the run was begun or resumed), and its number within that. A later claim of
+the same run goes over the earlier one, whose processes are ended first; one that is not later is over, for good. So
+neither a controller that was believed dead, nor a request that was long on its way, gets anything here. Each loop is a
+new one at a new port, since Monarch takes an address for its first process.
+"""
+
+import asyncio
+import json
+import queue
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from titan_rl.config.sections.hosts import Address
+from titan_rl.mesh.channel.tcp.pending_connections import MOST, Strangers
+from titan_rl.mesh.channel.tcp.security import accepted, client_context
+from titan_rl.mesh.processes.deadlines import DeadlineError, within
+
+_MOST_BYTES = 4096
+"""Of a claim, and of an answer to it."""
+_ASK_SECONDS, _ANSWER_SECONDS = 10.0, 60.0
+"""How long a stranger may take to say who he is; a host to answer a claim."""
+_AGAIN_SECONDS = 1.0
+
+
+class ClaimIsOver(RuntimeError):
+    """Another controller has gone on with the run: this one has nothing to say any more."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Of a controller to a host."""
+
+    run: str
+    epoch: int
+    number: int
+    """Grows within an epoch."""
+    controller: str
+    """A name that no other controller has."""
+
+    def goes_over(self, other: "Claim") -> bool:
+        return (self.epoch, self.number) > (other.epoch, other.number)
+
+
+def read_claim(line: bytes) -> Claim:
+    """Errors: ValueError if it is none."""
+    try:
+        claim = Claim(**json.loads(line))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    texts, numbers = (claim.run, claim.controller), (claim.epoch, claim.number)
+    if not all(isinstance(text, str) and text for text in texts) or any(type(number) is not int for number in numbers):
+        raise ValueError(f"{claim} is no claim")
+    return claim
+
+
+# the host's side
+
+
+class Caller:
+    """Who has made a claim, and waits."""
+
+    def __init__(self, claim: Claim, stream: socket.socket):
+        self.claim, self._stream = claim, stream
+
+    def give(self, address: str) -> None:
+        self._answer(address=address)
+
+    def refuse(self, why: str, *, is_over: bool) -> None:
+        self._answer(refused=why, is_over=is_over)
+
+    def _answer(self, **fields: str | bool) -> None:
+        with suppress(OSError), self._stream:  # it did not wait, and will ask again
+            self._stream.sendall(json.dumps(fields).encode() + b"\n")
+
+
+class Reception:
+    """Owns the socket. Callers are for the process's main thread; strangers are met in others, and get nothing."""
+
+    def __init__(self, address: Address, files: tuple[str, str, str] | None):
+        """``files``: certificate, key and authority; None: whoever comes is let in. Errors: OSError."""
+        family, *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((address.host, address.port), family=family, backlog=MOST)
+        self._files = files
+        self.callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
+        self._strangers = Strangers(listener, self._meet, "stranger")
+
+    def close(self) -> None:
+        """From now on nothing listens here."""
+        self._strangers.close()
+
+    def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
+        try:
+            connection.settimeout(_ASK_SECONDS)
+            stream = accepted(connection, self._files)
+            with stream.makefile("rb") as lines:
+                self.callers.put(Caller(read_claim(lines.readline(_MOST_BYTES)), stream))
+        except (OSError, ValueError):
+            connection.close()
+        finally:
+            known()
+
+
+# the controller's side
+
+
+async def ask_for_loop(address: Address, claim: Claim, say: Callable[[str], None]) -> str:
+    """The address of a worker loop that is there for this claim: as soon as the host can be reached, and is free.
+
+    ``say`` hears why it is not. Errors: ClaimIsOver; ValueError if this process has no certificate.
+    """
+    while True:
+        try:
+            answer = await within(_ANSWER_SECONDS, f"an answer of {address}", _ask(address, claim))
+        except (OSError, EOFError, ValueError, DeadlineError):  # nothing listens there (yet), or it is no host
+            answer = {}
+        if isinstance(found := answer.get("address"), str):
+            return found
+        if answer.get("is_over"):
+            raise ClaimIsOver(str(answer.get("refused")))
+        if answer:
+            say(f"{address}: {answer.get('refused')}")
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def _ask(address: Address, claim: Claim) -> dict:
+    """Errors: OSError; EOFError; ValueError."""
+    opening = asyncio.open_connection(address.host, address.port, ssl=client_context(address.scheme == "tls"))
+    reader, writer = await within(_ASK_SECONDS, f"a connection to {address}", opening)
+    try:
+        writer.write(json.dumps(asdict(claim)).encode() + b"\n")
+        await writer.drain()
+        answer = json.loads(await reader.readuntil(b"\n"))
+        if not isinstance(answer, dict):
+            raise ValueError(f"{address} says {answer!r}")
+        return answer
+    except asyncio.LimitOverrunError as error:
+        raise ValueError(str(error)) from None
+    finally:
+        writer.close()
+
+
+async def until_it_listens(address: Address) -> None:
+    """Until something takes connections there. Nothing is said to it."""
+    while True:
+        with suppress(OSError, DeadlineError):
+            opening = asyncio.open_connection(address.host, address.port)
+            _, writer = await within(_ASK_SECONDS, f"a connection to {address}", opening)
+            return writer.close()
+        await asyncio.sleep(_AGAIN_SECONDS)

@@ -1,0 +1,1 @@
+"""The members of a mesh by role: trainers, generators, verifiers."""

@@ -1,0 +1,175 @@
+"""The actors' endpoints as stubs: what each is called with, and what it answers. The actors say what each does."""
+
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.types import (
+    Completion,
+    EngineStatistics,
+    Group,
+    Prompt,
+    Request,
+    Rollout,
+    Sampling,
+    StepMetrics,
+)
+from titan_rl.mesh.channel.batches import RowsHandle
+from titan_rl.mesh.channel.memory.region import RegionHandle
+from titan_rl.mesh.channel.plan import SlotLayout, Units
+from titan_rl.mesh.channel.reader import ReaderSetup
+from titan_rl.mesh.channel.relay.gathering import Fetched, Route
+from titan_rl.mesh.channel.relay.memory import RelayHandle
+from titan_rl.mesh.channel.transports import Place
+from titan_rl.mesh.supervision.remote_call import PreparedEndpoints, stub
+from titan_rl.mesh.telemetry.step_record import RankTold
+
+
+class TrainerEndpoints(PreparedEndpoints):
+    """Of ``actors.trainer.Trainer``."""
+
+    @stub
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...
+
+    @stub
+    def offload(self) -> None: ...
+
+    @stub
+    def onload(self) -> None: ...
+
+    @stub
+    def open_snapshots(self) -> RegionHandle: ...
+
+    @stub
+    def take_snapshot(self, step: int) -> None: ...
+
+    @stub
+    def snapshot_steps(self) -> list[int]: ...
+
+    @stub
+    def restore(self, step: int, kept: RegionHandle | None) -> None: ...
+
+    @stub
+    def place(self) -> Place: ...
+
+    @stub
+    def holdings(self) -> Units: ...
+
+    @stub
+    def open_region(
+        self, layout: SlotLayout, over_rdma: bool, on_host: bool, over_tcp: bool = False, epoch: int = 0
+    ) -> RegionHandle: ...
+
+    @stub
+    def sft(self, batches: list[RowsHandle]) -> list[float]: ...
+
+    @stub
+    def train(
+        self,
+        batches: list[RowsHandle],
+        found: list[list[RowsHandle]],
+        has_signal: list[bool],
+        snapshot: int | None,
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]: ...
+
+    @stub
+    def forward_backward(
+        self, batches: list[RowsHandle], found: list[list[RowsHandle]]
+    ) -> StepMetrics | BadNumbers: ...
+
+    @stub
+    def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers: ...
+
+    @stub
+    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str) -> StepMetrics: ...
+
+    @stub
+    def examine(self, code: bytes) -> tuple[bytes, str]: ...
+
+    @stub
+    def publish(self, version: int, epoch: int = 0) -> None: ...
+
+    @stub
+    def begin_checkpoint(self, folder: str, shards: str = "") -> None: ...
+
+    @stub
+    def checkpoint_outcome(self) -> str | None: ...
+
+    @stub
+    def load_checkpoint(self, folder: str) -> None: ...
+
+    @stub
+    def load_role(self, role: str, path: str) -> None: ...
+
+    @stub
+    def digests(self) -> dict[str, str]: ...
+
+    @stub
+    def save_hf(self, folder: str, adapter: str = "", beside: str = "", dtype: str = "auto") -> None: ...
+
+
+class GeneratorEndpoints(PreparedEndpoints):
+    """Of ``actors.generator.Generator``."""
+
+    @stub
+    def start(self, rank: int, rendezvous_file: str, devices: tuple[int, ...] = ()) -> None: ...
+
+    @stub
+    def place(self) -> Place: ...
+
+    @stub
+    def needs(self) -> Units: ...
+
+    @stub
+    def connect(self, setup: ReaderSetup) -> RelayHandle | None: ...
+
+    @stub
+    def fetch(self, version: int, timeout: float, route: Route | None = None) -> Fetched: ...
+
+    @stub
+    def apply(self, version: int) -> EngineStatistics: ...
+
+    @stub
+    def sleep(self) -> None: ...
+
+    @stub
+    def account(self) -> tuple[int, int, int]: ...
+
+    @stub
+    def generate(self, request: Request) -> list[Completion]: ...
+
+    @stub
+    def take_statistics(self) -> EngineStatistics: ...
+
+    @stub
+    def examine(self, code: bytes) -> tuple[bytes, str]: ...
+
+
+class VerifierEndpoints(PreparedEndpoints):
+    """Of ``actors.verifier.Verifier``."""
+
+    @stub
+    def start(self, config: Config) -> int: ...
+
+    @stub
+    def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group: ...
+
+    @stub
+    def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]: ...
+
+    @stub
+    def examine(self, code: bytes) -> tuple[bytes, str]: ...
+
+
+class RoleEndpoints:
+    """Of ``actors.role.Role``."""
+
+    @stub
+    def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...
+
+    @stub
+    def find(self, batches: list[RowsHandle]) -> list[RowsHandle] | None: ...
+
+    @stub
+    def load_role(self, path: str) -> None: ...
+
+    @stub
+    def digest(self) -> str: ...

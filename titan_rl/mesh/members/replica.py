@@ -1,0 +1,60 @@
+"""One engine of the generator mesh: its ranks, and the work that it has."""
+
+import asyncio
+import pickle
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import cloudpickle
+
+from titan_rl.mesh.resources.devices import Seat
+from titan_rl.mesh.supervision.actor_process import ActorProcess
+
+
+@dataclass(eq=False)
+class Replica:
+    """``ranks[0]`` answers for all. As a context it counts a group that it works on."""
+
+    number: int
+    """-1 for a spare."""
+    ranks: list[ActorProcess] = field(default_factory=list)
+    seats: tuple[Seat, ...] = ()
+    """Of its ranks; none on a CPU."""
+    num_groups: int = 0
+    """That it is working on."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last group ends."""
+
+    @property
+    def leader(self) -> Any:
+        """The actor to ask."""
+        return self.ranks[0].actor
+
+    @cached_property
+    def reference(self) -> bytes:
+        """Of the actor to ask, for another actor (``actor_of``): pickled anew, it takes longer than a prompt."""
+        return cloudpickle.dumps(self.leader)
+
+    @property
+    def is_dead(self) -> bool:
+        return any(rank.is_dead for rank in self.ranks)
+
+    def __enter__(self) -> None:
+        self.num_groups += 1
+        self.idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.num_groups -= 1
+        if not self.num_groups:
+            self.idle.set()
+
+    def kill(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+
+
+@lru_cache(maxsize=64)
+def actor_of(reference: bytes) -> Any:
+    """Of a replica, the actor to ask."""
+    return pickle.loads(reference)

@@ -1,0 +1,147 @@
+"""Which of several equal actors a group goes to: the one with the fewest groups, and never one that is out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from titan_rl.mesh.processes.deadlines import DeadlineError
+
+_MAX_FAULTS = 12
+"""After so many faults without a finished group between them, no further one is tried."""
+
+
+class NoneLeft(RuntimeError):
+    """All are out, and none will come back."""
+
+
+class Router:
+    """Owns which actors may get work. A group's samples stay together, since they share their prompt's cache."""
+
+    def __init__(self, kind: str, numbers: Iterable[int]):
+        self.kind = kind
+        self._groups_at = dict.fromkeys(numbers, 0)
+        self._out: dict[int, str] = {}
+        self._given_up: dict[int, str] = {}
+        self._faults_in_a_row: list[str] = []
+        self._reserved: set[int] = set()
+        """For a group that is to be alone there; others may still end."""
+        self._alone: set[int] = set()
+        """Where such a group is at work."""
+        self._next_change = asyncio.Event()
+        """Set once, and then another takes its place, so that nobody who waits can miss it."""
+
+    @property
+    def members(self) -> list[int]:
+        """Also those that are out for now."""
+        return sorted(self._groups_at)
+
+    @property
+    def healthy(self) -> list[int]:
+        return [number for number in self._groups_at if number not in self._out]
+
+    def take_out(self, number: int, reason: str) -> None:
+        """It failed: no group goes there until it is put in again."""
+        if number not in self._out:
+            self._out[number] = reason
+            self._tell()
+            if number not in self._alone:  # or else it is the group's fault, until that is ``blamed``
+                self.blame(f"{self.kind} {number}: {reason}")
+
+    def blame(self, fault: str) -> None:
+        """One more fault without a finished group since the one before."""
+        self._faults_in_a_row.append(fault)
+
+    def put_in(self, number: int) -> None:
+        self._out.pop(number, None)
+        self._groups_at.setdefault(number, 0)
+        self._tell()
+
+    def add(self, number: int) -> None:
+        """One more, which is out until it is put in."""
+        self._groups_at[number] = 0
+        self._out[number] = "it is being started"
+
+    def remove(self, number: int) -> None:
+        """One less. What it has been given may end."""
+        del self._groups_at[number]
+        self._out.pop(number, None)
+        self._tell()
+
+    def give_up(self, number: int, reason: str) -> None:
+        """It will not come back. What took it out at first is told, too."""
+        self.take_out(number, reason)
+        first = self._out[number]
+        self._given_up[number] = reason if first == reason else f"{first}; {reason}"
+        self._tell()
+
+    def worked(self) -> None:
+        """A group was done."""
+        self._faults_in_a_row.clear()
+
+    @asynccontextmanager
+    async def choose(self, seconds: float, *, alone: bool = False) -> AsyncIterator[int]:
+        """The one that gets the group which the block works on; waits while all are out.
+
+        ``alone``: no other group is there meanwhile. Errors: NoneLeft, with every one's reason; DeadlineError after
+        ``seconds`` in which all were out. One that is kept for a group that is alone is waited for without a limit:
+        that group has its own.
+        """
+        number = await (self._wait_for_idle(seconds) if alone else self._wait_for_one(seconds))
+        self._groups_at[number] += 1
+        try:
+            yield number
+        finally:
+            if number in self._groups_at:
+                self._groups_at[number] = max(self._groups_at[number] - 1, 0)
+            if alone:
+                self._free(number)
+            self._tell()
+
+    async def _wait_for_idle(self, seconds: float) -> int:
+        """One that is kept for the caller alone, until ``_free``."""
+        while True:
+            number = await self._wait_for_one(seconds)
+            self._reserved.add(number)
+            try:
+                while number in self.healthy and self._groups_at[number]:
+                    await self._next_change.wait()
+            except BaseException:  # cancelled: nobody else would free it
+                self._free(number)
+                raise
+            if number in self.healthy:
+                self._alone.add(number)
+                return number
+            self._free(number)
+
+    def _free(self, number: int) -> None:
+        self._reserved.discard(number)
+        self._alone.discard(number)
+        self._tell()
+
+    async def _wait_for_one(self, seconds: float) -> int:
+        now, deadline = asyncio.get_running_loop().time, None
+        while True:
+            if len(self._faults_in_a_row) >= _MAX_FAULTS:
+                first, last = self._faults_in_a_row[0], self._faults_in_a_row[-1]
+                told = last if first == last else f"first {first}; at last {last}"
+                raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {told}")
+            healthy = self.healthy
+            if free := [number for number in healthy if number not in self._reserved]:
+                return min(free, key=self._groups_at.__getitem__)
+            if set(self._groups_at) <= set(self._given_up):
+                raise NoneLeft(f"no {self.kind} is left: {self._reasons(self._given_up)}")
+            deadline = None if healthy else deadline or now() + seconds
+            try:
+                await asyncio.wait_for(self._next_change.wait(), None if deadline is None else deadline - now())
+            except TimeoutError:
+                raise DeadlineError(
+                    f"no {self.kind} came back within {seconds:g} s: {self._reasons(self._out)}"
+                ) from None
+
+    def _tell(self) -> None:
+        """Somebody came, went or is done."""
+        self._next_change.set()
+        self._next_change = asyncio.Event()
+
+    def _reasons(self, out: dict[int, str]) -> str:
+        return "; ".join(f"{self.kind} {number}: {why}" for number, why in sorted(out.items()))

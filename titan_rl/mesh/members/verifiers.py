@@ -1,0 +1,82 @@
+"""The verifier processes. One that dies is replaced, and its groups are sampled again through another."""
+
+import asyncio
+from collections.abc import Callable
+
+from titan_rl.config.sections.schema import Config
+from titan_rl.mesh.members.endpoints import VerifierEndpoints
+from titan_rl.mesh.members.replacements import Replacements
+from titan_rl.mesh.members.router import Router
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.standby import Standby
+
+
+class Verifiers:
+    """Owns the verifier processes; each has a scorer process below it."""
+
+    def __init__(
+        self,
+        actor: type,
+        processes: ActorProcesses,
+        config: Config,
+        model_path: str,
+        environment: dict[str, str],
+        say: Callable[[str], None],
+    ):
+        self.processes, self.config, self.say = processes, config, say
+        self.router = Router("verifier", range(config.verifier.procs))
+        self.procs: dict[int, ActorProcess] = {}
+        self.scorers: dict[int, int] = {}
+        """Id of the scorer process that each verifier began with."""
+        self.standby = Standby(processes, config, "verifier", environment, actor, model_path)
+        self._replacements = Replacements(self.router, say)
+
+    async def start(self) -> None:
+        await asyncio.gather(*(self._start_one(number) for number in range(self.config.verifier.procs)))
+
+    async def _start_one(self, number: int) -> None:
+        process = await self.standby.take(f"verifier {number}")
+        try:
+            await self._set_up(number, process)
+        except BaseException:  # also when cancelled: nobody else knows of it yet, so nobody else would end it
+            process.kill()
+            self.processes.forget(process)
+            raise
+        self.procs[number] = process
+        process.on_death.append(lambda process: self._on_death(number, process))
+        if process.is_dead:
+            self._on_death(number, process)
+
+    async def _set_up(self, number: int, process: ActorProcess) -> None:
+        """With the settings that hold now."""
+        seconds, what = self.config.mesh.start_timeout, f"starting verifier {number}"
+        starting = VerifierEndpoints.start(self.config)
+        self.scorers[number] = await call(process, starting, seconds=seconds, what=what)
+
+    async def begin_anew(self) -> None:
+        """All take up the settings that hold now; no group is under way. One that dies meanwhile is replaced."""
+        setting_up = (self._set_up(number, process) for number, process in self.procs.items())
+        for answer in await asyncio.gather(*setting_up, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, ActorDied):
+                raise answer
+
+    def _on_death(self, number: int, process: ActorProcess) -> None:
+        if self.procs.get(number) is not process:
+            return
+        self.router.take_out(number, f"{process.name} {process.why}")
+        del self.procs[number]
+        self.processes.forget(process)
+        self.say(f"{process.name} {process.why}: its groups are sampled again, and it is replaced")
+        self._replacements.begin(number, lambda: self._replace(number))
+
+    async def _replace(self, number: int) -> None:
+        await self._start_one(number)
+        self.router.put_in(number)
+        self.processes.tell("verifier_serves", number=number)
+        self.standby.make()
+
+    def stop(self) -> None:
+        self._replacements.stop()
+        self.standby.stop()
+        self.procs = {}

@@ -1,0 +1,1 @@
+"""Process tables, deadlines, logs, fault injection."""

@@ -1,0 +1,1 @@
+"""Cores, devices, memory, ports and folders of a host."""

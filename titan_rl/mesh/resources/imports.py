@@ -1,0 +1,24 @@
+"""What the processes of each kind of actor import before they work, which takes most of a start: by name, for standbys
+and fork servers, whose own imports are few."""
+
+import importlib
+
+SHARED = ("torch", "transformers.models.auto.tokenization_auto")
+"""What all kinds import."""
+IMPORTS = {
+    "trainer": ("titan_rl.models.device", "titan_rl.trainer.join", "titan_rl.trainer.state.snapshot"),
+    "generator": ("titan_rl.generator.engine", "titan_rl.generator.vllm_recording", "vllm.v1.worker.gpu_worker"),
+    "verifier": ("titan_rl.environments.reasoning_gym.task",),
+}
+"""None of them may start a thread that a fork would lose, which Monarch's do."""
+
+
+def import_shared() -> None:
+    for module in SHARED:
+        importlib.import_module(module)
+
+
+def import_all(kind: str) -> None:
+    """Of a kind of actor."""
+    for module in SHARED + IMPORTS[kind]:
+        importlib.import_module(module)

@@ -1,0 +1,1 @@
+"""Per-step timings, and stragglers."""

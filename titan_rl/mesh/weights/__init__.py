@@ -1,0 +1,1 @@
+"""Routes of weight blocks from trainers to generators."""

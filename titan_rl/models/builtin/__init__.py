@@ -1,0 +1,1 @@
+"""Models and the tokenizer that are made here, without a download."""

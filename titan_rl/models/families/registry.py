@@ -1,0 +1,126 @@
+"""The model families: one entry for each ``model_type`` of a Hugging Face config.json.
+
+Parameters keep Hugging Face's shapes and row order (separate q, k and v; half-rotated rope), so a tensor of the file is
+a parameter of the model under another name.
+"""
+
+import titan_rl.models.lazy_compile  # noqa: F401  (before TorchTitan)
+
+# isort: split
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.parallelize import parallelize_llama
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.parallelize import parallelize_qwen3
+from transformers import PreTrainedConfig
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.plugins import resolve
+from titan_rl.models.families import gemma3, gpt_oss, olmo2, phi3
+from titan_rl.models.layers import layer_configs
+from titan_rl.models.layers.decoder import PackedDecoder, decoder_config
+from titan_rl.models.layers.moe import moe_config
+from titan_rl.models.weights.names import Gemma3Names, GptOssNames, Names, Olmo2Names
+
+REQUIRED: Mapping[str, object] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+"""The values that ``decoder_config`` needs in config.json; a key that is left out there is fine."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How TorchTitan builds and shards the models of one ``model_type``, and how it names their tensors.
+
+    For a family of your own, write a module that every process can import, and in it a ``Family``::
+
+        SMALL_LLAMA = Family(
+            partial(decoder_config, model=PackedLlama, block=Llama3TransformerBlock),
+            parallelize_llama,
+            required={**REQUIRED, "tie_word_embeddings": True},
+        )
+
+    Then give it in the TOML: ``[model] family = "my_package.my_module:SMALL_LLAMA"``. Layers of another kind need a
+    TorchTitan block of your own. Another decoder needs a class of your own that inherits from ``PackedDecoder`` and a
+    TorchTitan ``Decoder``, and whose ``Config`` has a field ``sequence_parallel: bool = True``. Two more things are
+    needed outside titan_rl: transformers must know the ``model_type`` (if it does not, call ``AutoConfig.register`` in
+    your module), and vLLM must know the ``architectures`` of config.json.
+    """
+
+    model_config: Callable[[PreTrainedConfig], Decoder.Config]
+    """From a directory's config to TorchTitan's config of the model. Errors: ValueError for what it cannot build."""
+    parallelize: Callable
+    """TorchTitan's ``parallelize_fn``: shards a model, or a pipeline stage of one."""
+    adapter: type = Names
+    """TorchTitan's state-dict adapter; only its names are used."""
+    required: Mapping[str, object] = field(default_factory=lambda: REQUIRED)
+    """Keys of config.json with the only value that this family computes."""
+
+
+class PackedLlama(PackedDecoder, Llama3Model):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3Model.Config):
+        sequence_parallel: bool = True
+
+
+class PackedQwen3(PackedDecoder, Qwen3Model):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        sequence_parallel: bool = True
+
+
+_llama_config = partial(decoder_config, model=PackedLlama, block=Llama3TransformerBlock)
+_qwen3_config = partial(
+    decoder_config,
+    model=PackedQwen3,
+    block=Qwen3TransformerBlock,
+    attention=partial(layer_configs.attention, qk_norm=True),
+)
+
+FAMILIES = {
+    "gemma3_text": Family(gemma3.gemma3_config, parallelize_qwen3, Gemma3Names, required=gemma3.REQUIRED),
+    "gpt_oss": Family(gpt_oss.gpt_oss_config, parallelize_qwen3, GptOssNames, required=gpt_oss.REQUIRED),
+    "llama": Family(_llama_config, parallelize_llama),
+    "mistral": Family(_llama_config, parallelize_llama),
+    "olmo2": Family(olmo2.olmo2_config, parallelize_qwen3, Olmo2Names),
+    "phi3": Family(phi3.phi3_config, parallelize_llama),
+    "qwen2": Family(
+        partial(_llama_config, attention=partial(layer_configs.attention, qkv_bias=True)), parallelize_llama
+    ),
+    "qwen3": Family(_qwen3_config, parallelize_qwen3),
+    "qwen3_moe": Family(partial(_qwen3_config, moe=moe_config), parallelize_qwen3),
+}
+"""By ``model_type``."""
+
+
+def find_family(model_type: str | None, given: Family | None = None) -> Family:
+    """``given``, or else the entry of FAMILIES. Errors: ValueError if there is none."""
+    if given is not None:
+        return given
+    if model_type is None or model_type not in FAMILIES:
+        raise ValueError(
+            f"model type {model_type!r} is not supported: use one of {', '.join(sorted(FAMILIES))}, or give a family "
+            f"of your own as model.family"
+        )
+    return FAMILIES[model_type]
+
+
+def make_family(reference: str, folders: Sequence[str]) -> Family | None:
+    """What ``model.family`` names; None where it is empty. Errors: ConfigError."""
+    if not reference:
+        return None
+    found = resolve("model.family", reference, folders)
+    if not isinstance(found, Family):
+        raise ConfigError(
+            f"model.family = {reference!r} must name a titan_rl.models.families.registry.Family, not {found!r:.80}"
+        )
+    return found

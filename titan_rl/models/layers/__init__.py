@@ -1,0 +1,1 @@
+"""Attention, feed-forward and embedding layers."""

@@ -1,0 +1,289 @@
+"""Causal attention over packed rows in which samples share their prompt, on any device.
+
+A row is a flat sequence of tokens, cut into segments. A segment attends to itself, causally, and to all of the
+segments that are its prefix: so the samples of a group share one copy of their prompt. A layer may see a
+window of its document only, counted in positions, so the prefix counts as what it is: the tokens just before.
+
+There are two forms. "packed": one call of a flash-attention kernel for the whole row (kernels/packed_attention.py),
+without a mask or padding. "blocks", where no such kernel is or fits: segments of similar shape are gathered into padded
+blocks and go through ``scaled_dot_product_attention`` together, with a dense mask.
+
+Dimensions: T tokens of a row, D segments of a block, Q queries and K keys of a block's longest segment,
+N heads, H head size.
+"""
+
+import titan_rl.models.lazy_compile  # noqa: F401  (before TorchTitan)
+
+# isort: split
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torch.nn.utils.rnn import pad_sequence
+from torchtitan.models.common.attention import GQAttention, VarlenAttention, VarlenMetadata
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.module import Module
+
+from titan_rl.data.types import Segment
+from titan_rl.kernels.packed_attention import (
+    PackedPlan,
+    fits_flash,
+    has_flash,
+    largest_head,
+    packed_attention,
+    plan_packed,
+)
+from titan_rl.models.layers.cpu_attention import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class Block:
+    """Segments that go through one attention call, as indices into the row, padded with 0."""
+
+    query_DQ: torch.Tensor
+    key_DK: torch.Tensor
+    prefix_D1: torch.Tensor | None
+    """Lengths of the prefixes, whose keys come first. None: no segment has one."""
+    valid_DQ: torch.Tensor
+    """Whether a query is a real token."""
+
+    def to(self, device: torch.device) -> "Block":
+        prefix_D1 = None if self.prefix_D1 is None else self.prefix_D1.to(device)
+        return Block(self.query_DQ.to(device), self.key_DK.to(device), prefix_D1, self.valid_DQ.to(device))
+
+    def mask(self, window: int | None, sink: bool) -> torch.Tensor | None:
+        """True where a query sees a key: [D, Q, K]. None: plain causal attention is enough.
+
+        ``window``: how many tokens a query sees, itself included; ``sink``: there is one more key, which all see.
+        """
+        num_keys = self.key_DK.shape[1]
+        narrow = window if window is not None and window < num_keys else None
+        if self.prefix_D1 is None and narrow is None and not sink:
+            return None
+        key_K = torch.arange(num_keys, device=self.key_DK.device)
+        place_Q = torch.arange(self.query_DQ.shape[1], device=self.key_DK.device)
+        place_DQ1 = (place_Q + (0 if self.prefix_D1 is None else self.prefix_D1)).view(-1, len(place_Q), 1)
+        mask_DQK = key_K <= place_DQ1
+        if narrow is not None:
+            # a query of the padding must see something, or its softmax is not a number
+            mask_DQK = mask_DQK & (key_K > place_DQ1 - narrow) | ~self.valid_DQ[:, :, None]
+        return F.pad(mask_DQK, (0, 1), value=True) if sink else mask_DQK
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What every layer needs to know about a row, computed once."""
+
+    blocks: list[Block]
+    output_T: torch.Tensor
+    """The place of each token of the row in the blocks' concatenated outputs."""
+    _masks: dict[tuple[int | None, bool], list[torch.Tensor | None]] = field(default_factory=dict, repr=False)
+
+    def masks(self, window: int | None, sink: bool = False) -> list[torch.Tensor | None]:
+        """Each block's mask; made for the first layer that asks, and the same for all others with such a window."""
+        if (window, sink) not in self._masks:
+            self._masks[window, sink] = [block.mask(window, sink) for block in self.blocks]
+        return self._masks[window, sink]
+
+
+AttentionPlan = BlockPlan | PackedPlan
+Form = Literal["blocks", "packed"]
+
+_PIECE, _SHORT = 128, 32
+"""Queries: the most that go together on a CPU, and the least that are worth a block of their own."""
+
+
+def _pieces(segment: Segment) -> list[Segment]:
+    """Of a long one: each has those before it as prefix. A CPU computes all scores of a block, those that are hidden by
+    the mask included, which in a segment by itself are half of them."""
+    count = -(-segment.length // _PIECE)
+    begins = [segment.length * piece // count for piece in range(count + 1)]
+    return [
+        Segment(
+            segment.start + begin, end - begin, (*segment.prefix, (segment.start, begin)) if begin else segment.prefix
+        )
+        for begin, end in pairwise(begins)
+    ]
+
+
+def _block_key(segment: Segment) -> tuple[bool, int, int]:
+    # lengths are rounded up to a power of two, so that a long segment does not pad the short ones
+    num_keys = segment.prefix_length + segment.length
+    return segment.prefix_length > 0, (max(segment.length, _SHORT) - 1).bit_length(), (num_keys - 1).bit_length()
+
+
+def _build_block(segments: list[Segment]) -> Block:
+    start, length, prefix_length = torch.tensor([[s.start, s.length, s.prefix_length] for s in segments]).T[:, :, None]
+    queries = torch.arange(int(length.max()))
+    valid_DQ = queries < length
+    query_DQ = torch.where(valid_DQ, start + queries, 0)
+    if not prefix_length.any():
+        return Block(query_DQ, query_DQ, None, valid_DQ)
+    keys = [torch.cat([torch.arange(first, first + count) for first, count in _ranges(each)]) for each in segments]
+    return Block(query_DQ, pad_sequence(keys, batch_first=True), prefix_length, valid_DQ)
+
+
+def plan_attention(
+    segments: list[Segment], num_tokens: int, device: torch.device, form: Form = "blocks"
+) -> AttentionPlan:
+    """The plan of one row of ``num_tokens`` tokens, which ``segments`` cover without gap or overlap.
+
+    ``form``: what ``attention_form`` chose for the model.
+    """
+    if form == "packed":
+        return plan_packed([_ranges(segment) for segment in segments], num_tokens, device)
+    return _plan_blocks(segments, num_tokens, device)
+
+
+def _plan_blocks(segments: list[Segment], num_tokens: int, device: torch.device) -> BlockPlan:
+    by_shape: dict[tuple[bool, int, int], list[Segment]] = defaultdict(list)
+    for segment in segments:
+        for piece in _pieces(segment) if device.type == "cpu" else [segment]:
+            by_shape[_block_key(piece)].append(piece)
+    blocks, output_T, offset = [], torch.full((num_tokens,), -1), 0
+    for key in sorted(by_shape):
+        block = _build_block(by_shape[key])
+        places = torch.arange(offset, offset + block.valid_DQ.numel()).view_as(block.valid_DQ)
+        output_T[block.query_DQ[block.valid_DQ]] = places[block.valid_DQ]
+        offset += block.valid_DQ.numel()
+        blocks.append(block.to(device))
+    assert int(output_T.min()) >= 0, "a token of the row belongs to no segment"
+    return BlockPlan(blocks, output_T.to(device))
+
+
+def _ranges(segment: Segment) -> list[tuple[int, int]]:
+    """All that its last token sees, in order."""
+    return [*segment.prefix, (segment.start, segment.length)]
+
+
+class PackedAttention(VarlenAttention):
+    """Takes an AttentionPlan where TorchTitan passes its masks.
+
+    The arguments have TorchTitan's names, since its sharding config refers to them. Its constructor is not called: that
+    one activates another flash-attention library by the GPU's generation, and imports it.
+    """
+
+    has_sink = False
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        window: int | None = None
+        """How many tokens a query sees, itself included; None: all before it."""
+        scale: float | None = None
+        """Factor on the scores, where it is not one over the root of the head size."""
+
+    def __init__(self, config: Config):
+        Module.__init__(self)
+        self.window, self.scale = config.window, config.scale
+
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: AttentionPlan | VarlenMetadata,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **_: Any,
+    ) -> torch.Tensor:
+        scale = self.scale or scale
+        q_TNH, k_TNH, v_TNH = (x_BLNH.flatten(0, 1) for x_BLNH in (q_BLNH, k_BLNH, v_BLNH))
+        if isinstance(attention_masks, PackedPlan):
+            assert not self.has_sink, "the kernel knows no sinks"
+            out_TNH = packed_attention(q_TNH, k_TNH, v_TNH, attention_masks, window=self.window, scale=scale)
+        else:
+            assert isinstance(attention_masks, BlockPlan), "TorchTitan's masks"
+            out_TNH = self._by_blocks(q_TNH, k_TNH, v_TNH, attention_masks, scale=scale, enable_gqa=enable_gqa)
+        return out_TNH.view(*q_BLNH.shape[:2], *out_TNH.shape[1:])
+
+    def _by_blocks(
+        self, q_TNH: torch.Tensor, k_TNH: torch.Tensor, v_TNH: torch.Tensor, plan: BlockPlan, **keywords: Any
+    ) -> torch.Tensor:
+        outputs = []
+        for block, mask_DQK in zip(plan.blocks, plan.masks(self.window, self.has_sink), strict=True):
+            out_DNQH = self.attend(
+                _gather(q_TNH, block.query_DQ),
+                _gather(k_TNH, block.key_DK),
+                _gather(v_TNH, block.key_DK),
+                attn_mask=None if mask_DQK is None else mask_DQK[:, None],
+                is_causal=mask_DQK is None,
+                **keywords,
+            )
+            outputs.append(out_DNQH.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, plan.output_T)
+
+    def attend(
+        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, scale: float | None, **keywords: Any
+    ) -> torch.Tensor:
+        return scaled_dot_product_attention(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)
+
+
+def _gather(x_TNH: torch.Tensor, index_DK: torch.Tensor) -> torch.Tensor:
+    rows = x_TNH.index_select(0, index_DK.flatten())
+    return rows.view(*index_DK.shape, *rows.shape[1:]).transpose(1, 2)  # D N K H
+
+
+class SinkAttention(PackedAttention):
+    """Each head has one more key, of a learned score and without a value: GPT-OSS's sinks.
+
+    It becomes a key like others by one more feature, in which it alone is not zero and a query has the sink's score.
+    """
+
+    has_sink = True
+    _FEATURES = 8  # GPU kernels want head sizes that are multiples of it
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(PackedAttention.Config):
+        num_heads: int
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.sinks = torch.nn.Parameter(torch.empty(config.num_heads))
+
+    def attend(
+        self, q_DNQH: torch.Tensor, k_DNKH: torch.Tensor, v_DNKH: torch.Tensor, *, scale: float | None, **keywords: Any
+    ) -> torch.Tensor:
+        assert scale is not None, "sinks are scaled as scores are"
+        sinks_N = self.sinks
+        if isinstance(sinks_N, DTensor):  # of this rank's heads
+            sinks_N = sinks_N.to_local(grad_placements=sinks_N.placements)
+        size, more = q_DNQH.shape[-1], self._FEATURES
+        score_DNQ1 = (sinks_N / scale).to(q_DNQH.dtype)[:, None, None].expand(*q_DNQH.shape[:-1], 1)
+        q_DNQH = F.pad(torch.cat([q_DNQH, score_DNQ1], dim=-1), (0, more - 1))
+        k_DNKH, v_DNKH = (F.pad(x_DNKH, (0, more, 0, 1)) for x_DNKH in (k_DNKH, v_DNKH))
+        k_DNKH[..., -1, size] = 1.0
+        return super().attend(q_DNQH, k_DNKH, v_DNKH, scale=scale, **keywords)[..., :size]
+
+
+def why_blocks(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps a model's rows from the flash-attention kernel, in words; None: nothing does.
+
+    ``model_config``: TorchTitan's of the model; ``dtype``: that it computes in.
+    """
+    if not has_flash(device):
+        return f"torch has no flash attention for this {device.type}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
+    layers = [getattr(layer, "attention", None) for layer in model_config.layers]
+    known = [
+        attention
+        for attention in layers
+        if isinstance(attention, GQAttention.Config) and type(attention.inner_attention) is PackedAttention.Config
+    ]
+    if len(known) != len(layers):
+        return "the model has attention of its own, such as sinks, which flash attention does not know"
+    largest = largest_head(device)
+    for size in sorted({attention.qkv_linear.head_dim for attention in known}):
+        if not fits_flash(dtype, size, largest):
+            return f"flash attention takes heads of a multiple of 8 features up to {largest}, and these have {size}"
+    return None
+
+
+def attention_form(model_config: Decoder.Config, device: torch.device, dtype: torch.dtype) -> Form:
+    """How attention over this model's rows is computed. The arguments are those of ``why_blocks``."""
+    return "blocks" if why_blocks(model_config, device, dtype) else "packed"

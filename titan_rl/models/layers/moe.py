@@ -1,0 +1,92 @@
+"""Mixtures of experts: TorchTitan's, computed in the model's own dtype.
+
+TorchTitan always multiplies experts in bf16, so in fp32 the trainer could not agree with the generator. The router is
+Qwen3's: softmax over all experts, then the top k, normalized if config.json says so. There is no load-balancing bias
+and no auxiliary loss: reinforcement learning must move weights only for the reward.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common.config_utils import make_routed_experts_config, make_router_config
+from torchtitan.models.common.moe import GroupedExperts, MoE
+from torchtitan.models.common.param_init import skip_param_init
+from transformers import PreTrainedConfig
+
+from titan_rl.models.layers.layer_configs import FROM_FILE
+
+
+def grouped_product(a_RK: torch.Tensor, w_EKN: torch.Tensor, num_tokens_E: torch.Tensor) -> torch.Tensor:
+    """Each row of ``a_RK``, sorted by expert, times its expert's matrix: [R, N]."""
+    if a_RK.is_cuda and a_RK.dtype == torch.bfloat16:
+        return torch.nn.functional.grouped_mm(a_RK, w_EKN, offs=num_tokens_E.cumsum(0, dtype=torch.int32))
+    return torch.cat([a @ w for a, w in zip(a_RK.split(num_tokens_E.tolist()), w_EKN.unbind(), strict=True)])
+
+
+class Experts(GroupedExperts):
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """``x_RD``: R tokens in all, sorted by expert."""
+        w1_EFD, w2_EDF, w3_EFD = (
+            (w.to_local() if isinstance(w, DTensor) else w).to(x_RD.dtype)
+            for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )
+        multiply = partial(grouped_product, num_tokens_E=num_tokens_per_expert_E)
+        gate_RF, up_RF = (multiply(x_RD, w_EFD.transpose(-2, -1)) for w_EFD in (w1_EFD, w3_EFD))
+        return multiply(F.silu(gate_RF) * up_RF, w2_EDF.transpose(-2, -1))
+
+
+class MixtureOfExperts(MoE):
+    @dataclass(kw_only=True, slots=True)
+    class Config(MoE.Config):
+        pass
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        if isinstance(x_BLD, DTensor) and isinstance(x_BLD.to_local(), AsyncCollectiveTensor):
+            # TP without EP gathers the sequence for the experts; local_map would wait for that outside of autograd,
+            # and lose the gradient
+            x_BLD = x_BLD.clone()
+        return super().forward(x_BLD)
+
+
+def moe_config(hf: PreTrainedConfig) -> MoE.Config:
+    """TorchTitan's config of a layer's experts."""
+    sizes = dict(dim=hf.hidden_size, hidden_dim=hf.moe_intermediate_size, num_experts=hf.num_experts)
+    from_file = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
+    return mixture_config(hf, Experts.Config(**sizes, param_init=from_file), normalize=hf.norm_topk_prob)
+
+
+def mixture_config(
+    hf: PreTrainedConfig, experts: GroupedExperts.Config, *, normalize: bool, bias: bool = False
+) -> MoE.Config:
+    """``experts`` behind a router; ``normalize``: the chosen ones' weights add up to 1; ``bias``: the router's."""
+    routed = make_routed_experts_config(
+        dim=experts.dim,
+        hidden_dim=experts.hidden_dim,
+        num_experts=experts.num_experts,
+        top_k=hf.num_experts_per_tok,
+        param_init={},
+        comm_backend="standard",
+    )
+    routed.inner_experts = experts
+    return MixtureOfExperts.Config(
+        num_experts=experts.num_experts,
+        router=make_router_config(
+            dim=experts.dim,
+            num_experts=experts.num_experts,
+            top_k=hf.num_experts_per_tok,
+            gate_param_init=FROM_FILE,
+            score_func="softmax",
+            route_norm=normalize,
+            bias=bias,
+        ),
+        routed_experts=routed,
+        load_balance_coeff=None,
+    )

@@ -1,0 +1,1 @@
+"""Weights by name: Hugging Face files, LoRA adapters, shards."""

@@ -1,0 +1,108 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): a weight W stays as it is, and the model computes with
+W + (alpha / rank) B A, of which A [rank, inputs] and B [outputs, rank] alone are trained (section 4.1).
+
+TorchTitan's converter makes the adapted layers and freezes all else; here are the names, and the checks that it leaves
+out. Targets have Hugging Face's names, as PEFT's ``target_modules`` have. Without adapters stay experts, which are no
+linear layers, routers, embeddings, and the output head.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+from torchtitan.components.lora import LoRAConverter
+from torchtitan.models.common import Linear
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.module import Module
+
+from titan_rl.config.load import nearest
+from titan_rl.config.sections.schema import LoraConfig
+from titan_rl.models.layers.layer_configs import FROM_FILE
+from titan_rl.models.weights.shards import decoder_of, hf_names
+
+_MADE_FROM = {"wk": "wkv", "wv": "wkv"}
+"""TorchTitan's layers whose config has another name, since two are made from one."""
+
+
+def linear_layers(spec: ModelSpec) -> dict[str, str]:
+    """The projections that can have adapters: Hugging Face's name (``q_proj``) to TorchTitan's (``wq``)."""
+    with torch.device("meta"):
+        modules = spec.model.build().named_modules()
+    weights = [f"{name}.weight" for name, module in modules if isinstance(module, Linear) and _is_projection(name)]
+    return {hf.split(".")[-2]: titan.split(".")[-2] for titan, hf in hf_names(spec, weights).items()}
+
+
+def _is_projection(name: str) -> bool:
+    return name.startswith("layers.") and ".router." not in name
+
+
+def targets_of(spec: ModelSpec, lora: LoraConfig) -> list[str]:
+    """Which projections get adapters, by Hugging Face's names. Errors: ValueError for what cannot have any."""
+    known = linear_layers(spec)
+    for name in lora.targets:
+        if name not in known:
+            raise ValueError(f"lora.targets: the model has no {name!r}{_why_none(spec)}; {nearest(name, known)}")
+    wanted = list(dict.fromkeys(lora.targets)) or list(known)
+    made_from = {_config_name(known[name]) for name in wanted}
+    for name, titan in known.items():
+        if name not in wanted and _config_name(titan) in made_from:
+            raise ValueError(f"lora.targets: TorchTitan adapts k_proj and v_proj together: add {name!r}, or leave both")
+    return wanted
+
+
+def _config_name(titan: str) -> str:
+    return _MADE_FROM.get(titan, titan)
+
+
+def _why_none(spec: ModelSpec) -> str:
+    has_experts = any(getattr(layer, "moe", None) is not None for layer in decoder_of(spec).layers)
+    return " outside of its experts, which TorchTitan cannot adapt" if has_experts else ""
+
+
+def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
+    """The spec whose model has adapters, and is frozen but for them; ``spec`` itself where ``lora`` is off.
+
+    Errors: ValueError for targets that the model has not.
+    """
+    if not lora.rank:
+        return spec
+    known = linear_layers(spec)
+    fields = sorted({_config_name(known[name]) for name in targets_of(spec, lora)})
+    converter = LoRAConverter(LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=fields))
+    return replace(spec, model=converter.convert(spec.model))
+
+
+class AdaptedLayer(Protocol):
+    """A layer with an adapter: TorchTitan makes its class when the model is converted."""
+
+    lora_a: Module
+    lora_b: Module
+    _lora_scaling: float
+
+
+def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
+    """Every layer that has an adapter."""
+    for part in model_parts:
+        yield from (cast(AdaptedLayer, module) for module in part.modules() if hasattr(module, "lora_a"))
+
+
+def draw_nothing(model: nn.Module) -> None:
+    """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
+    for module in adapted_modules([model]):
+        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE  # noqa: SLF001  (TorchTitan's, which it reads at the start)
+
+
+@contextmanager
+def adapter_disabled(model_parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Meanwhile the model computes with its own weights alone: the model that the adapters began at, for free."""
+    kept = [(module, module._lora_scaling) for module in adapted_modules(model_parts)]  # noqa: SLF001  (TorchTitan's factor of an adapter)
+    try:
+        for module, _ in kept:
+            module._lora_scaling = 0.0  # noqa: SLF001  (x + 0 y is x, to the bit, for whatever y is finite)
+        yield
+    finally:
+        for module, scaling in kept:
+            module._lora_scaling = scaling  # noqa: SLF001  (TorchTitan's factor of an adapter)

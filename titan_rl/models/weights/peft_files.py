@@ -1,0 +1,99 @@
+"""Adapters as PEFT keeps them: a directory with adapter_config.json and adapter_model.safetensors.
+
+``peft.PeftModel.from_pretrained(model, directory)`` loads what is written here. Read is what this tree can compute:
+plain LoRA of one rank, on the projections and at the scale that the configuration names.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from titan_rl.config.model_directory.directory import read_object
+from titan_rl.config.model_directory.safetensors_files import read_header
+from titan_rl.config.sections.schema import LoraConfig
+from titan_rl.data.storage.files import replacing
+from titan_rl.models.weights.hf_weights import slices
+from titan_rl.models.weights.shards import Shard
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PLAIN: dict[str, Any] = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "layers_pattern": None,
+    "layers_to_transform": None,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "alpha_pattern": {},
+    "rank_pattern": {},
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "use_dora": False,
+    "use_rslora": False,
+}
+"""PEFT's keys with the one value that is computed here; a key that is left out there is fine."""
+
+
+def save_adapter(tensors: dict[str, torch.Tensor], lora: LoraConfig, base: Path, out: Path) -> None:
+    """``tensors``: by their names in the model, such as ``model.layers.0.self_attn.q_proj.lora_A.weight``."""
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    config = {
+        **_PLAIN,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": targets,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / WEIGHTS) as beside:
+        save_file({_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}, beside, {"format": "pt"})
+    with replacing(out / CONFIG) as beside:
+        beside.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def check_adapter(path: Path, lora: LoraConfig, targets: list[str], shapes: dict[str, tuple[int, ...]]) -> None:
+    """``targets``, ``shapes``: of the model's adapters, by Hugging Face's names. Errors: ValueError if a directory does
+    not hold just these, or wants them computed otherwise."""
+    config = read_object(path / CONFIG)
+    for key, wanted in _PLAIN.items():
+        if (found := config.get(key, wanted)) != wanted and (found or wanted):
+            raise ValueError(f"{CONFIG} has {key} = {found!r:.60}, and only {wanted!r} is computed here")
+    for ours, theirs, wanted in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
+        if config.get(theirs) != wanted:
+            raise ValueError(f"{CONFIG} has {theirs} = {config.get(theirs)!r:.60}: set lora.{ours} to that")
+    found = config.get("target_modules")
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{CONFIG} has target_modules = {found!r:.60}: give a list of names")
+    if set(found) != set(targets):
+        raise ValueError(f"{CONFIG} has target_modules = {sorted(found)}: set lora.targets to that")
+    _check_tensors(path, shapes)
+
+
+def _check_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    stored = {name: tensor.shape for name, tensor in read_header(path / WEIGHTS).items()}
+    wanted = {_PREFIX + name: shape for name, shape in shapes.items()}
+    for name in sorted(stored.keys() ^ wanted.keys()):
+        raise ValueError(f"{WEIGHTS} {'has' if name in stored else 'lacks'} {name}: it is another model's")
+    for name, shape in wanted.items():
+        if stored[name] != shape:
+            raise ValueError(f"{name} is {stored[name]} in {WEIGHTS}, and should be {shape}")
+
+
+@torch.no_grad()
+def load_adapter(shards: list[Shard], path: str | Path) -> None:
+    """Fill a rank's boxes of adapters, reading only those parts. Errors: ValueError for NaN or infinities."""
+    with safe_open(Path(path) / WEIGHTS, "pt") as tensors:
+        for shard in shards:
+            values = tensors.get_slice(_PREFIX + shard.name)[slices(shard.start, shard.tensor.shape)]
+            if not values.isfinite().all():
+                raise ValueError(f"{shard.name} in {path} holds NaN or infinities: copy the file again")
+            shard.tensor.copy_(values)

@@ -1,0 +1,1 @@
+"""Alarms on reward hacking and training health."""

@@ -1,0 +1,53 @@
+"""Alarms: what in a run's metrics asks somebody to look. Pure.
+
+A reward that looks gamed instead of earned (gamed.py), and a policy or a machinery that looks unwell (unwell.py). Most
+compare the mean of the last WINDOW steps with that of every window of as many steps before it, without overlap, and are
+raised if one of them differs by more than their thresholds *and* by more than chance: by SURE standard errors, which
+come from how much the steps of the two windows differ among themselves. Scales are the run's own: a reward's range is
+what samples earned so far, at most less at least.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from titan_rl.records.alarms import reward_hacking, training_health
+from titan_rl.records.alarms.windows import WINDOW, Records
+
+GAMED = tuple(reward_hacking.LOOKS)
+"""Of the reward."""
+NAMES = (*GAMED, *training_health.LOOKS)
+METRICS = tuple(f"alarm_{name}" for name in NAMES)
+_LOOKS = reward_hacking.LOOKS | training_health.LOOKS
+
+
+def standing(records: Records, names: Collection[str] = NAMES) -> dict[str, str]:
+    """The alarms that stand after the last of a run's records, by name, each in words."""
+    said = {name: _LOOKS[name](records) for name in names}
+    return {name: text for name, text in said.items() if text}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One that was raised."""
+
+    name: str
+    first: int
+    """Step after which it stood."""
+    last: int
+    """Step up to which it did."""
+    says: str
+    """In words, as it was then."""
+
+
+def history(records: Iterable[dict[str, float]], names: Collection[str] = NAMES) -> list[Alarm]:
+    """Every alarm of a run from its records, in the order of their beginnings; one that ended and came again is two."""
+    records = [record for record in records if "reward" in record]
+    raised: list[Alarm] = []
+    open_ones: dict[str, Alarm] = {}
+    for count in range(2 * WINDOW, len(records) + 1):
+        step, now = int(records[count - 1]["step"]), standing(records[:count], names)
+        raised += [open_ones.pop(name) for name in list(open_ones) if name not in now]
+        for name, says in now.items():
+            before = open_ones.get(name, Alarm(name, step, step, says))
+            open_ones[name] = Alarm(name, before.first, step, before.says)
+    return sorted([*raised, *open_ones.values()], key=lambda alarm: (alarm.first, alarm.name))

@@ -1,0 +1,1 @@
+"""Checkpoint folders and shard stores."""

@@ -1,0 +1,280 @@
+"""A ledger proved from its file: every entry of its chain, and every row against what the entries add up to.
+
+    entries (chained) ── folded ──▶ what each prompt and sample must be ══ compared ══ tables ``prompts``, ``samples``
+
+What this shows: damage, and rows or entries that were deleted, changed or added, each by its name. What it cannot
+show: a file that somebody rewrote as a whole, with hashes computed anew, since no key is involved; and an end that was
+cut off together with the rows that it made, for which the run's other files must be asked (ledger_witnesses.py).
+
+Nothing is written, and one snapshot is read, so the run may be active.
+"""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from titan_rl.records.ledger.ledger import SCHEMA, UNCHAINED, entry_hash, is_unchained
+
+T = TypeVar("T")
+_MAX_SAMPLES = 1 << 16
+"""Of a prompt; an entry that says more is damaged."""
+
+
+class UnreadableLedger(ValueError):
+    """There is no ledger in the file, or it is damaged so that its rows cannot be read; says which, in one line."""
+
+
+@dataclass
+class Proved:
+    """A prompt as the entries tell it. All its samples are settled at once."""
+
+    samples: int
+    retries: int = 0
+    reasons: list[str | None] | None = None
+    """Of each sample, None if it was trained; None for all while they are pending."""
+    step: int | None = None
+    seen: int = 0
+    """A bit for each sample whose row was found."""
+
+    def row(self, sample: int) -> tuple[str, int | None, str | None]:
+        """State, step and reason of a sample's row."""
+        if self.reasons is None:
+            return "pending", None, None
+        reason = self.reasons[sample]
+        return ("trained" if reason is None else "discarded"), self.step, reason
+
+
+def flaws(path: Path) -> list[str]:
+    """What is wrong with a ledger file, a line each naming the row; empty if it holds. Nothing is raised."""
+    try:
+        return read(path, flaws_of)
+    except UnreadableLedger as error:
+        return [str(error)]
+
+
+def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
+    """What ``look`` finds in a ledger, in one snapshot of it. Errors: UnreadableLedger."""
+    if not path.is_file():
+        raise UnreadableLedger(f"{path} is not there: the run has no ledger")
+    if not path.stat().st_size:
+        raise UnreadableLedger(f"{path} is empty: it holds no ledger")
+    log = Path(f"{path}-wal")
+    if log.exists():
+        return _read(path, look, "mode=ro")
+    try:  # nobody has it open, so it is read without the files that SQLite makes to share it
+        found = _read(path, look, "immutable=1")
+    except UnreadableLedger:
+        if not log.exists():
+            raise
+    else:
+        if not log.exists():
+            return found
+    return _read(path, look, "mode=ro")  # a run has begun meanwhile
+
+
+def _read(path: Path, look: Callable[[sqlite3.Connection], T], mode: str) -> T:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as connection:
+            connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
+            connection.execute("begin")
+            _check_readable(path, connection)
+            return look(connection)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise UnreadableLedger(
+            f"{path} cannot be read as a ledger ({error}): it is damaged, or something else"
+        ) from None
+
+
+def _check_readable(path: Path, connection: sqlite3.Connection) -> None:
+    """Errors: UnreadableLedger for a file of another kind, and for one whose pages are damaged."""
+    missing = {"prompts", "samples"} - _objects(connection).keys()
+    if missing:
+        raise UnreadableLedger(f"{path} holds no ledger: it has no table {' and no table '.join(sorted(missing))}")
+    for (line,) in connection.execute("pragma integrity_check(20)"):
+        # a row that breaks a rule can be read, and is named where it is compared
+        if line != "ok" and "constraint failed" not in line and "NULL value in" not in line:
+            raise UnreadableLedger(f"{path} is damaged: {' '.join(line.split())}")
+
+
+def flaws_of(connection: sqlite3.Connection) -> list[str]:
+    """As ``flaws``, of a ledger that ``read`` opened."""
+    if is_unchained(connection):
+        return [UNCHAINED]
+    found = _schema_flaws(connection)
+    if "entries" not in _objects(connection):
+        return found
+    entries = connection.execute("select number, content, hash from entries order by number").fetchall()
+    proved, cannot = fold(entries)
+    [(last,)] = connection.execute("select max(seq) from sqlite_sequence where name = 'entries'")
+    found += _chain_flaws(entries, last or 0) + cannot
+    found += _prompt_flaws(proved, connection.execute("select id, samples, retries from prompts order by id"))
+    rows = connection.execute("select prompt_id, sample, state, step, reason from samples order by prompt_id, sample")
+    return found + _sample_flaws(proved, rows)
+
+
+# the schema
+
+
+def _objects(connection: sqlite3.Connection) -> dict[str, str]:
+    """Tables, indexes and triggers, and how each was made."""
+    rows = connection.execute("select name, sql from sqlite_master where name not like 'sqlite_%'")
+    return {name: sql for name, sql in rows}
+
+
+def _schema_flaws(connection: sqlite3.Connection) -> list[str]:
+    with closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(SCHEMA)
+        wanted, found = _objects(fresh), _objects(connection)
+    return [f"{name} is missing from the database" for name in wanted.keys() - found.keys()] + [
+        f"{name} of the database is not as this release makes it"
+        for name in sorted(found)
+        if found[name] != wanted.get(name)
+    ]
+
+
+# the chain
+
+Entry = tuple[int, str, str]
+"""Number, content, hash."""
+
+
+def _chain_flaws(entries: Iterable[Entry], last: int) -> list[str]:
+    """``last``: the highest number that the database ever gave to an entry, which it keeps in a table of its own."""
+    found, wanted, before = [], 1, {""}
+    for number, content, stored in entries:
+        if number < 1:
+            found.append(f"entry {number} was added: entries are numbered from 1")
+            continue
+        if number > wanted:
+            found += _missing(wanted, number)
+            before = set()
+        # also from what the hash before should have been, so that a changed hash does not accuse the entry after it
+        computed = {entry_hash(previous, number, content) for previous in before}
+        if before and stored not in computed:
+            found.append(f"entry {number} was changed or added: its hash does not follow from it and the entry before")
+        wanted, before = number + 1, {stored} if stored in computed else {stored, *computed}
+    if last < wanted - 1:
+        found.append(
+            f"entry {wanted - 1} is there, but the database counts {last} entries: it was added, or the count changed"
+        )
+    return found + _missing(wanted, last + 1)
+
+
+def _missing(first: int, end: int) -> list[str]:
+    if end - first > 1:
+        return [f"entries {first} to {end - 1} are missing: their rows were deleted"]
+    return [f"entry {first} is missing: its row was deleted"] if end > first else []
+
+
+# what the entries add up to
+
+
+def fold(entries: Iterable[Entry]) -> tuple[dict[str, Proved], list[str]]:
+    """Every prompt as the entries leave it; and what of them cannot be so, a line each."""
+    prompts: dict[str, Proved] = {}
+    cannot: list[str] = []
+    for number, content, _ in entries:
+        try:
+            objections = _carry_out(json.loads(content), prompts)
+        except (ValueError, TypeError, KeyError, AttributeError, StopIteration):
+            objections = ["cannot be read"]
+        cannot += [f"entry {number} {objection}" for objection in objections]
+    return prompts, cannot
+
+
+def _carry_out(content: dict[str, Any], prompts: dict[str, Proved]) -> list[str]:
+    kind = next(iter(content))
+    return _KINDS[kind](prompts, *content.values())
+
+
+def _issue(prompts: dict[str, Proved], names: list[str], num_samples: int) -> list[str]:
+    _check_count(num_samples)
+    again = [name for name in names if name in prompts]
+    prompts |= {name: Proved(num_samples) for name in names if name not in prompts}
+    return [f"issues {name} again" for name in again]
+
+
+def _settle(prompts: dict[str, Proved], outcomes: dict[str, list[str | None]], step: int | None) -> list[str]:
+    objections = []
+    for name, reasons in outcomes.items():
+        _check_reasons(reasons)
+        prompt = prompts.get(name)
+        if prompt is None or prompt.reasons is not None or len(reasons) != prompt.samples:
+            objections.append(f"settles {len(reasons)} samples of {name}, which are not pending then")
+        else:
+            prompt.reasons, prompt.step = reasons, step
+    return objections
+
+
+def _retry(prompts: dict[str, Proved], name: str) -> list[str]:
+    if name not in prompts:
+        return [f"samples {name} again, which was not issued before"]
+    prompts[name].retries += 1
+    return []
+
+
+def _rewind(prompts: dict[str, Proved], step: int, num_samples: int) -> list[str]:
+    _check_count(num_samples)
+    for prompt in prompts.values():
+        if prompt.step is not None and prompt.step > step:
+            prompt.reasons = prompt.step = None
+        if prompt.reasons is None:
+            prompt.samples = num_samples
+    return []
+
+
+def _check_count(num_samples: int) -> None:
+    if not isinstance(num_samples, int) or not 0 < num_samples < _MAX_SAMPLES:
+        raise ValueError(num_samples)
+
+
+def _check_reasons(reasons: list[str | None]) -> None:
+    if not isinstance(reasons, list):
+        raise ValueError(reasons)
+
+
+_KINDS = {"issue": _issue, "settle": _settle, "retry": _retry, "rewind": _rewind}
+
+
+# the tables
+
+
+def _prompt_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    found, seen = [], set()
+    for name, samples, retries in rows:
+        seen.add(name)
+        if (prompt := proved.get(name)) is None:
+            found.append(f"prompt {name} was added: no entry issued it")
+            continue
+        for what, stored, wanted in (("samples", samples, prompt.samples), ("retries", retries, prompt.retries)):
+            if stored != wanted:
+                found.append(f"prompt {name} was changed: its row says {stored} {what}, the entries {wanted}")
+    return found + [f"prompt {name} is missing: its row was deleted" for name in proved.keys() - seen]
+
+
+def _sample_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    found = []
+    for name, sample, *row in rows:
+        prompt = proved.get(name)
+        if prompt is None or not isinstance(sample, int) or not 0 <= sample < prompt.samples:
+            found.append(f"{name} sample {sample} was added: no entry issued it")
+            continue
+        prompt.seen |= 1 << sample
+        if (wanted := prompt.row(sample)) != tuple(row):
+            found.append(f"{name} sample {sample} was changed: its row says {_told(row)}, the entries {_told(wanted)}")
+    for name, prompt in proved.items():
+        if prompt.seen != (1 << prompt.samples) - 1:
+            missing = (sample for sample in range(prompt.samples) if not prompt.seen >> sample & 1)
+            found += [f"{name} sample {sample} is missing: its row was deleted" for sample in missing]
+    return found
+
+
+def _told(row: Iterable) -> str:
+    """``trained at step 3``, ``discarded at step 3 (timeout)``."""
+    state, step, reason = row
+    return f"{state}{'' if step is None else f' at step {step}'}{'' if reason is None else f' ({reason})'}"

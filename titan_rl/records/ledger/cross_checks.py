@@ -1,0 +1,103 @@
+"""The ledger against what else a run directory knows: rollout files, metrics, checkpoints.
+
+A chain does not show that its end was cut off together with the rows that it made, nor that the whole file was written
+anew. These were written by others at the time: a step's rollouts before it was settled, its metrics and checkpoint
+after that. So they are read before the ledger, and a run that goes on meanwhile contradicts nothing; only one that
+returns to a checkpoint just then may seem to, once.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pyarrow as pa
+
+from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
+from titan_rl.records.ledger.audit import UnreadableLedger, read
+from titan_rl.records.ledger.ledger import is_unchained
+from titan_rl.records.metrics import read_metrics
+from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import recorded_steps, sample_names
+
+Sample = tuple[str, int]
+"""Prompt and number."""
+
+
+def contradictions(root: Path) -> list[str]:
+    """What in a run directory speaks against its ledger, a line each; empty if nothing does, or there is no ledger."""
+    cannot, recorded = _recorded(root)
+    told = _last_told(root)
+    try:
+        return cannot + read(RunDir(root).ledger, lambda connection: _against(connection, recorded, told))
+    except UnreadableLedger:  # told by whoever asks for its flaws
+        return cannot
+
+
+def _against(connection: sqlite3.Connection, recorded: dict[int, set[Sample]], told: dict[str, int]) -> list[str]:
+    found, last = [], _last_step(connection)
+    for step, names in recorded.items():
+        rows = connection.execute("select prompt_id, sample, state from samples where step = ?", (step,))
+        if settled := {(name, sample): state for name, sample, state in rows}:
+            found += _differences(connection, step, names, settled)
+        elif step > last + 1:  # the one after the last may be in training, or have been when the run ended
+            found.append(f"rollouts of step {step} are recorded, but the ledger ends at step {last}")
+    return found + [
+        f"{what} tells of step {step}, but the ledger ends at step {last}: its end was cut off, or lost with the power"
+        for what, step in told.items()
+        if step > last
+    ]
+
+
+def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
+    """What cannot be read; and each step's samples."""
+    cannot, recorded = [], {}
+    folder = RunDir(root).rollouts
+    for step in recorded_steps(folder):
+        try:
+            recorded[step] = sample_names(folder, step)
+        except FileNotFoundError:  # the run set it aside meanwhile
+            continue
+        except (OSError, pa.ArrowException) as error:
+            cannot.append(f"rollouts of step {step} cannot be read, and prove nothing: {' '.join(str(error).split())}")
+    return cannot, recorded
+
+
+def _last_told(root: Path) -> dict[str, int]:
+    metrics = [int(record["step"]) for record in read_metrics(root) if "reward" in record]
+    checkpoints = CheckpointFolder(RunDir(root).checkpoints, 1).steps()
+    return {"metrics.jsonl": max(metrics, default=0), "a checkpoint": max(checkpoints, default=0)}
+
+
+def _last_step(connection: sqlite3.Connection) -> int:
+    """The last that ever was settled, also if the run went back from it: its rollouts and metrics stay until it
+    makes them again."""
+    [(last,)] = connection.execute("select max(step) from samples where typeof(step) = 'integer'")
+    return max(_last_entered(connection), last or 0)
+
+
+def _last_entered(connection: sqlite3.Connection) -> int:
+    if is_unchained(connection):
+        return 0
+    steps = [0]
+    for (content,) in connection.execute("select content from entries"):
+        try:
+            steps.append(int(json.loads(content).get("step") or 0))
+        except (ValueError, TypeError, AttributeError):  # an entry that is damaged is told elsewhere
+            continue
+    return max(steps)
+
+
+def _differences(
+    connection: sqlite3.Connection, step: int, names: set[Sample], settled: dict[Sample, str]
+) -> list[str]:
+    """Samples that were trained are all recorded; what is recorded besides was discarded outside of any step."""
+    trained = {name for name, state in settled.items() if state == "trained"}
+    question = "select 1 from samples where prompt_id = ? and sample = ? and state = 'discarded' and step is null"
+    return [
+        f"{name} sample {sample} was trained at step {step}, says the ledger, but is not among that step's rollouts"
+        for name, sample in sorted(trained - names, key=str)
+    ] + [
+        f"{name} sample {sample} is among the rollouts of step {step}, but the ledger does not have it there"
+        for name, sample in sorted(names - settled.keys(), key=str)
+        if connection.execute(question, (name, sample)).fetchone() is None
+    ]

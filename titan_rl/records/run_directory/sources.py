@@ -1,0 +1,65 @@
+"""What a run was begun with that its configuration only names: the files of the model and of the data, by checksums."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+from titan_rl.config.load import ConfigError
+from titan_rl.config.mixture import all_tasks
+from titan_rl.config.sections.schema import TASKS_OF_FILES, Config
+from titan_rl.data.rows.row_files import data_files, find_file
+from titan_rl.data.storage.files import replace_text, sampled_checksum
+from titan_rl.records.run_directory.rundir import RunDir
+
+Sources = dict[str, dict[str, str]]
+"""Setting to file name to checksum."""
+
+_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_DATA_OPTIONS = ("file", "held_out_file")
+
+
+def find_sources(config: Config) -> Sources:
+    """As they are now. Errors: ConfigError if a file is not there."""
+    found: Sources = {}
+    if config.model.path != "tiny":
+        root = Path(config.model.path)
+        paths = sorted(path for pattern in _MODEL_FILES for path in root.glob(pattern) if path.is_file())
+        found["model.path"] = {path.name: sampled_checksum(path) for path in paths}
+    if config.lora.adapter:
+        paths = [Path(config.lora.adapter) / name for name in _ADAPTER_FILES]
+        found["lora.adapter"] = {path.name: sampled_checksum(path) for path in paths}
+    of_files = {place: task for place, task in all_tasks(config.task).items() if task.name in TASKS_OF_FILES}
+    for (place, task), option in product(of_files.items(), _DATA_OPTIONS):
+        if name := task.options.get(option):
+            setting = f"{place}.options.{option}"
+            found[setting] = {"rows": sampled_checksum(find_file(setting, name, config.run.plugin_path))}
+    for option in _DATA_OPTIONS:
+        if (name := getattr(config.data, option)) not in ("", "task"):
+            setting = f"data.{option}"
+            path = find_file(setting, name, config.run.plugin_path, directories=True)
+            sums = {file.name: sampled_checksum(file) for file in data_files(path)}
+            found[setting] = sums if path.is_dir() else {"rows": sums[path.name]}
+    return found
+
+
+def write_sources(run_dir: RunDir, sources: Sources) -> None:
+    replace_text(run_dir.sources, json.dumps(sources, indent=2) + "\n")
+
+
+def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --resume out") -> None:
+    """``instead``: what can be done besides giving it. Errors: ConfigError that names what is not as it was when the
+    run was begun. One that recorded nothing passes."""
+    if not run_dir.sources.exists():
+        return
+    try:
+        recorded = {setting: dict(sums) for setting, sums in json.loads(run_dir.sources.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{run_dir.sources} is damaged ({type(error).__name__}): put it back, {instead}") from None
+    for setting, now in sources.items():
+        before = recorded.get(setting, now)
+        if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
+            raise ConfigError(
+                f"{setting} is not what {run_dir.root} was begun with: its {changed[0]} differs; give what it was, "
+                f"{instead}"
+            )

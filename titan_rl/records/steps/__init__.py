@@ -1,0 +1,1 @@
+"""Records of each step: rollouts, traces, rows that were trained or skipped."""

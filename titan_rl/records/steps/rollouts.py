@@ -1,0 +1,215 @@
+"""Rollouts as Parquet, one file per step: what was trained on can be read, audited and trained on again."""
+
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from titan_rl.data.storage.files import replacing, wanting
+from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Turn
+from titan_rl.records.steps.step_names import step_name, steps_of
+
+_CALL = {"name": pa.string(), "arguments": pa.string(), "status": pa.string(), "seconds": pa.float64()}
+SCHEMA = pa.schema(
+    {
+        "prompt_id": pa.string(),
+        "sample": pa.int32(),
+        "tokens": pa.list_(pa.int32()),
+        "provenance": pa.list_(pa.int8()),
+        "logprobs": pa.list_(pa.float32()),
+        "versions": pa.list_(pa.int32()),
+        "turn_start": pa.list_(pa.int32()),
+        "turn_stop": pa.list_(pa.int32()),
+        "stop_reason": pa.list_(pa.string()),
+        "calls": pa.list_(pa.list_(pa.struct(_CALL))),
+        "status": pa.string(),
+        "reward": pa.float64(),
+        "reward_parts": pa.map_(pa.string(), pa.float64()),
+        "turn_rewards": pa.list_(pa.float64()),
+        "advantage": pa.float64(),
+        "task_reward": pa.float64(),
+        "text": pa.string(),
+        "grade": pa.float64(),
+        "question": pa.string(),
+        "expected": pa.string(),
+        "task": pa.string(),
+        "branches": pa.list_(pa.int32()),
+        "seat": pa.string(),
+    }
+)
+_SHOWN = 200
+"""Characters of another library's message."""
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"{step_name(step)}.parquet"
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    plain = ("prompt_id", "sample", "tokens", "provenance", "logprobs", "versions", "status", "reward", "text", "grade")
+    more = ("advantage", "task_reward", "turn_rewards", "branches", "seat")
+    return {name: getattr(rollout, name) for name in (*plain, *more)} | dict(
+        turn_start=[turn.start for turn in rollout.turns],
+        turn_stop=[turn.stop for turn in rollout.turns],
+        stop_reason=[turn.stop_reason for turn in rollout.turns],
+        calls=[[asdict(call) for call in turn.calls] for turn in rollout.turns],
+        reward_parts=list(rollout.reward_parts.items()),
+    )
+
+
+def has_rollouts(folder: Path, step: int) -> bool:
+    return _path(folder, step).is_file()
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    """Steps whose rollouts are there, in order. Other names are passed over."""
+    return steps_of(path.stem for path in folder.glob("step-*.parquet") if path.is_file())
+
+
+def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
+    """Prompt and number of each of a step's samples. Errors: OSError or pyarrow.ArrowException for a damaged file."""
+    names = ["prompt_id", "sample"]
+    return set(zip(*pq.read_table(_path(folder, step), columns=names, schema=SCHEMA).to_pydict().values(), strict=True))
+
+
+def last_recorded(folder: Path, first: int, last: int) -> int:
+    """The last step up to ``last`` that recorded steps lead to from step ``first`` without a gap."""
+    step = first
+    while step < last and has_rollouts(folder, step + 1):
+        step += 1
+    return step
+
+
+def write_rollouts(folder: Path, step: int, groups: list[Group]) -> None:
+    """All rollouts of a step's groups, in the order in which they were trained. Errors: DiskFull."""
+    rows = [
+        _row(rollout) | dict(question=group.question, expected=group.expected, task=group.task)
+        for group in groups
+        for rollout in group.rollouts
+    ]
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer)
+    data, path = buffer.getvalue(), _path(folder, step)
+    with wanting(path, data.size), replacing(path) as writing:
+        writing.write_bytes(data)
+
+
+def set_aside_rollouts(folder: Path, step: int) -> Path:
+    """Keep a batch that was not trained on under another name; returns its new path."""
+    number = 1 + sum(1 for _ in folder.glob(f"bad-{step:06d}-*.parquet"))
+    return _path(folder, step).rename(folder / f"bad-{step:06d}-{number}.parquet")
+
+
+class RolloutsError(ValueError):
+    """A file of rollouts that is damaged, or that no run wrote; one line that names it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model and its rows can hold."""
+
+    vocabulary: int
+    length: int
+    """Tokens of a rollout."""
+
+
+def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list[Group]:
+    """A step's groups as they were trained, without timings, which are not stored.
+
+    Errors: FileNotFoundError; RolloutsError.
+    """
+    path = _path(folder, step)
+    groups: dict[str, Group] = {}
+    try:
+        for row in pq.read_table(path, schema=SCHEMA).to_pylist():
+            group, rollout = _empty_group(row), _rollout(row)
+            _check(rollout, limits)
+            groups.setdefault(rollout.prompt_id, group).rollouts.append(rollout)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+        raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
+    if not groups:
+        raise RolloutsError(f"{path} cannot be read: it holds no rollouts")
+    return list(groups.values())
+
+
+def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[Group, Rollout] | None:
+    """One of a step, with its prompt's group, in which it is alone; None if it is not there.
+
+    Errors: RolloutsError.
+    """
+    path, wanted = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
+    try:
+        if not (rows := pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()):
+            return None
+        group, rollout = _empty_group(rows[0]), _rollout(rows[0])
+        _check(rollout, None)
+        group.rollouts.append(rollout)
+        return group, rollout
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
+        raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
+
+
+def _empty_group(row: dict[str, Any]) -> Group:
+    """Group that a row's rollout belongs to. Takes the group's own columns out of the row."""
+    question, expected, task = (row.pop(name) or "" for name in ("question", "expected", "task"))
+    return Group(row["prompt_id"], [], question=question, expected=expected, task=task)
+
+
+def _rollout(row: dict[str, Any]) -> Rollout:
+    turns = zip(row.pop("turn_start"), row.pop("turn_stop"), row.pop("stop_reason"), strict=True)
+    calls = row.pop("calls") or repeat(())  # runs of before there were any lack the column
+    converted: dict[str, Any] = dict(
+        tokens=np.asarray(row["tokens"], np.int32),
+        provenance=np.asarray(row["provenance"], np.int8),
+        logprobs=np.asarray(row["logprobs"], np.float32),
+        versions=np.asarray(row["versions"], np.int32),
+        turns=[
+            Turn(*turn, tuple(ToolCall(**call) for call in called or ()))
+            for turn, called in zip(turns, calls, strict=False)
+        ],
+        turn_rewards=row["turn_rewards"] or [],
+        branches=row["branches"] or [],
+        seat=row["seat"] or "",
+        reward_parts=dict(row["reward_parts"]),
+    )
+    return Rollout(**row | converted)
+
+
+def _check(rollout: Rollout, limits: Limits | None) -> None:
+    """Errors: ValueError for what cannot be trained on. Numbers that are not finite are left to the trainer."""
+    name, length = f"{rollout.prompt_id} sample {rollout.sample}", len(rollout.tokens)
+    kinds = (str, int, float, str)
+    values = (rollout.prompt_id, rollout.sample, rollout.reward, rollout.text)
+    if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
+        raise ValueError(f"{name} lacks a value")
+    parts = (rollout.tokens, rollout.provenance, rollout.logprobs, rollout.versions)
+    if not length or any(part.shape != (length,) for part in parts):
+        raise ValueError(f"{name} has {', '.join(map(str, map(np.size, parts)))} values where one a token is wanted")
+    if rollout.status not in get_args(Status) or not set(rollout.provenance.tolist()) <= set(Provenance):
+        raise ValueError(f"{name} has a status or a provenance that there is not")
+    _check_branches(name, rollout)
+    if len(rollout.turn_rewards) not in (0, len(rollout.turns)):
+        raise ValueError(f"{name} has {len(rollout.turn_rewards)} rewards of turns and {len(rollout.turns)} turns")
+    if not all(0 <= turn.start <= turn.stop <= length for turn in rollout.turns):
+        raise ValueError(f"{name} has a turn outside its {length} tokens")
+    longest = max(stop - start for start, stop in rollout.spans)
+    if limits is not None and longest > limits.length:
+        raise ValueError(f"{name} has {longest} tokens, and a row has room for {limits.length}")
+    top = limits.vocabulary if limits is not None else 1 << 31
+    if not 0 <= int(rollout.tokens.min()) <= int(rollout.tokens.max()) < top:
+        raise ValueError(f"{name} has a token outside the model's vocabulary of {top}")
+
+
+def _check_branches(name: str, rollout: Rollout) -> None:
+    """Errors: ValueError."""
+    starts = rollout.branches or [0]
+    if starts[0] != 0 or any(stop <= start for start, stop in rollout.spans):
+        raise ValueError(f"{name} has branches that do not follow each other")
+    if any(rollout.provenance[start] == Provenance.MODEL for start in starts):
+        raise ValueError(f"{name} begins with a token of the model's own")

@@ -1,0 +1,65 @@
+"""The rows of data that a run does not train on: JSON lines of which, why, and from which step on.
+
+    {"row": "pairs.jsonl line 7", "why": "too long: 900 tokens"}
+    {"row": "pairs.jsonl line 9", "why": "loss", "from_step": 12}
+
+A row that is too long is out from the beginning. One whose numbers were not finite is out from the step on that met it,
+so that a step still follows from its number and this record, whenever it is done again.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from titan_rl.data.rows.datasets import TooLong
+from titan_rl.data.storage.files import LineFile, replace_text
+
+
+class LeftOutRows:
+    """Owns the record: nobody else writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._from_step: dict[str, int] = {}
+        for record in _read(path):
+            self._note(record["row"], record["from_step"])
+
+    def _note(self, row: str, step: int) -> None:
+        self._from_step[row] = min(step, self._from_step.get(row, step))
+
+    def is_out(self, row: str, step: int) -> bool:
+        """Whether a row, by its place, met bad numbers at this step or before."""
+        return row in self._from_step and self._from_step[row] <= step
+
+    def list_too_long(self, rows: Sequence[TooLong]) -> None:
+        """Once: a run that goes on has the same rows. Errors: DiskFull."""
+        if rows and not self._path.exists():
+            replace_text(self._path, "".join(json.dumps(_record(row)) + "\n" for row in rows))
+
+    def leave_out(self, why: dict[str, str], step: int) -> None:
+        """From this step on. ``why``: by a row's place, what of it was not finite. Errors: DiskFull."""
+        file = LineFile(self._path)
+        try:
+            for row, reason in why.items():
+                file.write(json.dumps({"row": row, "why": reason, "from_step": step}))
+                self._note(row, step)
+        finally:
+            file.close()
+
+
+def _record(row: TooLong) -> dict[str, Any]:
+    told = {"row": row.place, "why": f"too long: {row.num_tokens} tokens"}
+    return told | ({"held_out": True} if row.is_held_out else {})
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    """Of rows that met bad numbers. A line that is no record is passed over, such as one that the process died in: what
+    it was to say will be met again."""
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("row"), str) and type(record.get("from_step")) is int:
+            yield record

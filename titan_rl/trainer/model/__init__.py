@@ -1,0 +1,1 @@
+"""The sharded model of a rank: layout, memory, optimizer."""

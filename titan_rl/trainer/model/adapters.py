@@ -1,0 +1,133 @@
+"""A rank's adapters: how they begin, what they add to the weights that others get, and how they are saved.
+
+The weights themselves are never written to: ``W + (alpha / rank) B A`` is made where it is asked for, box by box, in
+fp32. A box of W has B's rows on the same rank, whatever the layout, but of A, whose few rows FSDP shares out, a rank
+has only some: after each update all ranks exchange their parts of A, in one collective.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchtitan.protocols.model_spec import ModelSpec
+
+from titan_rl.config.sections.schema import LoraConfig
+from titan_rl.data.seeds import named_seed
+from titan_rl.models.weights.hf_weights import base_digest, gather_whole, slices
+from titan_rl.models.weights.lora import adapter_disabled
+from titan_rl.models.weights.peft_files import load_adapter, save_adapter
+from titan_rl.models.weights.shards import LowRank, Shard, local_shards
+from titan_rl.trainer.distributed.ranks import gathered
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_Shape = tuple[int, ...]
+_Box = tuple[str, _Shape, _Shape, _Shape]
+"""A tensor's name, a box's corner and size, and the shape of all of the tensor."""
+
+
+class Adapters:
+    """Those of a rank's part of the model. The process group must be up, and all ranks make theirs together."""
+
+    def __init__(
+        self, spec: ModelSpec, model_parts: list[nn.Module], lora: LoraConfig, path: Path, device: torch.device
+    ):
+        """``path``: the directory of the weights that they are added to."""
+        self.base = base_digest(path)
+        """Which weights these are."""
+        self.lora, self.model_parts, self.device = lora, model_parts, device
+        self.shards = local_shards(spec, model_parts, adapters=True)
+        self._b = {shard.name.removesuffix(_B): shard for shard in self.shards if shard.name.endswith(_B)}
+        self._a = _Whole([shard for shard in self.shards if shard.name.endswith(_A)], {f"{n}{_A}" for n in self._b})
+
+    @torch.no_grad()
+    def begin(self, seed: int) -> None:
+        """With values that change nothing yet: B is zero, and A is drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)) by
+        its name, so that every layout begins alike. Or with the adapter that ``lora.adapter`` names."""
+        if self.lora.adapter:
+            load_adapter(self.shards, self.lora.adapter)
+        for shard in self.shards if not self.lora.adapter else ():
+            if shard.name.endswith(_B):
+                shard.tensor.zero_()
+                continue
+            generator = torch.Generator().manual_seed(named_seed(seed, "adapter", shard.name))
+            bound = 1 / math.sqrt(shard.shape[1])
+            whole = torch.empty(shard.shape).uniform_(-bound, bound, generator=generator)
+            shard.tensor.copy_(whole[slices(shard.start, shard.tensor.shape)])
+        self.refresh()
+
+    def refresh(self) -> None:
+        """After the adapters changed, whatever changed them. All ranks call this together."""
+        self._a.refresh(self.device)
+
+    def merged(self, shards: list[Shard]) -> list[Shard]:
+        """The weights' boxes, which now know what the adapters add to them; they stay current."""
+        return [self._merged(shard) for shard in shards]
+
+    def _merged(self, shard: Shard) -> Shard:
+        name = shard.name.removesuffix(".weight")
+        if (b := self._b.get(name)) is None:
+            return shard
+        rows, columns = slices(shard.start, shard.tensor.shape)
+        assert slices(b.start, b.tensor.shape)[0] == rows, f"{b.name} has not the rows of its weight"
+        a = self._a.tensors[f"{name}{_A}"][:, columns]
+        return replace(shard, low_rank=LowRank(b.tensor, a, self.lora.alpha / self.lora.rank))
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Meanwhile the model computes without them."""
+        with adapter_disabled(self.model_parts):
+            yield
+
+    def save(self, base: Path, out: Path) -> None:
+        """As PEFT does; ``base``: the model that it belongs to. All ranks call; rank 0 writes."""
+        dtypes = {shard.name: torch.float32 for shard in self.shards}
+        everything = gather_whole(self.shards, dtypes, self.device)
+        tensors = {name: tensor for name, tensor in everything if tensor is not None}
+        if not dist.get_rank():
+            save_adapter(tensors, self.lora, base, out)
+
+
+class _Whole:
+    """Whole copies of tensors of which each rank has a box, brought up to date by one collective."""
+
+    def __init__(self, boxes: list[Shard], wanted: set[str]):
+        """``wanted``: names of those that this rank wants whole, whether it has a box of them or not."""
+        self._boxes = boxes
+        self._alone = dist.get_world_size() == 1
+        self._everyone: list[list[_Box]] = []
+        self._longest = 0
+        if self._alone:
+            self.tensors = {box.name: box.tensor for box in boxes}
+            return
+        self._everyone = gathered([(box.name, box.start, tuple(box.tensor.shape), box.shape) for box in boxes])
+        device = boxes[0].tensor.device if boxes else torch.device("cpu")
+        shapes = {name: shape for theirs in self._everyone for name, _, _, shape in theirs if name in wanted}
+        self.tensors = {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+        counts = [sum(math.prod(size) for _, _, size, _ in theirs) for theirs in self._everyone]
+        self._longest = max(counts)
+
+    @torch.no_grad()
+    def refresh(self, device: torch.device) -> None:
+        if self._alone:
+            return
+        mine = torch.zeros(self._longest, device=device)
+        if self._boxes:
+            values = torch.cat([box.tensor.reshape(-1) for box in self._boxes])
+            mine[: len(values)] = values
+        gathered = [torch.empty_like(mine) for _ in self._everyone]
+        dist.all_gather(gathered, mine)
+        for theirs, values in zip(self._everyone, gathered, strict=True):
+            self._take(theirs, values)
+
+    def _take(self, boxes: list[_Box], values: torch.Tensor) -> None:
+        first = 0
+        for name, start, size, _ in boxes:
+            count = math.prod(size)
+            if name in self.tensors:
+                self.tensors[name][slices(start, size)] = values[first : first + count].view(size)
+            first += count

@@ -1,0 +1,150 @@
+"""Whether a model can be spread over trainer ranks as ``[parallelism]`` says, and compiled: checked before any process
+starts."""
+
+from math import ceil
+
+import torch
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig
+from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
+from transformers import PreTrainedConfig
+
+from titan_rl.config.load import ConfigError
+from titan_rl.models.compiling import why_not_compiled
+from titan_rl.models.families.registry import Family
+from titan_rl.models.spec import model_config
+from titan_rl.trainer.titan_config import TitanConfig
+
+
+def check_layout(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
+    """Errors: ConfigError with the reason and what to change."""
+    experts = getattr(hf, "num_experts", 0)
+    if parallelism.tensor_parallel_degree > 1:
+        _check_tensor_parallel(hf, parallelism, experts)
+    if parallelism.pipeline_parallel_degree > 1:
+        _check_pipeline(hf, parallelism)
+    _check_experts(hf, parallelism, experts)
+
+
+def check_compile(
+    hf: PreTrainedConfig,
+    titan: TitanConfig,
+    family: Family | None = None,
+    *,
+    on_cpu: bool | None = None,
+) -> None:
+    """``on_cpu``: whether the run is; None: as here. Errors: ConfigError for a model that ``[compile]`` cannot compile
+    on this machine's devices; what GPUs elsewhere can compile is told there."""
+    here_on_cpu = device.DEVICE_TYPE == "cpu"
+    if titan.compile.enable and (here_on_cpu if on_cpu is None else on_cpu):
+        raise ConfigError("compile.enable needs an accelerator: packed rows change length at every step on a CPU")
+    if not titan.compile.enable or "model" not in titan.compile.components or here_on_cpu:
+        return
+    dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
+    if why := why_not_compiled(model_config(hf, family), torch.device(device.DEVICE_TYPE), dtype):
+        raise ConfigError(f"compile.enable = true {why}")
+
+
+def _check_tensor_parallel(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts: int) -> None:
+    degree = parallelism.tensor_parallel_degree
+    split = {"num_attention_heads": hf.num_attention_heads, "num_key_value_heads": hf.num_key_value_heads}
+    if not experts:
+        split["intermediate_size"] = hf.intermediate_size
+    elif parallelism.expert_parallel_degree == 1:
+        split |= _expert_size(hf)
+    for name, size in split.items():
+        if size % degree:
+            raise ConfigError(
+                f"parallelism.tensor_parallel_degree = {degree} must divide the model's {name} = {size}: "
+                f"lower it, or spread over data_parallel_shard_degree instead"
+            )
+    if (degree - 1) * ceil(hf.vocab_size / degree) >= hf.vocab_size:
+        raise ConfigError(
+            f"parallelism.tensor_parallel_degree = {degree} leaves some ranks without any of the model's vocab_size = "
+            f"{hf.vocab_size}: lower it"
+        )
+    if parallelism.expert_parallel_degree > 1 and not parallelism.enable_sequence_parallel:
+        raise ConfigError(
+            "parallelism.enable_sequence_parallel = false does not work with expert parallelism: leave it out"
+        )
+
+
+def _expert_size(hf: PreTrainedConfig) -> dict[str, int]:
+    """An expert's width, by its key in config.json."""
+    name = "moe_intermediate_size" if hasattr(hf, "moe_intermediate_size") else "intermediate_size"
+    return {name: getattr(hf, name)}
+
+
+def _check_pipeline(hf: PreTrainedConfig, parallelism: ParallelismConfig) -> None:
+    degree = parallelism.pipeline_parallel_degree
+    if hf.tie_word_embeddings:
+        raise ConfigError(
+            f"parallelism.pipeline_parallel_degree = {degree} cannot train tied embeddings, which the first and the "
+            f"last stage would share: use a model with tie_word_embeddings = false, or other kinds of parallelism"
+        )
+    stages = stage_modules(parallelism, hf.num_hidden_layers)
+    given = parallelism.module_fqns_per_model_part
+    expected = ["tok_embeddings", *(f"layers.{layer}" for layer in range(hf.num_hidden_layers)), "norm", "lm_head"]
+    if given is not None and sum(given, []) != expected:
+        raise ConfigError(
+            "parallelism.module_fqns_per_model_part must hold tok_embeddings, every layers.N, norm and lm_head once "
+            "and in this order: correct it, or leave it out"
+        )
+    several = parallelism.pipeline_parallel_schedule != "1F1B"
+    if len(stages) % degree or (len(stages) > degree) != several:
+        wanted = f"a multiple of {degree} above {degree}" if several else f"{degree}"
+        raise ConfigError(
+            f"parallelism.pipeline_parallel_schedule = {parallelism.pipeline_parallel_schedule!r} wants {wanted} "
+            f"stages, but there are {len(stages)}: change pipeline_parallel_layers_per_stage, or leave it out"
+        )
+
+
+def stage_modules(parallelism: ParallelismConfig, num_layers: int) -> list[list[str]]:
+    """TorchTitan's names of the modules in each pipeline stage. Errors: ConfigError if they cannot be cut so."""
+    if parallelism.module_fqns_per_model_part is not None:
+        return parallelism.module_fqns_per_model_part
+    first, last = (
+        parallelism.pipeline_parallel_first_stage_less_layers,
+        parallelism.pipeline_parallel_last_stage_less_layers,
+    )
+    num_stages = parallelism.pipeline_parallel_degree * (1 if parallelism.pipeline_parallel_schedule == "1F1B" else 2)
+    if parallelism.pipeline_parallel_layers_per_stage is not None:
+        num_stages = ceil((num_layers + first + last) / parallelism.pipeline_parallel_layers_per_stage)
+    if num_layers < num_stages:
+        raise ConfigError(
+            f"parallelism.pipeline_parallel_degree = {parallelism.pipeline_parallel_degree} with "
+            f"{parallelism.pipeline_parallel_schedule} makes {num_stages} stages of {num_layers} layers: lower it"
+        )
+    try:
+        return _generate_llm_fqn_per_model_part(num_stages, num_layers, first, last)
+    except ValueError as error:
+        raise ConfigError(
+            f"parallelism.pipeline_parallel_first_stage_less_layers = {first}, _last_ = {last}: {error}; lower them"
+        ) from None
+
+
+def _check_experts(hf: PreTrainedConfig, parallelism: ParallelismConfig, experts: int) -> None:
+    degree, tensor = parallelism.expert_parallel_degree, parallelism.tensor_parallel_degree
+    if not experts:
+        if degree > 1:
+            raise ConfigError(f"parallelism.expert_parallel_degree = {degree}, but the model is dense: leave it out")
+        return
+    if experts % degree:
+        raise ConfigError(
+            f"parallelism.expert_parallel_degree = {degree} must divide the model's num_experts = {experts}: lower it"
+        )
+    shard = parallelism.data_parallel_shard_degree
+    if degree > 1:
+        ranks, each, pieces = shard * tensor, shard * tensor // degree, 1
+    else:
+        ranks, each, pieces = shard * parallelism.data_parallel_replicate_degree, shard, tensor
+    # with more ranks than experts, FSDP splits each expert, and must split it evenly
+    sizes = {name: size // pieces for name, size in _expert_size(hf).items()} | {"hidden_size": hf.hidden_size}
+    for name, size in sizes.items():
+        if ranks > experts and size % each:
+            raise ConfigError(
+                f"parallelism: {each * pieces} ranks share each expert, so they must divide the model's {name} = "
+                f"{getattr(hf, name)}: change data_parallel_shard_degree or expert_parallel_degree"
+            )

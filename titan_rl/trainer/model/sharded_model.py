@@ -1,0 +1,244 @@
+"""One rank's part of the model of one role: built and sharded by TorchTitan, filled from a Hugging Face directory, and
+asked what it finds of packed rows, with gradients or without.
+
+Policy, reference, teacher and critic are such models; what they are for is not known here.
+
+Dimensions: K statistics of a token (2: its log-probability, and the entropy of its distribution; a head for values has
+its own), S trained tokens of a row.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import xxhash
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.protocols.model_spec import ModelSpec
+
+from titan_rl.config.sections.schema import Config, LoraConfig
+from titan_rl.data.batches.packing import fit_rows
+from titan_rl.data.types import Row
+from titan_rl.models.families.registry import make_family
+from titan_rl.models.layers.attention import Form, attention_form, plan_attention
+from titan_rl.models.spec import model_spec
+from titan_rl.models.value_head import has_value_head, load_value_model, save_value_model, value_spec
+from titan_rl.models.weights.hf_weights import export_dtypes, load_hf, save_hf
+from titan_rl.models.weights.shards import Shard, decoder_of, local_shards
+from titan_rl.trainer.model.adapters import Adapters
+from titan_rl.trainer.model.parallel import parallel_model
+from titan_rl.trainer.model.unsharded import LoneRank, is_lone
+from titan_rl.trainer.titan_config import TitanConfig
+
+Columns = dict[str, torch.Tensor]
+"""Of one row, on the device that computes: those of ``data.types.Row``, and what it says that roles found."""
+Kernel = Literal["auto", "reference", "triton"]
+_ROW_COLUMNS = ("tokens_T", "positions_T", "source_S", "target_S", "logprob_S", "advantage_S", "weight_S", "offsets_N")
+
+
+def _implementation(kernel: Kernel, device: torch.device) -> Literal["reference", "triton"]:
+    if kernel != "auto":
+        return kernel
+    return "triton" if device.type == "cuda" else "reference"
+
+
+class ShardedModel:
+    """The process group must be up; all its ranks make one together, and call each method together."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        titan: TitanConfig,
+        path: str | Path,
+        parallel_dims: ParallelDims,
+        device: torch.device,
+        *,
+        temperature: float,
+        kernel: Kernel,
+    ):
+        """``path``: the directory that it starts from. ``temperature``: of the distribution whose log-probabilities
+        are wanted. ``kernel``: ``model.kernel``."""
+        self.spec, self.titan, self.path, self.device = spec, titan, Path(path), device
+        self.temperature = temperature
+        self.implementation: Literal["reference", "triton"] = _implementation(kernel, device)
+        self.attention_form: Form = attention_form(
+            decoder_of(spec), device, TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
+        )
+        self.parts, self.pipeline = parallel_model(spec, titan, parallel_dims, device)
+        self.lone = LoneRank(spec, titan, self.parts[0]) if is_lone(titan, parallel_dims, device) else None
+        self.adapters: Adapters | None = None
+        self.load(path)
+        self._spmd_context = dist_utils.get_spmd_context(parallel_dims=parallel_dims, spmd_typechecking=False)
+
+    def adapt(self, lora: LoraConfig, seed: int) -> None:
+        """From now on the adapters that the spec has (models/weights/lora.py) are part of the model."""
+        self.adapters = Adapters(self.spec, self.parts, lora, self.path, self.device)
+        self.adapters.begin(seed)
+
+    # rows
+
+    def fit(self, rows: list[Row]) -> list[Row]:
+        """As the layout needs them; rows that were fitted before stay as they are."""
+        return fit_rows(
+            rows,
+            token_multiple=self.titan.parallelism.tensor_parallel_degree,
+            row_multiple=self.titan.row_multiple,
+            same_length=self.pipeline is not None,
+        )
+
+    def columns(self, row: Row) -> Columns:
+        """The row's numbers on the device."""
+        arrays = {name: getattr(row, name) for name in _ROW_COLUMNS} | row.found
+        return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
+
+    def keywords(self, row: Row, columns: Columns) -> dict:
+        """What the model's forward takes besides the tokens."""
+        return {
+            "positions": columns["positions_T"][None],
+            "attention_masks": plan_attention(row.segments, len(row.tokens_T), self.device, self.attention_form),
+            "logit_index_S": columns["source_S"],
+            "target_S": columns["target_S"],
+            "temperature": self.temperature,
+            "implementation": self.implementation,
+        }
+
+    def forward_backward(
+        self,
+        rows: list[Row],
+        loss: Callable[[torch.Tensor, int, Columns], torch.Tensor],
+        asked: Callable[[Columns], dict] = lambda columns: {},
+        still: Collection[int] = (),
+    ) -> None:
+        """Add the gradients of all rows' losses up. Rows are fitted.
+
+        ``loss(statistics_KS, index, columns)``: of a row, by its number. ``asked(columns)``: what the head is told
+        besides. ``still``: numbers of rows whose gradient is known to be zero, on all ranks: unless there is a
+        pipeline, their losses are computed without one. With a pipeline, losses are computed on its last stage alone.
+        """
+        columns = [self.columns(row) for row in rows]
+
+        def keywords(index: int) -> dict:
+            return self.keywords(rows[index], columns[index]) | asked(columns[index])
+
+        with self._computing() as model:
+            if self.pipeline is None:
+                order = sorted(range(len(rows)), key=lambda index: index not in still)  # a backward comes last
+                for place, index in enumerate(order, 1):
+                    self._keep_gathered(place < len(rows))
+                    with torch.set_grad_enabled(index not in still):
+                        output = model(columns[index]["tokens_T"][None], **keywords(index))
+                        lost = loss(output, index, columns[index])
+                    if index not in still:
+                        lost.backward()
+            else:
+                self.pipeline.forward_backward(
+                    [c["tokens_T"][None] for c in columns],
+                    [keywords(index) for index in range(len(rows))],
+                    self._hidden_shape(rows[0]),
+                    lambda statistics_KS, index: loss(statistics_KS, index, columns[index]),
+                )
+        if len(still) == len(rows):
+            self._reshard()
+
+    @contextmanager
+    def _computing(self) -> Iterator[torch.nn.Module]:
+        """What gives the statistics of rows, unless there is a pipeline."""
+        with self._spmd_context(), self.lone.computing() if self.lone else nullcontext(self.parts[0]) as model:
+            yield model
+
+    def _keep_gathered(self, yes: bool) -> None:
+        """Whether the next backward leaves the weights that were gathered for it to the forward after it, where the
+        layout keeps them from a forward to its backward anyway."""
+        if self.lone is None and self.titan.parallelism.fsdp_reshard_after_forward == "never":
+            for module in self.parts[0].modules():
+                if isinstance(module, FSDPModule):
+                    module.set_reshard_after_backward(not yes, recurse=False)
+
+    @torch.no_grad()
+    def measure(
+        self, rows: list[Row], asked_of: Callable[[Columns], dict] = lambda columns: {}, **asked: Any
+    ) -> list[torch.Tensor | None]:
+        """What the head gives for each row's trained tokens, [K, S] or [S], without a gradient. Rows are fitted.
+
+        ``asked``: what the head is told besides; ``asked_of``: for each row.
+
+        None on the stages of a pipeline that are not the last.
+        """
+        found = []
+        with self._computing() as model:
+            for row in rows:
+                columns = self.columns(row)
+                tokens, keywords = columns["tokens_T"][None], self.keywords(row, columns) | asked_of(columns) | asked
+                if self.pipeline is None:
+                    found.append(model(tokens, **keywords))
+                else:
+                    found.append(self.pipeline.forward(tokens, keywords, self._hidden_shape(row)))
+        self._reshard()
+        return found
+
+    def _reshard(self) -> None:
+        """FSDP keeps what it gathered last for a backward. None comes here, and weights may be loaded before the next
+        forward, which would go on with the former ones."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _hidden_shape(self, row: Row) -> tuple[int, int, int]:
+        """Of what a stage passes on."""
+        parallelism = self.titan.parallelism
+        split = parallelism.tensor_parallel_degree if parallelism.enable_sequence_parallel else 1
+        return 1, len(row.tokens_T) // split, decoder_of(self.spec).dim
+
+    # weights
+
+    def freeze(self) -> "ShardedModel":
+        """Nothing can train it from now on: no optimizer takes it, and no backward reaches it."""
+        for part in self.parts:
+            part.requires_grad_(False)
+        return self
+
+    def load(self, path: str | Path) -> None:
+        """Other weights, from a directory of the same model."""
+        read = load_value_model if has_value_head(self.spec) else load_hf
+        self.dtypes = read(self.shards(), path)
+
+    def shards(self) -> list[Shard]:
+        """The boxes of Hugging Face tensors that this rank holds; they stay current."""
+        shards = local_shards(self.spec, self.parts)
+        return self.adapters.merged(shards) if self.adapters else shards
+
+    def digest(self) -> str:
+        """Of the bytes of this rank's weights, adapters left out: equal as long as nothing has changed them."""
+        hasher = xxhash.xxh3_128()
+        for shard in self.shards():
+            hasher.update(shard.tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        return hasher.hexdigest()
+
+    def save(self, out: str | Path, dtype: str) -> None:
+        """Write it as a Hugging Face directory, with its adapters merged. ``dtype``: as ``checkpoint.export_dtype``."""
+        write = save_value_model if has_value_head(self.spec) else save_hf
+        write(self.shards(), self.path, Path(out), export_dtypes(self.spec, self.dtypes, dtype), self.device)
+
+
+def make_sharded(
+    config: Config,
+    titan: TitanConfig,
+    dims: ParallelDims,
+    device: torch.device,
+    path: str | Path,
+    *,
+    lora: LoraConfig | None = None,
+    head: Literal["vocabulary", "value"] = "vocabulary",
+) -> ShardedModel:
+    """The model of a directory, as the run's config has it."""
+    spec = model_spec(path, make_family(config.model.family, config.run.plugin_path), lora)
+    return ShardedModel(
+        *(value_spec(spec) if head == "value" else spec, titan, path, dims, device),
+        temperature=config.rollout.temperature,
+        kernel=config.model.kernel,
+    )

@@ -1,0 +1,142 @@
+"""What a rank computes with that shares its model with no other, on a CPU.
+
+FSDP would gather each layer's weights from itself, in three copies, and reduce each row's gradients over itself, in
+three more. Its parameters stay what is trained, saved and published. Beside them stands a second model of the same
+shape without FSDP, whose parameters are the same memory in fp32, or copies in the dtype that is computed in, made for
+each pass over some rows and given back behind it. Gradients are rounded and added up in fp32 as FSDP's are, to the bit.
+
+Where a CPU multiplies bf16 as fp32 (models/layers/cpu_products.py), the weights of products are rounded to bf16 and widened
+once a pass, and not for each product; their gradients, which are made in fp32, are then added up without being rounded.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.models.common import Embedding
+from torchtitan.protocols.model_spec import ModelSpec
+
+from titan_rl.kernels.linear_logprob import multiplies_wide
+from titan_rl.models.layers.cpu_products import LeanLinear
+from titan_rl.models.layers.decoder import Float32Head
+from titan_rl.models.weights.lora import draw_nothing
+from titan_rl.trainer.titan_config import TitanConfig
+
+_PART = 2**18
+"""Of a weight, in elements."""
+
+
+def is_lone(titan: TitanConfig, dims: ParallelDims, device: torch.device) -> bool:
+    """Whether a rank may compute so: copies in another dtype are those of the whole model, which must be wanted."""
+    copies = titan.training.mixed_precision_param != "float32"
+    keeps = not copies or titan.parallelism.fsdp_reshard_after_forward == "never"
+    return device.type == "cpu" and dims.world_size == 1 and keeps
+
+
+class LoneRank:
+    def __init__(self, spec: ModelSpec, titan: TitanConfig, trained: nn.Module):
+        """``trained``: the sharded model of ``spec``, whose parameters and buffers it is given for each pass."""
+        self.dtype = TORCH_DTYPE_MAP[titan.training.mixed_precision_param]
+        with torch.device("meta"):
+            self.model = spec.model.build()
+        draw_nothing(self.model)
+        if titan.activation_checkpoint is not None:
+            titan.activation_checkpoint.build(dump_folder=".").apply(self.model)
+        self.model.train()
+        self._pairs = list(zip(self.model.modules(), trained.modules(), strict=True))
+        self._is_wide = self.dtype == torch.bfloat16 and multiplies_wide()
+        self._narrow = {weight for ours, its in self._pairs for weight in _multiplied_otherwise(ours, its)}
+        if (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
+            words.register_forward_hook(lambda module, inputs, out: out.to(self.dtype))  # if it shares a wide head
+
+    @contextmanager
+    def computing(self) -> Iterator[nn.Module]:
+        """The model with the parameters as they are. What a backward adds up meanwhile is in the gradients of those
+        that are trained, when this ends."""
+        copies = self._lend()
+        try:
+            yield self.model
+            for trained, copy in copies.items():
+                if copy.grad is not None:  # of the same dtype: no hook has taken it
+                    trained.grad = _as_trained(copy.grad, trained)
+        finally:
+            for ours, _ in self._pairs:
+                for name in ours._parameters:  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+                    ours._parameters[name] = None  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+
+    def _lend(self) -> dict[nn.Parameter, nn.Parameter]:
+        for _, its in self._pairs:
+            if isinstance(its, FSDPModule):
+                its.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
+        copies: dict[nn.Parameter, nn.Parameter] = {}
+        for ours, its in self._pairs:
+            for name, trained in its._parameters.items():  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+                if trained is not None and trained not in copies:
+                    copies[trained] = self._copy(trained, self._is_wide and trained not in self._narrow)
+                ours._parameters[name] = None if trained is None else copies.get(trained)  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+            ours._buffers.update(its._buffers)  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+            if hasattr(its, "_lora_scaling"):
+                ours._lora_scaling = its._lora_scaling  # noqa: SLF001  (zero, while adapters are off)
+        return copies
+
+    def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
+        memory = _local(trained.detach())
+        values = _rounded_in_fp32(memory, self.dtype) if is_wide else memory.to(self.dtype)
+        copy = nn.Parameter(values, requires_grad=trained.requires_grad)
+        if not copy.requires_grad:
+            return copy
+        if copy.dtype == memory.dtype:
+            copy.grad = None if trained.grad is None else _local(trained.grad)
+        else:
+            copy.register_post_accumulate_grad_hook(lambda copy: _take_gradient(copy, trained))
+        return copy
+
+
+def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """To ``dtype`` and back, a part at a time, which stays in a core's cache meanwhile."""
+    out = torch.empty_like(memory, dtype=torch.float32)
+    for wide, exact in zip(out.view(-1).split(_PART), memory.reshape(-1).split(_PART), strict=True):
+        wide.copy_(exact.to(dtype))
+    return out
+
+
+def _multiplied_otherwise(ours: nn.Module, its: nn.Module) -> list[nn.Parameter]:
+    """Of the parameters of one module (``its``), those that have to be of the dtype that is computed in."""
+    if isinstance(ours, (LeanLinear, Float32Head)) or type(ours) is Embedding:
+        bias = its._parameters.get("bias")  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+        return [] if bias is None else [bias]
+    return [parameter for parameter in its._parameters.values() if parameter is not None]  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+
+
+def _take_gradient(copy: nn.Parameter, trained: nn.Parameter) -> None:
+    assert copy.grad is not None  # this is called once it was added up
+    if trained.grad is None:
+        trained.grad = _as_trained(copy.grad.to(_local(trained).dtype), trained)
+    else:
+        _local(trained.grad).add_(copy.grad)
+    copy.grad = None
+
+
+def _as_trained(gradient: torch.Tensor, trained: nn.Parameter) -> torch.Tensor:
+    if not isinstance(trained, DTensor):
+        return gradient
+    return DTensor.from_local(
+        gradient,
+        trained.device_mesh,
+        trained.placements,
+        run_check=False,
+        shape=trained.shape,
+        stride=trained.stride(),
+    )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001  (DTensor's own memory, no copy of it)

@@ -1,0 +1,1 @@
+"""From packed rows to a loss."""

@@ -1,0 +1,150 @@
+"""Which samples made a loss or a gradient that is not a finite number: asked when it happened, never before.
+
+The batch was not applied, so its forward passes can be had again. What is cheap to see is looked at first: what the
+generator reported, then the log-probabilities and losses of the pass that went wrong. Only if all of them are finite
+are gradients taken apart, row by row and then sample by sample. All ranks ask together: their passes hold collectives.
+
+The two answers of a pair have one loss, so they are never taken apart: they are looked at, and named, together.
+
+Dimensions: S trained tokens of a row.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from titan_rl.data.batches.packing import dummy_row
+from titan_rl.data.nonfinite import BadNumbers, Culprit
+from titan_rl.data.types import Row
+from titan_rl.trainer.distributed.ranks import gathered
+from titan_rl.trainer.learning import SearchedModel
+
+_MAX_WEIGHTS = 4
+"""Names of weights that are told."""
+
+
+def parts(row: Row) -> Iterator[tuple[tuple[str, int], slice]]:
+    """(prompt, sample) and the trained tokens of each sample in a row."""
+    start = 0
+    for prompt_id, sample, count in row.owners:
+        yield (prompt_id, sample), slice(start, start + count)
+        start += count
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What of a row has a loss of its own: one sample, or both answers of a pair."""
+
+    owners: list[tuple[str, int, int]]
+    sides: list[slice]
+    """The trained tokens of each sample."""
+
+    @property
+    def tokens(self) -> slice:
+        return slice(self.sides[0].start, self.sides[-1].stop)
+
+    @property
+    def name(self) -> tuple[str, int]:
+        return self.owners[0][:2]
+
+    def where(self, is_bad: Callable[[slice], bool]) -> str | None:
+        """Which of its samples are bad, to be said behind what of them is; None if none is."""
+        bad = [is_bad(side) for side in self.sides]
+        if not any(bad):
+            return None
+        return "" if all(bad) else f" of the {('chosen', 'rejected')[bad.index(True)]} answer"
+
+
+def units(row: Row, samples_per_loss: int) -> Iterator[Unit]:
+    """In the order of the row. ``samples_per_loss``: 2 of pairs, which stand together (packing.py), else 1."""
+    sides = [part for _, part in parts(row)]
+    for begin in range(0, len(sides), samples_per_loss):
+        them = slice(begin, begin + samples_per_loss)
+        yield Unit(row.owners[them], sides[them])
+
+
+def only(row: Row, unit: Unit) -> Row:
+    """The row with nothing but these trained tokens, which are not compared with what other rows hold."""
+    columns = ("source_S", "target_S", "logprob_S", "advantage_S", "weight_S")
+    found = {name: values[unit.tokens] for name, values in row.found.items()}
+    own = {name: getattr(row, name)[unit.tokens] for name in columns}
+    return replace(row, **own, found=found, owners=unit.owners, rollouts=[], split=frozenset())
+
+
+def _is_finite(values: np.ndarray | float) -> bool:
+    return bool(np.isfinite(values).all())
+
+
+def _seen(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
+    """What is not finite of this rank's samples, as far as the pass that went wrong tells; the first cause of each."""
+    found = {}
+    for index, row in enumerate(rows):
+        statistics = learner.statistics.get(index)  # None: another stage of the pipeline has it
+        for unit in units(row, learner.samples_per_loss):
+            if cause := _cause(learner, row, unit, statistics):
+                found[unit.name] = cause
+    return found
+
+
+def _cause(learner: SearchedModel, row: Row, unit: Unit, statistics: torch.Tensor | None) -> str:
+    """The first that is not finite; empty if all is."""
+    columns = {"sampling logprob": row.logprob_S}
+    columns |= {name.removesuffix("_S").replace("_", " "): values for name, values in row.found.items()}
+    if statistics is not None:
+        columns |= {learner.gives: statistics[0].float().cpu().numpy()}
+    for what, values in columns.items():
+        if (whose := unit.where(lambda side, values=values: not _is_finite(values[side]))) is not None:
+            return f"{what}{whose}"
+    if statistics is None or _is_finite(learner.loss_of(only(row, unit), statistics[:, unit.tokens])):
+        return ""
+    return "loss"
+
+
+def _bad_weights(learner: SearchedModel) -> list[str]:
+    found = []
+    for name, parameter in learner.weights():
+        values = parameter.detach()
+        values = values.to_local() if isinstance(values, DTensor) else values
+        if not torch.isfinite(values).all():
+            found.append(name)
+    return found
+
+
+def _has_bad_gradient(learner: SearchedModel, row: Row) -> bool:
+    learner.forward_backward([row])
+    norm = learner.gradient_norm()
+    learner.optimizer.zero_grad()
+    return not learner.is_finite_everywhere(norm)
+
+
+def _bad_gradients(learner: SearchedModel, rows: list[Row]) -> dict[tuple[str, int], str]:
+    """Each row of each group of ranks by itself, the others idle; then each unit of the rows that are bad."""
+    mine, found = learner.titan.batch_rank(dist.get_rank()), {}
+    owners = {learner.titan.batch_rank(rank): names for rank, names in enumerate(gathered([r.owners for r in rows]))}
+    for group in range(learner.titan.batch_degree):
+        for index, names in enumerate(owners[group]):
+            row = rows[index] if group == mine else dummy_row()
+            if not _has_bad_gradient(learner, row):
+                continue
+            for unit in units(replace(dummy_row(), owners=names), learner.samples_per_loss):
+                if _has_bad_gradient(learner, only(row, unit) if group == mine else row):
+                    found[unit.name] = "gradient"
+    return found
+
+
+def find_culprits(learner: SearchedModel, rows: list[Row], reason: str) -> BadNumbers:
+    """All ranks together, after a pass whose gradients were thrown away; the same answer on each."""
+    everyones = gathered((_seen(learner, rows), _bad_weights(learner)))
+    found: dict[tuple[str, int], str] = {}
+    for seen, _ in everyones:
+        found |= seen
+    weights = list(dict.fromkeys(name for _, names in everyones for name in names))
+    if not found and not weights:
+        found = _bad_gradients(learner, rows)
+    names_rows = learner.names_rows
+    culprits = [Culprit(name, None if names_rows else sample, what) for (name, sample), what in sorted(found.items())]
+    return BadNumbers(reason, culprits, weights[:_MAX_WEIGHTS], len(weights))

@@ -1,0 +1,201 @@
+"""What is found out about a step's rows before its first update, whatever the algorithm: what the model roles say of
+each token, and advantages refined by it, then brought to mean 0 and deviation 1 if the algorithm wants that.
+
+Rows in, rows out: the same rows always get the same numbers, so a step that is begun anew comes out as it did.
+
+Dimensions: S trained tokens of a row, N samples of it, M numbers of each.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from titan_rl.algorithms.base import Algorithm, LossInputs
+from titan_rl.data.types import Row, all_zero
+from titan_rl.trainer.distributed.ranks import anywhere, gathered, sum_over_ranks
+from titan_rl.trainer.model.sharded_model import ShardedModel
+from titan_rl.trainer.objective.objective import loss_inputs, no_statistics
+from titan_rl.trainer.whole_rollouts import Join, join
+
+_EPSILON = 1e-8
+Finder = Callable[[list[Row]], list[dict[str, np.ndarray]]]
+"""What a role says of each of these rows: float32 [S] by name, or nothing on ranks that do not see it."""
+Place = tuple[int, int]
+"""Of a row among a step's rows of one rank: the number of the update, and its number in it."""
+Found = tuple[Place, dict[str, np.ndarray]]
+"""What a role in another process found of the row there."""
+
+
+def with_found(rows: list[Row], finders: Iterable[Finder]) -> list[Row]:
+    """The rows, and what all roles found of them."""
+    for find in finders:
+        rows = [replace(row, found=row.found | found) for row, found in zip(rows, find(rows), strict=True)]
+    return rows
+
+
+def with_places(batches: list[list[Row]], found: Iterable[Found]) -> list[list[Row]]:
+    """The rows of each update, with what was found of them elsewhere."""
+    batches = [list(rows) for rows in batches]
+    for (update, number), columns in found:
+        row = batches[update][number]
+        batches[update][number] = replace(row, found=row.found | columns)
+    return batches
+
+
+def completed(rows: list[Row], zeros: Callable[[int], dict[str, np.ndarray]]) -> list[Row]:
+    """Zeros where nobody found something: of rows that only fill up, and where another stage of a pipeline sees it.
+
+    ``zeros(num_tokens)``: all columns."""
+    return [replace(row, found=zeros(len(row.weight_S)) | row.found) for row in rows]
+
+
+def still_rows(algorithm: Algorithm, rows: list[Row], device: torch.device) -> set[int]:
+    """Numbers of rows whose advantages, as the loss gets them, are all 0 on every rank, and whose gradient is, too.
+
+    A row with branches of a rollout that has others elsewhere is none: what those earn may be asked of these."""
+    if not algorithm.is_still_without_advantage:
+        return set()
+    moves = anywhere([not all_zero(row.advantage_S) or bool(row.split) for row in rows], device)
+    return {index for index, does in enumerate(moves) if not does}
+
+
+def is_refined(algorithm: Algorithm) -> bool:
+    """Whether its advantages are other ones than the controller made."""
+    return type(algorithm).refine is not Algorithm.refine
+
+
+def with_advantages(
+    algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
+) -> list[list[Row]]:
+    """The rows of each update with the advantages that the loss gets, and what a critic is to foretell of them.
+
+    ``sees``: whether this rank has what roles found; the others take part in what all ranks do together.
+    ``is_counted``: of ranks that have the same rows, one must be.
+    """
+    is_counted = sees and is_counted
+    if is_refined(algorithm):
+        batches = _refined_batches(algorithm, batches, model, sees=sees, is_counted=is_counted)
+    rows = [row for rows in batches for row in rows]
+    if algorithm.normalizes_batch:
+        rows = whitened(rows, model.device, is_counted=is_counted)
+    rest = iter(rows)
+    return [[next(rest) for _ in rows] for rows in batches]
+
+
+def _compares_groups(algorithm: Algorithm) -> bool:
+    return type(algorithm).group_terms is not Algorithm.group_terms
+
+
+def _refined_batches(
+    algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
+) -> list[list[Row]]:
+    """Each row by itself, but for what lies in several: that stands in one more row of its own meanwhile."""
+    joins = [Join(rows) for rows in batches]
+    if algorithm.needs_whole_rollouts or _compares_groups(algorithm):
+        joins = [join(rows, model.device, is_counted=is_counted) for rows in batches]
+    wholes = {number: joined.whole for number, joined in enumerate(joins) if joined.whole is not None}
+    rows = [*(row for joined in joins for row in joined.rows), *wholes.values()]
+    inputs = [_inputs(algorithm, row, model) for row in rows] if sees else []
+    if _compares_groups(algorithm):
+        counts = [is_counted] * (len(rows) - len(wholes)) + [joins[number].speaks for number in wholes]
+        inputs = _with_group_sums(algorithm, rows, inputs, counts)
+    if not sees:
+        return batches
+    refined = iter([_refined(algorithm, row, given) for row, given in zip(rows, inputs, strict=True)])
+    alone = [[next(refined) for _ in joined.rows] for joined in joins]
+    found = dict(zip(wholes, refined, strict=True))
+    return [
+        [_given_back(joined, index, row, one, found.get(number)) for index, (row, one) in enumerate(both)]
+        for number, (joined, both) in enumerate(zip(joins, map(_pairs, batches, alone), strict=True))
+    ]
+
+
+def _pairs(rows: list[Row], refined: list[Row]) -> list[tuple[Row, Row]]:
+    return list(zip(rows, refined, strict=True))
+
+
+def _given_back(joined: Join, index: int, row: Row, alone: Row, whole: Row | None) -> Row:
+    """The row as it was, with what was found of it by itself and, of split rollouts, together."""
+    if whole is None:
+        return replace(row, advantage_S=alone.advantage_S, found=row.found | _returns(alone))
+    advantage_S = joined.given_back(alone.advantage_S, index, whole.advantage_S)
+    there = _returns(whole)
+    returns = {name: joined.given_back(values, index, there[name]) for name, values in _returns(alone).items()}
+    return replace(row, advantage_S=advantage_S, found=row.found | returns)
+
+
+def _returns(row: Row) -> dict[str, np.ndarray]:
+    return {name: row.found[name] for name in ("return_S",) if name in row.found}
+
+
+def _inputs(algorithm: Algorithm, row: Row, model: ShardedModel) -> LossInputs:
+    columns = model.columns(row)
+    statistics = no_statistics(algorithm, len(row.target_S), model.device)
+    inputs = loss_inputs(algorithm, statistics, columns, columns["offsets_N"])
+    return replace(inputs, branch_offsets=torch.from_numpy(row.branch_offsets).to(model.device))
+
+
+@torch.no_grad()
+def _refined(algorithm: Algorithm, row: Row, inputs: LossInputs) -> Row:
+    result = algorithm.refine(inputs)
+    found = row.found if result.return_S is None else row.found | {"return_S": as_array(result.return_S)}
+    return replace(row, advantage_S=as_array(result.advantage_S), found=found)
+
+
+@torch.no_grad()
+def _with_group_sums(
+    algorithm: Algorithm, rows: list[Row], inputs: list[LossInputs], counts: list[bool]
+) -> list[LossInputs]:
+    """Each row's with ``group_sums_NM``. All ranks call this together: their samples are compared, in one collective.
+
+    ``counts``: of each row, whether this rank counts it; rollouts that lie in several rows count where they are whole.
+    Numbers are sorted before they are added up, so the sums are the same to the bit wherever a sample lies.
+    """
+    all_terms = [algorithm.group_terms(given).double() for given in inputs]
+    mine = [
+        (prompt_id, numbers)
+        for row, terms_NM, is_counted in zip(rows, all_terms, counts, strict=False)
+        for (prompt_id, _), is_whole, numbers in zip(row.samples, row.are_whole, terms_NM.tolist(), strict=False)
+        if is_counted and is_whole and np.isfinite(numbers).all()
+    ]
+    groups = defaultdict(list)
+    for prompt_id, numbers in (entry for entries in gathered(mine) for entry in entries):
+        groups[prompt_id].append(numbers)
+    sums = {prompt_id: np.sort(numbers, axis=0).sum(axis=0) for prompt_id, numbers in groups.items()}
+
+    def of(row: Row, terms_NM: torch.Tensor) -> torch.Tensor:
+        nothing = np.zeros(terms_NM.shape[1])  # of samples without a finite one in their group, and of what fills up
+        found = [sums.get(prompt_id, nothing) for prompt_id, _ in row.samples] or [nothing]
+        return torch.from_numpy(np.stack(found)).to(terms_NM.device)
+
+    return [replace(g, group_sums_NM=of(r, t)) for g, r, t in zip(inputs, rows, all_terms, strict=False)]
+
+
+def whitened(rows: list[Row], device: torch.device, *, is_counted: bool) -> list[Row]:
+    """Advantages less their mean, over their deviation (over N - 1), of all trained tokens of all ranks' rows. What is
+    not finite stays so and has no part in them: its sample alone is at fault.
+
+    ``is_counted``: whether this rank's rows are to be counted: one rank of each group that has the same rows must be.
+
+    Source: REINFORCE++, arXiv 2501.03262, section 3 (global advantage normalization).
+    """
+
+    def over_ranks(**sums: float) -> dict[str, float]:
+        tensors = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in sums.items()}
+        return sum_over_ranks(tensors, is_counted=is_counted)
+
+    advantage_S = np.concatenate([row.advantage_S[row.weight_S > 0] for row in rows]).astype(np.float64)
+    advantage_S = advantage_S[np.isfinite(advantage_S)]
+    sums = over_ranks(count=len(advantage_S), total=advantage_S.sum())
+    mean = sums["total"] / max(sums["count"], 1)
+    squares = over_ranks(squares=np.square(advantage_S - mean).sum())["squares"]
+    deviation = np.sqrt(squares / max(sums["count"] - 1, 1) + _EPSILON)
+    return [replace(row, advantage_S=((row.advantage_S - mean) / deviation).astype(np.float32)) for row in rows]
+
+
+def as_array(values_S: torch.Tensor) -> np.ndarray:
+    """Float32 [S]."""
+    return values_S.detach().float().cpu().numpy()

@@ -1,0 +1,1 @@
+"""Models beside the policy: reference, critic, implicit reward."""

@@ -1,0 +1,69 @@
+"""A frozen role in processes of its own, with a layout of its own: one rank of it.
+
+The trainer's rows are dealt out anew among the role's groups of ranks, and what is found of them goes back by place.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch.distributed as dist
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.batches.packing import dummy_row
+from titan_rl.data.types import Row
+from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
+from titan_rl.trainer.model.sharded_model import make_sharded
+from titan_rl.trainer.objective.preparation import Found
+from titan_rl.trainer.roles.frozen import FrozenRole
+from titan_rl.trainer.roles.names import FROZEN, num_words, role_path
+from titan_rl.trainer.titan_config import TitanConfig
+
+T = TypeVar("T")
+
+
+def dealt(rows: Sequence[T], part: int, num_parts: int) -> list[T]:
+    """Every ``num_parts``-th, beginning with number ``part``."""
+    return list(rows[part::num_parts])
+
+
+class LoneRole:
+    """The process group must be up."""
+
+    def __init__(self, config: Config, titan: TitanConfig, role: str, model_path: str, kept: str):
+        self.titan = titan
+        path = role_path(config, role, model_path, kept)
+        local = device.local_device(dist.get_rank())
+        dims = parallel_dims(titan.parallelism)
+        self.model = make_sharded(config, titan, dims, local, path)
+        needs = make_algorithm(config.algorithm, config.run.plugin_path).needs
+        self.role = FrozenRole(FROZEN[role], self.model, num_words(role, needs))
+        self._speaks = is_first_of_rows(dims) and (self.model.pipeline is None or self.model.pipeline.has_last)
+
+    def find(self, groups: list[list[list[Row]]]) -> list[list[Found]] | None:
+        """``groups[group][update]`` are rows of the trainer's. Of each group, what was found of those of its rows that
+        came to this rank; None from a rank whose peer tells it."""
+        places = [
+            (group, (update, number), row)
+            for group, updates in enumerate(groups)
+            for update, rows in enumerate(updates)
+            for number, row in enumerate(rows)
+        ]
+        part, degree = self.titan.batch_rank(dist.get_rank()), self.titan.batch_degree
+        mine = dealt(places, part, degree)
+        idle = [dummy_row() for _ in range(-(-len(places) // degree) - len(mine))]  # all must make as many passes
+        found = self.role.find(self.model.fit([row for _, _, row in mine] + idle))
+        if not self._speaks:
+            return None
+        by_group: list[list[Found]] = [[] for _ in groups]
+        for (group, place, _), columns in zip(mine, found, strict=False):
+            by_group[group].append((place, columns))
+        return by_group
+
+    def load(self, path: str) -> None:
+        self.model.load(path)
+
+    def digest(self) -> str:
+        return self.model.digest()

@@ -1,0 +1,314 @@
+"""A model that learns beside the policy, with an optimizer and a schedule of its own: what critics and implicit reward
+models have in common.
+
+    find (of all rows, before a step's first update of the policy) ─▶ ... advantages ... ─▶ learn (an update)
+
+It lives in the policy's processes and in their layout, or in processes of its own (lone_learned.py), and learns from
+the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
+that is not finite is taken back and told, before the policy's is made: so nothing of a batch with bad numbers is
+applied to either. One that learns first, before advantages are made, is taken back when the policy cannot apply it.
+
+Dimensions: S trained tokens of a row.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torchtitan.distributed import ParallelDims
+
+from titan_rl.config.sections.role_sections import LearnedRoleConfig
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.types import Row
+from titan_rl.models.weights.shards import Shard
+from titan_rl.trainer.distributed.ranks import (
+    clipped_gradient_norm,
+    is_finite_everywhere,
+    is_first_of_rows,
+    sum_over_ranks,
+)
+from titan_rl.trainer.model.optimizer import build_optimizer, load_schedule
+from titan_rl.trainer.model.sharded_model import Columns, ShardedModel
+from titan_rl.trainer.objective.nonfinite import find_culprits
+from titan_rl.trainer.objective.preparation import completed
+from titan_rl.trainer.titan_config import TitanConfig, learned_titan
+from titan_rl.trainer.whole_rollouts import joined_loss
+
+Told = dict[str, float] | BadNumbers
+"""Of a batch: metrics, or why nothing of it was applied."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A rank's part of a role's state, as it was."""
+
+    tensors: list[torch.Tensor]
+    schedule: dict[str, Any]
+
+
+class Taught(ABC):
+    """A role that learns beside the policy, as the policy's steps see it, wherever it lives."""
+
+    settings: LearnedRoleConfig
+    """Its section of the TOML."""
+
+    @property
+    @abstractmethod
+    def learns_first(self) -> bool:
+        """Whether it learns from a step's rows before it is asked about them."""
+
+    @property
+    @abstractmethod
+    def learns_alone(self) -> bool:
+        """Whether the run is still in the steps before the policy's first update."""
+
+    @abstractmethod
+    def begin_as(self, policy: ShardedModel) -> None:
+        """Take the policy's weights."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters by name, of those that are here."""
+
+    @abstractmethod
+    def find(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        """What it says of fitted rows; nothing on the stages of a pipeline that are not the last."""
+
+    @abstractmethod
+    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all of its columns."""
+
+    @abstractmethod
+    def learn(self, rows: list[Row]) -> Told:
+        """The updates on a batch."""
+
+    @abstractmethod
+    def kept(self) -> Kept:
+        """A copy of what updates change."""
+
+    @abstractmethod
+    def put_back(self, kept: Kept) -> None:
+        """As it was when ``kept`` was made."""
+
+    @abstractmethod
+    def begin(self, rows: list[Row]) -> None:
+        """Learn while the policy's gradients are made, if it can; ``learn`` comes next, or ``forget``."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Nothing of what it began to learn from is applied, since the policy's part cannot be."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """Nothing more is asked of it in this step of the run."""
+
+
+def _add(totals: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
+    for name, value in sums.items():
+        totals[name] += value
+
+
+class LearnedRole(Taught):
+    name: ClassVar[str]
+    """Its section of the TOML, what ``Needs`` calls it, and how its metrics, weights and checkpoints begin."""
+    gives: str
+    """What its head says of a token, for people."""
+    head: ClassVar[Literal["vocabulary", "value"]]
+    columns: ClassVar[tuple[str, ...]]
+    """Float32 [S] each, of the rows that it learns from."""
+    sums: ClassVar[tuple[str, ...]]
+    """What ``_loss`` counts besides."""
+    asks_of_whole_rollouts: ClassVar[bool] = False
+    """Whether ``_loss`` asks something of all tokens of a rollout together."""
+    settings: Any
+    """``CriticConfig`` or ``ImplicitRewardConfig`` (config/sections/role_sections.py)."""
+    samples_per_loss, names_rows = 1, False
+    """For a search for bad numbers (bad_numbers.py): samples have losses of their own, prompts are no rows of data."""
+
+    def __init__(
+        self,
+        config: Config,
+        titan: TitanConfig,
+        model: ShardedModel,
+        parallel_dims: ParallelDims,
+        before_update: Callable[[], None],
+    ):
+        """``before_update``: called before parameters change."""
+        self.settings, self.model, self.parallel_dims = getattr(config, self.name), model, parallel_dims
+        self.titan = learned_titan(config, titan, self.name)
+        self.updates_per_step = config.algorithm.updates_per_batch
+        self.model_parts, self.device = model.parts, model.device
+        num_updates = titan.training.steps * self.updates_per_step
+        self.optimizer, self.scheduler = build_optimizer(self.titan, model.parts, num_updates)
+        self.before_update = before_update
+        self.statistics: dict[int, torch.Tensor] = {}
+        """What the head gave [K, S] of each row of the last pass, where this rank saw it."""
+        self._is_counted = is_first_of_rows(parallel_dims)
+
+    # what a role is
+
+    @abstractmethod
+    def _loss(self, given_S: torch.Tensor, columns: Columns, /) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Of a row, by what the head gave: a sum over tokens; and ``sums``."""
+
+    @abstractmethod
+    def _metrics(self, first: dict[str, float], last: dict[str, float]) -> dict[str, float]:
+        """Of the first and the last update on a batch: ``sums`` and ``count`` of all rows of all ranks."""
+
+    @property
+    def learns_first(self) -> bool:
+        return False
+
+    # the steps of a run
+
+    @property
+    def learns_alone(self) -> bool:
+        """Whether the run is still in the steps before the policy's first update. The schedule counts them."""
+        return self.scheduler.schedulers[0].last_epoch < self.settings.warmup_steps * self.updates_per_step
+
+    @torch.no_grad()
+    def begin_as(self, policy: ShardedModel) -> None:
+        """Take the policy's weights, with its adapters if it has any; a head that it does not have stays."""
+        theirs = {(shard.name, shard.start): shard for shard in policy.shards()}
+        names = {name for name, _ in theirs}
+        for shard in self.shards():
+            if shard.name in names:
+                shard.tensor.copy_(theirs[shard.name, shard.start].merged())
+
+    def begin(self, rows: list[Row]) -> None:
+        """All is done in ``learn``."""
+
+    def forget(self) -> None:
+        """Nothing was begun."""
+
+    def end_step(self) -> None:
+        """It waits for nobody."""
+
+    def learn(self, rows: list[Row], agrees: Callable[[Told], bool] = lambda told: True) -> Told:
+        """The updates on a batch. Loss, gradient norm and learning rate are those of the first.
+
+        ``agrees``: is told what came of them before the last is made; if it does not agree, none is."""
+        kept, totals = self.kept() if self.settings.updates > 1 else None, []
+        try:
+            for _ in range(self.settings.updates):
+                if totals:
+                    self._apply()
+                totals.append(self._gradients(rows))
+        except FloatingPointError as error:
+            self._go_back(kept)
+            bad = find_culprits(self, rows, f"{self.name}: {error}")
+            agrees(bad)
+            return bad
+        names = ("loss", "grad_norm", "learning_rate")
+        told = {f"{self.name}_{name}": totals[0][name] for name in names} | self._metrics(totals[0], totals[-1])
+        if not agrees(told):
+            self._go_back(kept)
+            return told
+        self._apply()
+        self.scheduler.step()
+        return told
+
+    def _go_back(self, kept: Kept | None) -> None:
+        """Without the gradients at hand, and without the updates since ``kept``."""
+        self.optimizer.zero_grad()
+        if kept is not None:
+            self.put_back(kept)
+
+    def _gradients(self, rows: list[Row]) -> dict[str, float]:
+        """Of an update, clipped. Errors: FloatingPointError for a loss or gradient that is not finite."""
+        totals = sum_over_ranks(self.forward_backward(rows), is_counted=self._is_counted)
+        if not math.isfinite(totals["loss"]):
+            raise FloatingPointError(f"the loss is {totals['loss']}")
+        norm, learning_rate = self.gradient_norm(), self.optimizer.optimizers[0].param_groups[0]["lr"]
+        if not self.is_finite_everywhere(norm):
+            raise FloatingPointError(f"the gradient norm is {norm}")
+        return totals | {"grad_norm": norm, "learning_rate": float(learning_rate)}
+
+    def _apply(self) -> None:
+        self.before_update()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        return {name: np.zeros(num_tokens, np.float32) for name in self.columns}
+
+    def completed(self, rows: list[Row]) -> list[Row]:
+        """Fitted, and with all of its columns."""
+        return completed(self.model.fit(rows), self.nothing_found)
+
+    def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
+        """Add the rows' gradients up; gives back sums over their trained tokens."""
+        names = ("loss", "count", *self.sums)
+        totals = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in names}
+        self.statistics.clear()
+        rows = self.completed(rows)
+
+        def loss(statistics: torch.Tensor, index: int, columns: Columns) -> torch.Tensor:
+            statistics_KS = statistics.reshape(-1, statistics.shape[-1])
+            self.statistics[index] = statistics_KS.detach()
+            found, sums = self._loss_and_sums(statistics_KS, columns)
+            _add(totals, sums)
+            return found
+
+        if not self.asks_of_whole_rollouts:
+            self.model.forward_backward(rows, loss)
+            return totals
+        is_counted = self._is_counted and (self.model.pipeline is None or self.model.pipeline.has_last)
+        joined = joined_loss(self.model, rows, self._loss_and_sums, is_counted=is_counted)
+        _add(totals, joined.sums)
+        self.model.forward_backward(joined.rows, joined.added_to(loss))
+        return totals
+
+    def _loss_and_sums(
+        self, statistics_KS: torch.Tensor, columns: Columns
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, sums = self._loss(statistics_KS[0], columns)
+        return loss, sums | {"loss": loss.detach(), "count": (columns["weight_S"] > 0).sum()}
+
+    # what a search for bad numbers asks (bad_numbers.py)
+
+    def gradient_norm(self) -> float:
+        return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
+
+    def is_finite_everywhere(self, value: float) -> bool:
+        return is_finite_everywhere(value, self.device)
+
+    def loss_of(self, row: Row, statistics_KS: torch.Tensor) -> float:
+        """The loss that a row has where the head gives this."""
+        return float(self._loss(statistics_KS[0], self.model.columns(row))[0])
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters by name."""
+        for part in self.model_parts:
+            for name, parameter in part.named_parameters():
+                yield f"{self.name}.{name}", parameter
+
+    # weights
+
+    def shards(self) -> list[Shard]:
+        return self.model.shards()
+
+    def _state(self) -> Iterator[torch.Tensor]:
+        """What an update changes."""
+        for optimizer in self.optimizer.optimizers:
+            for parameter, moments in optimizer.state.items():
+                for tensor in (parameter.detach(), *moments.values()):
+                    yield tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def kept(self) -> Kept:
+        """A copy of what updates change."""
+        return Kept([tensor.clone() for tensor in self._state()], self.scheduler.state_dict())
+
+    @torch.no_grad()
+    def put_back(self, kept: Kept) -> None:
+        """As it was when ``kept`` was made."""
+        self.before_update()
+        for tensor, before in zip(self._state(), kept.tensors, strict=True):
+            tensor.copy_(before)
+        load_schedule(self.scheduler, kept.schedule)

@@ -1,0 +1,156 @@
+"""A role that learns beside the policy, in processes of its own: one rank of it, which takes part in every step.
+
+It is a trainer's rank as those of the policy are: it pulls the step's rows itself, is put aside in snapshots, written
+into checkpoints (in a folder of its own) and replaced as they are. What is to be done with the rows the policy's ranks
+say (learned_elsewhere.py).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.batches.packing import dummy_row
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.spans import Spans
+from titan_rl.data.types import Row, StepMetrics
+from titan_rl.trainer.distributed.ranks import is_first_of_rows, parallel_dims
+from titan_rl.trainer.learning import LearningModel
+from titan_rl.trainer.model.sharded_model import make_sharded
+from titan_rl.trainer.objective.preparation import Found
+from titan_rl.trainer.rank_interface import Side, T
+from titan_rl.trainer.roles.bridge import Bridge
+from titan_rl.trainer.roles.frozen_worker import dealt
+from titan_rl.trainer.roles.learned_client import Columns, Samples, samples_of
+from titan_rl.trainer.roles.learned_role import Kept, LearnedRole, Told
+from titan_rl.trainer.roles.names import learned_role, role_path
+from titan_rl.trainer.roles.registry import LEARNED_ROLES
+from titan_rl.trainer.state.checkpoint_state import load_random, load_role, random_states, role_folder, role_state
+from titan_rl.trainer.titan_config import TitanConfig
+
+
+class LoneLearned(Side):
+    """The process group must be up."""
+
+    def __init__(self, config: Config, titan: TitanConfig, model_path: str, kept: str, bridge: Bridge):
+        """``titan``: with the role's own layout. ``kept``: where the run keeps the policy (role_names.role_path)."""
+        self.titan, self.bridge, self.spans = titan, bridge, Spans()
+        self.device = device.local_device(bridge.rank)
+        self.before_update: Callable[[], None] = lambda: None
+        name = learned_role(make_algorithm(config.algorithm, config.run.plugin_path).needs)
+        assert name is not None, "an algorithm without a role that learns"
+        kind = LEARNED_ROLES[name]
+        self.path = role_path(config, name, model_path, kept)
+        dims = parallel_dims(titan.parallelism)
+        model = make_sharded(config, titan, dims, self.device, self.path, head=kind.head)
+        self.role: LearnedRole = kind(config, titan, model, dims, lambda: self.before_update())
+        self.step_found = []
+        self._speaks = is_first_of_rows(dims) and (model.pipeline is None or model.pipeline.has_last)
+        self._rows: dict[Samples, Row] = {}
+        """Of the step at hand: all of the policy's."""
+        self._kept: Kept | None = None
+
+    # the steps of a run
+
+    def share(self, groups: Sequence[T]) -> Sequence[T]:
+        return groups
+
+    def train_step(
+        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+    ) -> list[StepMetrics | BadNumbers]:
+        """Whatever the policy's ranks say, until the step has ended; ``batches``: all rows of each update."""
+        self._rows = {samples_of(row): row for rows in batches for row in rows if row.owners}
+        what = ""
+        while what != "end_step":
+            what, said = self._heard()
+            if what == "learn":
+                with self.spans.span("learn"):
+                    self.role.learn(self._mine(said), self._agrees)
+            else:
+                self.bridge.exchange(self._answer(what, said))
+        return []
+
+    def _heard(self) -> tuple[str, dict[Samples, Columns]]:
+        """What all of the policy's ranks ask for, and what they know of the rows."""
+        asked = self.bridge.exchange(None)
+        known: dict[Samples, Columns] = {}
+        for _, said in asked:
+            known |= said
+        return asked[0][0], known
+
+    def _answer(self, what: str, said: dict[Samples, Columns]) -> Any:
+        if what == "find":
+            with self.spans.span("find"):
+                return self._find(said)
+        if what == "keep":
+            self._kept = self.role.kept()
+        elif what == "put_back":
+            assert self._kept is not None, "nothing was kept"
+            self.role.put_back(self._kept)
+        elif what == "learns_alone":
+            return self.role.learns_alone
+        elif what == "learns_first":
+            return self.role.learns_first
+        elif what == "end_step":
+            self._kept = None
+        return None
+
+    def _mine(self, said: dict[Samples, Columns]) -> list[Row]:
+        """This rank's part of these rows, as the role needs them."""
+        mine = dealt(list(said.items()), self.titan.batch_rank(dist.get_rank()), self.titan.batch_degree)
+        pairs = [(self._rows[samples], known) for samples, known in mine]
+        rows = [replace(row, found=row.found | known) for row, known in pairs]
+        idle = [dummy_row() for _ in range(-(-len(said) // self.titan.batch_degree) - len(rows))]  # as many passes
+        return self.role.completed(rows + idle)
+
+    def _find(self, said: dict[Samples, Columns]) -> dict[Samples, Columns]:
+        rows = self._mine(said)
+        found = zip(rows, self.role.find(rows), strict=True)
+        return {samples_of(row): columns for row, columns in found if self._speaks and row.owners}
+
+    def _agrees(self, told: Told) -> bool:
+        """Whether the policy can apply the batch."""
+        return all(self.bridge.exchange(told))
+
+    def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
+        """They are the policy's."""
+        return []
+
+    # state
+
+    @property
+    def roles(self) -> dict[str, LearnedRole]:
+        return {self.role.name: self.role}
+
+    def learning(self) -> dict[str, LearningModel]:
+        return {self.role.name: self.role}
+
+    def weights_changed(self) -> None:
+        """Nothing is made of them."""
+
+    def digests(self) -> dict[str, str]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return role_state(self.role) | random_states()
+
+    @property
+    def part(self) -> str:
+        return self.role.name
+
+    def load_checkpoint(self, checkpoint: Path) -> None:
+        self.before_update()
+        if not load_role(self.role, checkpoint):
+            self.role.model.load(self.path)
+        load_random(role_folder(checkpoint, self.role.name))
+
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
+        """The policy's ranks save the rest."""
+        if beside:
+            self.role.model.save(Path(beside) / self.role.name, dtype)

@@ -1,0 +1,58 @@
+"""The models beside the policy, by name: what each gives, and where its weights are. The controller asks, too."""
+
+from pathlib import Path
+
+import numpy as np
+
+from titan_rl.algorithms.base import Needs
+from titan_rl.config.sections.schema import Config
+
+FROZEN = {"reference": "reference_logprob_S", "teacher": "teacher_logprob_S"}
+"""Role, which is also its section of the TOML, to the column that it gives."""
+WORDS = "teacher_words_SK"
+"""The column, int64 [S, K], of the teacher's likeliest words."""
+
+LEARNED = ("critic", "implicit_reward")
+"""Roles that learn beside the policy (trainer/roles/learned_role.py), which are sections of the TOML, too."""
+BASE = "base model"
+"""What a policy with adapters never changes, beside the names of roles."""
+
+
+def needed_roles(needs: Needs) -> list[str]:
+    """The frozen roles among them."""
+    return [role for role in FROZEN if getattr(needs, role)]
+
+
+def role_path(config: Config, role: str, model_path: str | Path, kept: str) -> str | Path:
+    """The directory of a role's weights.
+
+    ``kept``: where the run keeps the policy as it was when reinforcement learning began (controller/initial_policy.py);
+    until then, and where that is what the run starts from, the model that it starts from is the same.
+    """
+    own = getattr(config, role).path
+    return own or (kept if kept and Path(kept).exists() else model_path)
+
+
+def learned_role(needs: Needs) -> str | None:
+    """The one that learns beside the policy, if one does."""
+    return next((role for role in LEARNED if getattr(needs, role)), None)
+
+
+def own_learned(config: Config, needs: Needs) -> str | None:
+    """The same, if it has processes of its own."""
+    role = learned_role(needs)
+    return role if role is not None and getattr(config, role).placement == "own" else None
+
+
+def num_words(role: str, needs: Needs) -> int:
+    """Of its likeliest words at each token, how many a role is to give."""
+    return needs.teacher_words if role == "teacher" else 0
+
+
+def found_columns(needs: Needs, num_tokens: int) -> dict[str, np.ndarray]:
+    """All that frozen roles find, zeros for each of so many tokens."""
+    columns = {FROZEN[role]: np.zeros(num_tokens, np.float32) for role in needed_roles(needs)}
+    if needs.teacher_words:
+        shape = num_tokens, needs.teacher_words
+        columns |= {WORDS: np.zeros(shape, np.int64), "teacher_word_logprob_SK": np.zeros(shape, np.float32)}
+    return columns

@@ -1,0 +1,43 @@
+"""The roles that learn beside the policy, by name. An algorithm has at most one of them (algorithms/registry.py)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torchtitan.distributed import ParallelDims
+
+from titan_rl.algorithms.base import Needs
+from titan_rl.config.sections.schema import Config
+from titan_rl.trainer.model.sharded_model import ShardedModel
+from titan_rl.trainer.roles.bridge import Bridge
+from titan_rl.trainer.roles.critic import Critic
+from titan_rl.trainer.roles.implicit_reward import ImplicitReward
+from titan_rl.trainer.roles.learned_client import LearnedElsewhere
+from titan_rl.trainer.roles.learned_role import LearnedRole, Taught
+from titan_rl.trainer.roles.names import learned_role
+from titan_rl.trainer.titan_config import TitanConfig
+
+LEARNED_ROLES: dict[str, type[LearnedRole]] = {role.name: role for role in (Critic, ImplicitReward)}
+
+
+def learned_beside(
+    config: Config,
+    titan: TitanConfig,
+    needs: Needs,
+    model_path: Path,
+    sharded: Callable[..., ShardedModel],
+    parallel_dims: ParallelDims,
+    bridge: Bridge | None,
+    *,
+    before_update: Callable[[], None],
+    speaks: bool,
+) -> Taught | None:
+    """The one that the algorithm needs, as a rank of the policy has it. ``model_path``: what the policy starts from;
+    ``sharded(path, head=...)``: makes a model; ``bridge``: to its own processes, if it has such; ``before_update``:
+    called before its parameters change; ``speaks``: as LearnedElsewhere has it."""
+    if (name := learned_role(needs)) is None:
+        return None
+    role = LEARNED_ROLES[name]
+    if bridge is not None:
+        return LearnedElsewhere(config, role, bridge, speaks=speaks)
+    model = sharded(getattr(config, name).path or model_path, head=role.head)
+    return role(config, titan, model, parallel_dims, before_update)

@@ -1,0 +1,1 @@
+"""Checkpoints and snapshots of a rank."""

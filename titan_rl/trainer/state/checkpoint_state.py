@@ -1,0 +1,182 @@
+"""A rank's complete state, through torch.distributed.checkpoint: written while training goes on, and read again.
+
+The state is each rank's shard of weights and optimizer, the schedule, and every rank's random state. Of a model with
+adapters it holds these and no weight that is not trained: those are in the directory that the run started from, which
+is told by its digest.
+"""
+
+import json
+import random
+from concurrent.futures import Future, wait
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from titan_rl.models.weights.shards import is_adapter
+from titan_rl.trainer.model.optimizer import load_optimizer
+from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata
+
+if TYPE_CHECKING:  # they bring TorchTitan along
+    from titan_rl.trainer.learning import LearningModel
+    from titan_rl.trainer.rank_interface import Side
+    from titan_rl.trainer.roles.learned_role import LearnedRole
+    from titan_rl.trainer.step.learner import Learner
+
+_BASE = "base_model"
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    python = torch.frombuffer(bytearray(json.dumps(random.getstate()).encode()), dtype=torch.uint8)
+    state = np.random.get_state()
+    assert isinstance(state, tuple)  # as it is unless another form is asked for
+    _, keys, *rest = state
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy_keys": torch.from_numpy(keys.astype(np.int64)),
+        "numpy_rest": torch.tensor([float(value) for value in rest], dtype=torch.float64),
+        "python": python,
+    }
+
+
+def set_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, cached = state["numpy_rest"].tolist()
+    np.random.set_state(
+        ("MT19937", state["numpy_keys"].numpy().astype(np.uint32), int(position), int(has_gauss), cached)
+    )
+    version, internal, gauss = json.loads(bytes(state["python"].numpy()).decode())
+    random.setstate((version, tuple(internal), gauss))
+
+
+def policy_state(learner: "Learner") -> dict[str, Any]:
+    """Of the policy and its optimizer."""
+    adapters = learner.policy.adapters
+    base = {_BASE: adapters.base} if adapters else {}
+    return _model_state(learner, adapters_alone=adapters is not None) | base
+
+
+def role_state(role: "LearnedRole") -> dict[str, Any]:
+    """Of a role that learns, under its name."""
+    return {role.name: _model_state(role)}
+
+
+def random_states() -> dict[str, Any]:
+    """This rank's."""
+    return {f"random_rank{dist.get_rank()}": random_state()}
+
+
+def _model_state(learning: "LearningModel", *, adapters_alone: bool = False) -> dict[str, Any]:
+    """Of a model that learns; ``adapters_alone``: without the weights that never change."""
+    return {
+        "model": {
+            name: tensor
+            for part in learning.model_parts
+            for name, tensor in part.state_dict().items()
+            if is_adapter(name) or not adapters_alone
+        },
+        "optimizer": learning.optimizer.state_dict(),
+        "scheduler": learning.scheduler.state_dict(),
+    }
+
+
+class BackgroundSave:
+    """Saves one rank's state: copies it, and a thread writes the copy while training goes on. One save at a time."""
+
+    def __init__(self, learner: "Side"):
+        self.learner = learner
+        # a group of its own, apart from training's collectives; its timeout ends the wait for a dead rank
+        timeout = timedelta(seconds=learner.titan.comm.init_timeout_seconds)
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(group, dist.ProcessGroup)  # of all ranks, this one too
+        self._group = group
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._writing: Future | None = None
+
+    def begin(self, folder: Path, shards: str = "") -> None:
+        """All ranks call this together. The present state goes into ``folder``, which gets its final name later, or
+        into ``shards``, a place in a store (data/storage/shards.py).
+
+        Errors: RuntimeError if the save before is still being written.
+        """
+        if self._writing is not None and not self._writing.done():
+            raise RuntimeError("a checkpoint was begun while the one before is still being written")
+        writing = async_save(
+            self.learner.state(),
+            storage_writer=self._writer(folder, shards),
+            process_group=self._group,
+            async_stager=self._stager,
+        )
+        assert isinstance(writing, Future)  # as it is unless staging is asynchronous, too
+        self._writing = writing
+
+    def _writer(self, folder: Path, shards: str) -> FileSystemWriter:
+        part = self.learner.part
+        if not shards:
+            return FileSystemWriter(folder / part, sync_files=False)  # commit does
+        return FsspecWriter(f"{shards}/{part}".rstrip("/"), sync_files=True)
+
+    def outcome(self) -> str | None:
+        """None while it is being written; then why it failed, or "" if it succeeded."""
+        if self._writing is None:
+            return "the rank that began it was replaced, or its process group rebuilt"
+        if not self._writing.done():
+            return None
+        error = self._writing.exception()
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+    def wait(self) -> None:
+        """Wait for the end of the save. Errors: RuntimeError if it failed."""
+        if self._writing is not None:
+            wait([self._writing])
+        if failure := self.outcome():
+            raise RuntimeError(failure)
+
+
+def load_policy(learner: "Learner", checkpoint: Path) -> None:
+    """All ranks call this together. Errors: StateError."""
+    state = policy_state(learner)
+    base = state.get(_BASE)
+    load_state(state, checkpoint)
+    if state.get(_BASE) != base:
+        raise StateError(f"the adapters in {checkpoint} are of another model than {learner.model_path}: give that")
+    load_optimizer(learner.optimizer, learner.scheduler, state)
+    learner.weights_changed()
+
+
+def load_role(role: "LearnedRole", checkpoint: Path) -> bool:
+    """Whether it is there; wherever the role lived when it was written. As ``load_policy``."""
+    folder = role_folder(checkpoint, role.name)
+    if not any(name.startswith(f"{role.name}.") for name in read_metadata(folder).state_dict_metadata):
+        return False  # the run went on with an algorithm that had none
+    state = role_state(role)
+    load_state(state, folder)
+    load_optimizer(role.optimizer, role.scheduler, state[role.name])
+    return True
+
+
+def role_folder(checkpoint: Path, name: str) -> Path:
+    """Where in a checkpoint a role is that learns: by itself if it had processes of its own."""
+    return own if (own := checkpoint / name).is_dir() else checkpoint
+
+
+def load_random(folder: Path) -> None:
+    """This rank's random state, unless fewer ranks wrote the checkpoint. As ``load_policy``."""
+    state, mine = random_states(), f"random_rank{dist.get_rank()}"
+    # the length of Python's state, as text, varies, so it is read from the checkpoint
+    if (saved := read_metadata(folder).state_dict_metadata.get(f"{mine}.python")) is None:
+        state = {}
+    else:
+        assert not isinstance(saved, BytesStorageMetadata), f"{mine}.python is no tensor"
+        state[mine]["python"] = torch.empty(saved.size, dtype=torch.uint8)
+    load_state(state, folder)  # which is a call of all ranks
+    if state:
+        set_random_state(state[mine])

@@ -1,0 +1,200 @@
+"""Checkpoints of torch.distributed.checkpoint read as data: nothing in the files can make the reader run anything.
+
+A checkpoint's ``.metadata`` is a pickle, and so is each of its items. DCP reads the former and all items that are no
+tensors with pickle's full power. Whoever can write into a run directory could have any code run so, and checksums
+beside the files prove nothing about who wrote them. Here the metadata may name DCP's own classes alone, and items are
+read by ``torch.load(weights_only=True)``.
+"""
+
+import math
+import pathlib
+import pickle
+import warnings
+from enum import Enum
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata as described
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as StoreFiles
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.serialization import _get_layout
+
+from titan_rl.data.storage.shards import StoreError, open_file, shards_of, sizes_of
+
+_CLASSES = (
+    *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, _StorageInfo),
+    *(described.ChunkStorageMetadata, described.TensorProperties, described.StorageMeta),
+    described._MEM_FORMAT_ENCODING,  # noqa: SLF001  (DCP pickles it)
+)
+
+
+def _encoding(kind: type, name: str) -> described._MEM_FORMAT_ENCODING:
+    """Stands where ``getattr`` is named, by which Python 3.11.0 to 3.11.3 pickle the members of enumerations."""
+    if kind is not described._MEM_FORMAT_ENCODING:  # noqa: SLF001  (DCP pickles it)
+        raise StateError(f"its {_METADATA} names an attribute of {kind!r:.80}")
+    return kind[name]
+
+
+_ALLOWED = {(kind.__module__, kind.__qualname__): kind for kind in _CLASSES} | {
+    ("builtins", "getattr"): _encoding,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _get_layout,
+    ("pathlib", "PosixPath"): pathlib.PurePosixPath,
+    ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,  # as Python 3.13 calls it
+}
+_METADATA = ".metadata"
+_SHOWN = 300
+"""Characters of another library's message."""
+
+
+class StateError(ValueError):
+    """A checkpoint that is no plain state; says why."""
+
+
+class _Unpickler(pickle._Unpickler):  # noqa: SLF001  (the one in Python, see below)
+    """The one in Python, as the one in C cannot be kept from setting attributes of a class that it may make."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: SLF001  (the one in Python, see below)
+    stack: list[Any]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (kind := _ALLOWED.get((module, name))) is not None:
+            return kind
+        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
+            return kind
+        raise StateError(f"its {_METADATA} names {module}.{name}, which no checkpoint has")
+
+    def load_build(self) -> None:
+        if isinstance(self.stack[-2], type | Enum) or callable(self.stack[-2]):
+            raise StateError(f"its {_METADATA} would change {self.stack[-2]!r:.80}")
+        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # noqa: SLF001  # pyright: ignore[reportArgumentType]  (the one in Python, see below)
+
+    # typeshed has the class in C for what the one in Python dispatches to
+    dispatch[pickle.BUILD[0]] = load_build  # pyright: ignore[reportArgumentType]
+
+
+class PlainReader(FileSystemReader):
+    """Reads a checkpoint that some number of ranks wrote together, from its folder or from a store."""
+
+    def __init__(self, folder: Path):
+        """Errors: StoreError."""
+        super().__init__(folder)
+        self._folder = folder
+        if (shards := shards_of(folder)) is not None:
+            self.fs = StoreFiles()
+            self.path = self.fs.init_path(shards.at)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Errors: StateError."""
+        if kwargs.get("rank") is not None:  # what DCP tries next if the common one cannot be read
+            raise StateError(f"it has no {_METADATA} of all ranks")
+        metadata = read_metadata(self._folder)
+        if metadata.storage_meta is None:
+            metadata.storage_meta = described.StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class PlainPlanner(DefaultLoadPlanner):
+    """Numbers and text where the state has what is no tensor."""
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        path = self.mappings[read_item.dest_index.fqn]
+        set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
+
+
+def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+    """Fill ``state`` from a checkpoint. All ranks call this together, unless ``no_dist``.
+
+    Errors: StateError, also for a checkpoint that does not fit."""
+    try:
+        reader = PlainReader(folder)
+    except StoreError as error:
+        raise StateError(f"{folder} cannot be loaded: {error}") from None
+    try:
+        with warnings.catch_warnings():
+            if no_dist:  # as was asked for, which torch warns of
+                warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, storage_reader=reader, planner=PlainPlanner(), no_dist=no_dist)
+    except CheckpointException as failure:  # a BaseException, which holds what each rank raised
+        rank, (error, _) = min(failure.failures.items(), key=lambda item: item[0])
+        said = " ".join(str(error).split())[:_SHOWN]
+        raise StateError(f"{folder} cannot be loaded (rank {rank}): {type(error).__name__}: {said}") from error
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Which tensors a checkpoint has, and where. Errors: StateError for whatever is not as DCP writes it."""
+    try:
+        with open(folder / _METADATA, "rb") as file:
+            found = _Unpickler(file).load()
+    except StateError:
+        raise
+    except OSError as error:
+        raise StateError(f"its {_METADATA} cannot be read: {error.strerror}") from None
+    except Exception as error:  # a pickle that is cut short or made up may raise anything
+        raise StateError(f"its {_METADATA} cannot be read ({type(error).__name__})") from None
+    _check(found, folder)
+    return found
+
+
+def state_flaw(folder: Path) -> str | None:
+    """What keeps a checkpoint from being read, as far as it can be told without its tensors."""
+    try:
+        _check_values(read_metadata(folder), folder)
+    except StateError as error:
+        return str(error)
+    return None
+
+
+def _check_values(metadata: Metadata, folder: Path) -> None:
+    """Errors: StateError if an item that is no tensor is more than numbers and text."""
+    for index, place in metadata.storage_data.items():
+        if not isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
+            continue
+        try:
+            with open_file(folder, place.relative_path) as file:
+                file.seek(place.offset)
+                item = BytesIO(file.read(place.length))
+            torch.load(item, weights_only=True)
+        except Exception as error:  # whatever made-up bytes raise
+            raise StateError(f"its {index.fqn} is no plain value ({type(error).__name__})") from None
+
+
+def _check(found: Any, folder: Path) -> None:
+    """Errors: StateError unless it is of DCP's types, and all of it lies in files of that folder."""
+    try:
+        entries, places = found.state_dict_metadata, found.storage_data
+        sizes = sizes_of(folder)
+        is_sound = (
+            all(
+                isinstance(name, str) and _is_sound_entry(entry, sum(sizes.values())) for name, entry in entries.items()
+            )
+            and all(isinstance(index, MetadataIndex) and _lies_in(place, sizes) for index, place in places.items())
+            and isinstance(found.storage_meta, described.StorageMeta | None)
+        )
+    except (AttributeError, TypeError, ValueError):
+        is_sound = False
+    if not is_sound:
+        raise StateError(f"its {_METADATA} does not describe the files beside it")
+
+
+def _is_sound_entry(entry: Any, total_bytes: int) -> bool:
+    """A tensor is no larger than all files together."""
+    if isinstance(entry, TensorStorageMetadata):
+        shapes = [entry.size, *(shape for chunk in entry.chunks for shape in (chunk.sizes, chunk.offsets))]
+        are_sizes = all(isinstance(shape, torch.Size) and all(length >= 0 for length in shape) for shape in shapes)
+        return are_sizes and math.prod(entry.size) * entry.properties.dtype.itemsize <= total_bytes
+    return isinstance(entry, BytesStorageMetadata)
+
+
+def _lies_in(place: Any, sizes: dict[str, int]) -> bool:
+    is_place = isinstance(place, _StorageInfo) and place.relative_path in sizes and not place.transform_descriptors
+    return is_place and 0 <= place.offset <= place.offset + place.length <= sizes[place.relative_path]

@@ -1,0 +1,77 @@
+"""Snapshots of a state that a CPU computes with: it lives in the shared memory itself, and beside it a copy.
+
+    update ─▶ take: it is stamped ─▶ all ranks have ended the step ─▶ forward, backward ─▶ it is copied ─▶ update
+
+Between two updates nothing changes, so the state is its own snapshot; the copy is what there is while it is updated,
+and until all ranks have the next step. That is one copy less than where the state lives elsewhere. Where memory is
+short, the copy is given up when all ranks have ended the step, and what a forward and a backward took before it is made
+again: no moment holds both. Its pages are new then, which costs some time.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from titan_rl.mesh.channel.memory.region import FAILED, WRITING
+from titan_rl.mesh.resources.released_memory import drop_shared_contents, give_back
+from titan_rl.trainer.state.snapshot import Snapshots
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.rank_interface import Side
+
+_STATE, _COPY = 0, 1
+"""Slots."""
+
+
+class SnapshotsInPlace(Snapshots):
+    """Made before anybody has a view of what is trained: that moves."""
+
+    def __init__(self, rank: int, learner: "Side", spares_memory: bool = False):
+        super().__init__(rank, learner)
+        self._spares_memory = spares_memory
+        self._move_in()
+        give_back()  # what was moved has left its memory to nobody
+
+    @torch.no_grad()
+    def _move_in(self) -> None:
+        """Whatever is not there: at first all, later what a checkpoint brought."""
+        for held, place in self.layout.places(self.region.slots[_STATE]):
+            if held.memory.data_ptr() != place.data_ptr():
+                held.move(_by_itself(place))
+
+    def take(self, step: int) -> None:
+        self.writer.wait()
+        self._forget_after(step)
+        stamps = self.region.header.stamps
+        if stamps[_STATE] != step:  # a step without an update leaves that before it here, where other ranks may be
+            self._copy()
+        stamps[_STATE] = WRITING
+        if stamps[_COPY] == step:  # taken again, after the run went back, it is another one
+            stamps[_COPY] = FAILED
+        self._move_in()
+        self._begin(step, _STATE)
+
+    def settle(self) -> None:
+        self.writer.wait()
+        if self._spares_memory and self.region.header.stamps[_STATE] >= 0:
+            self.region.header.stamps[_COPY] = FAILED
+            drop_shared_contents(self.region.slots[_COPY])
+
+    def before_update(self) -> None:
+        self.writer.wait()
+        self._copy()
+        self.region.header.stamps[_STATE] = WRITING
+
+    def _copy(self) -> None:
+        """If the state is whole, and not there yet."""
+        stamps = self.region.header.stamps
+        if stamps[_STATE] < 0 or stamps[_STATE] == stamps[_COPY]:
+            return
+        if self._spares_memory:
+            give_back()
+        self.writer.copy_slot(_STATE, _COPY)
+
+
+def _by_itself(place: torch.Tensor) -> torch.Tensor:
+    """In a storage of its own over the same memory, since a checkpoint copies whole storages."""
+    return torch.from_numpy(place.reshape(-1).view(torch.uint8).numpy()).view(place.dtype).view(place.shape)

@@ -1,0 +1,29 @@
+"""What a loss and its metrics are on rows that nothing is learned from: held-out data, and what a step must know first.
+
+All ranks together; the model, its optimizer and its schedule stay as they are.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.data.types import Row, StepMetrics
+from titan_rl.trainer.distributed.ranks import reduced
+from titan_rl.trainer.objective.objective import add_sums, loss_and_sums, step_metrics, zero_totals
+from titan_rl.trainer.objective.preparation import Found, completed, with_places
+from titan_rl.trainer.step.learner import Learner
+
+
+@torch.no_grad()
+def evaluate(learner: Learner, rows: list[Row], algorithm: Algorithm, found: Sequence[Found] = ()) -> StepMetrics:
+    """Of this rank's rows with those of all others. ``algorithm``: the learner's, or one that needs no more roles and
+    has the same head. ``found``: what roles in other processes found of the rows."""
+    [prepared] = learner.prepare(with_places([rows], found))
+    prepared = completed(learner.policy.fit(prepared), learner.nothing_found)
+    totals = zero_totals(algorithm, learner.nothing_found(1), learner.device)
+    for row, statistics in zip(prepared, learner.policy.measure(prepared), strict=True):
+        if statistics is not None:
+            _, sums = loss_and_sums(algorithm, statistics, learner.policy.columns(row))
+            add_sums(totals, sums)
+    return step_metrics(reduced(totals, is_counted=learner.is_counted))

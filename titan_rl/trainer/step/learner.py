@@ -1,0 +1,374 @@
+"""What a trainer rank does to its model (sharded_model.py): this drives its steps.
+
+    train_step: roles ─▶ advantages ─▶ for each update: forward_backward ─▶ the learned role's update ─▶ optimizer_step
+
+``forward_backward`` and ``optimizer_step`` are separate, so that gradients of several rows, and later of several
+meshes, can add up between them. What is minimized is in objective.py, by what in optimizer.py, what is found out before
+in preparation.py; nothing here knows of actors.
+
+Dimensions: S trained tokens of a row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
+
+from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.config.sections.schema import Config
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.spans import Spans
+from titan_rl.data.types import Row, StepMetrics
+from titan_rl.models.weights.shards import Shard
+from titan_rl.trainer.distributed.ranks import (
+    clipped_gradient_norm,
+    is_finite_everywhere,
+    is_first_of_rows,
+    parallel_dims,
+)
+from titan_rl.trainer.learning import LearningModel
+from titan_rl.trainer.model.optimizer import build_optimizer
+from titan_rl.trainer.model.sharded_model import Columns, make_sharded
+from titan_rl.trainer.objective.objective import add_sums, expected_gradient, loss_and_sums, loss_inputs, zero_totals
+from titan_rl.trainer.objective.preparation import (
+    Found,
+    as_array,
+    completed,
+    is_refined,
+    still_rows,
+    with_advantages,
+    with_found,
+    with_places,
+)
+from titan_rl.trainer.rank_interface import Side, T
+from titan_rl.trainer.roles.bridge import Bridge
+from titan_rl.trainer.roles.frozen import FrozenRole, roles_with_trainer
+from titan_rl.trainer.roles.joint_step import taught_step
+from titan_rl.trainer.roles.learned_role import LearnedRole, Taught, Told
+from titan_rl.trainer.roles.names import BASE, WORDS, found_columns, learned_role, role_path
+from titan_rl.trainer.roles.registry import learned_beside
+from titan_rl.trainer.state.checkpoint_state import (
+    load_policy,
+    load_random,
+    load_role,
+    policy_state,
+    random_states,
+    role_state,
+)
+from titan_rl.trainer.step.supervised import supervised_steps
+from titan_rl.trainer.step.update import Gradients, apply_gradients, make_gradients
+from titan_rl.trainer.titan_config import TitanConfig
+from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
+
+
+class Learner(Side):
+    """One rank's part of the policy, its algorithm, optimizer and schedule, and the roles beside it. The process group
+    must be up."""
+
+    def __init__(
+        self, config: Config, titan: TitanConfig, model_path: str | Path, kept: str = "", bridge: Bridge | None = None
+    ):
+        """``kept``: where the run keeps the policy as it was when reinforcement learning began, if it does.
+        ``bridge``: to the role that learns in processes of its own, if one does."""
+        self.config, self.titan, self.model_path = config, titan, Path(model_path)
+        self.spans = Spans()
+        self.step_found = []
+        self.device = device.local_device(dist.get_rank())
+        self.parallel_dims = parallel_dims(titan.parallelism)
+        on_data = bool(config.data.file)
+        self.algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=on_data)
+        sharded = partial(make_sharded, config, titan, self.parallel_dims, self.device)
+        self.policy = sharded(model_path, lora=config.lora, head=self.algorithm.head)
+        if config.lora.rank:
+            self.policy.adapt(config.lora, config.run.seed)
+            self.has_views = True
+        self.spec, self.model_parts, self.pipeline = self.policy.spec, self.policy.parts, self.policy.pipeline
+        self.algorithm.implementation = self.policy.implementation
+        self._roles = roles_with_trainer(
+            *(config, self.algorithm.needs),
+            path_of=lambda role: role_path(config, role, model_path, kept),
+            sharded=sharded,
+            adapted=self.policy if self.policy.adapters and not (config.reference.path or kept) else None,
+        )
+        self.is_counted = is_first_of_rows(self.parallel_dims)
+        """Whether this rank's rows are: of ranks that have the same ones, the first's."""
+        self._sees = self.pipeline is None or self.pipeline.has_last
+        """Whether the policy's head is here, and what roles say of tokens."""
+        self.learned: Taught | None = learned_beside(
+            *(config, titan, self.algorithm.needs, self.model_path, sharded, self.parallel_dims, bridge),
+            before_update=lambda: self.before_update(),
+            speaks=self._sees and self.is_counted,
+        )
+        """The role that learns beside the policy, if one does."""
+        num_updates = titan.training.steps * config.algorithm.updates_per_batch
+        self.optimizer, self.scheduler = build_optimizer(titan, self.model_parts, num_updates)
+        self.before_update: Callable[[], None] = lambda: None
+        """Called before parameters change: somebody may still be copying them."""
+        self.statistics: dict[int, torch.Tensor] = {}
+        """Of each row of the last pass, what the head gave: log-probabilities and entropies [2, S], or values [1, S];
+        where this rank saw them."""
+        if config.lora.adapter:
+            self.begin_learned()
+
+    # what a search for bad numbers asks besides (bad_numbers.py)
+
+    @property
+    def gives(self) -> str:
+        return "value" if self.algorithm.head == "value" else "logprob"
+
+    @property
+    def samples_per_loss(self) -> int:
+        return 2 if self.algorithm.trains_on == "pairs" else 1
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether a sample's prompt names the row of data that it comes from."""
+        return bool(self.config.data.file)
+
+    # before the updates of a step
+
+    def prepare(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """The rows of each update of a step, with what roles found of them, and the advantages that the loss gets."""
+        return self._with_advantages(self._compared(batches))
+
+    def gradients(self, rows: list[Row], found: Sequence[Found] = ()) -> Gradients | BadNumbers:
+        """Those of a step's one update, for a loop of one's own: ``update.apply_gradients`` comes next."""
+        self.optimizer.zero_grad()
+        [prepared] = self.prepare(with_places([rows], found))
+        return make_gradients(self, prepared, taught=None)
+
+    def _compared(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """With what is found by roles that never learn, and by the policy itself as it is."""
+        algorithm, finders = self.algorithm, [role.find for role in self.roles.values()]
+        if algorithm.needs.proximal:
+            finders.append(self._find_proximal)
+        if not (finders or self.learned or is_refined(algorithm) or algorithm.normalizes_batch):
+            return batches
+        return [completed(with_found(self.policy.fit(rows), finders), self.nothing_found) for rows in batches]
+
+    def _with_advantages(self, batches: list[list[Row]]) -> list[list[Row]]:
+        """With what the role finds that learns, and refined by all that was found."""
+        if self.learned is not None:
+            batches = [with_found(rows, [self.learned.find]) for rows in batches]
+        return with_advantages(self.algorithm, batches, self.policy, sees=self._sees, is_counted=self.is_counted)
+
+    def _find_proximal(self, rows: list[Row]) -> list[dict[str, np.ndarray]]:
+        return [{} if s is None else {"proximal_logprob_S": as_array(s[0])} for s in self.policy.measure(rows)]
+
+    def train_step(
+        self, batches: list[list[Row]], has_signal: list[bool], found: Sequence[Found] = ()
+    ) -> list[StepMetrics | BadNumbers]:
+        """``found``: what roles in other processes found of these rows."""
+        with self.spans.span("roles"):
+            batches = self._compared(with_places(batches, found))
+        self.step_found = []
+        moves = [signal or not self.algorithm.is_still_without_advantage for signal in has_signal]
+
+        def updates(told: Sequence[Told | None], waits: bool) -> list[StepMetrics | BadNumbers]:
+            them = zip(self._with_advantages(batches), moves, told, strict=True)
+            return [self._recorded(rows, may_move and not waits, said) for rows, may_move, said in them]
+
+        if self.learned is None:
+            return updates([None] * len(batches), False)
+        return taught_step(self.learned, batches, updates)
+
+    def _recorded(self, rows: list[Row], has_signal: bool, told: Told | None) -> StepMetrics | BadNumbers:
+        answer = self.train(rows, has_signal, told)
+        self.step_found.append(self._found_of(rows, answer))
+        return answer
+
+    # an update
+
+    def _loss(
+        self, statistics: torch.Tensor, index: int, columns: Columns, totals: dict[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """A row's loss, of what the head gave; its sums are added to ``totals``."""
+        self.statistics[index] = statistics.detach().reshape(-1, statistics.shape[-1])
+        loss, sums = loss_and_sums(self.algorithm, statistics, columns)
+        add_sums(totals, sums)
+        return loss
+
+    def _joined(self, rows: list[Row]) -> JoinedLoss | None:
+        """What the loss asks of rollouts whose branches lie in several rows, if it asks something of whole ones."""
+        if not self.algorithm.needs_whole_rollouts:
+            return None
+        loss = partial(loss_and_sums, self.algorithm)
+        return joined_loss(self.policy, rows, loss, self._asked, is_counted=self._sees and self.is_counted)
+
+    def _asked(self, columns: Columns) -> dict:
+        """What the head is told besides its targets."""
+        if self.algorithm.head == "value":
+            return {}
+        words = {"words_SK": columns[WORDS]} if WORDS in columns else {}
+        return words | {
+            "expected_grad": expected_gradient(self.algorithm, columns),
+            "entropy_gradient": self.algorithm.needs.entropy_gradient,
+        }
+
+    def forward_backward(self, rows: list[Row]) -> dict[str, torch.Tensor]:
+        """Add the rows' gradients up; gives back sums over their trained tokens (``agreement_max``: a maximum).
+
+        With a pipeline, the sums are zero but on the last stage.
+        """
+        rows = completed(self.policy.fit(rows), self.nothing_found)
+        totals = zero_totals(self.algorithm, self.nothing_found(1), self.device)
+        self.statistics.clear()
+        still = still_rows(self.algorithm, rows, self.device)
+        loss = partial(self._loss, totals=totals)
+        if (joined := self._joined(rows)) is not None:
+            rows, loss = joined.rows, joined.added_to(loss)
+            add_sums(totals, joined.sums)
+        self.policy.forward_backward(rows, loss, self._asked, still)
+        return totals
+
+    def nothing_found(self, num_tokens: int) -> dict[str, np.ndarray]:
+        """Zeros for all that is found out of so many tokens."""
+        needs = self.algorithm.needs
+        proximal = {"proximal_logprob_S": np.zeros(num_tokens, np.float32)} if needs.proximal else {}
+        learned = {} if self._taught is None else self._taught.nothing_found(num_tokens)
+        return found_columns(needs, num_tokens) | proximal | learned
+
+    @property
+    def _taught(self) -> Taught | None:
+        """The role that has a part in the present updates: none in supervised ones."""
+        return None if learned_role(self.algorithm.needs) is None else self.learned
+
+    def optimizer_step(self, has_signal: bool) -> float:
+        """Step and clear; the learning rate used.
+
+        Without a signal the gradient is exactly zero: the optimizer is left alone, since its momentum would move the
+        weights, and only the schedule advances.
+        """
+        learning_rate = self.optimizer.optimizers[0].param_groups[0]["lr"]
+        if has_signal:
+            self.before_update()
+            self.optimizer.step()
+            self.weights_changed()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        return float(learning_rate)
+
+    def weights_changed(self) -> None:
+        if self.policy.adapters:
+            self.policy.adapters.refresh()
+
+    def gradient_norm(self) -> float:
+        """Of all ranks' gradients, which are then clipped to ``training.max_norm``."""
+        return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)
+
+    def is_finite_everywhere(self, value: float) -> bool:
+        """Whether it is on all ranks: the same answer on each."""
+        return is_finite_everywhere(value, self.device)
+
+    def loss_of(self, row: Row, statistics: torch.Tensor) -> float:
+        """The loss that a row has at these log-probabilities and entropies [2, S], or values [1, S]."""
+        columns = self.policy.columns(row)
+        statistics = statistics[0] if self.algorithm.head == "value" else statistics
+        loss, _ = self.algorithm.loss(loss_inputs(self.algorithm, statistics, columns, columns["offsets_N"]))
+        return float(loss)
+
+    def train(self, rows: list[Row], has_signal: bool, told: Told | None = None) -> StepMetrics | BadNumbers:
+        """One optimizer step on this rank's rows, after the learned role's; every rank gets the same metrics.
+
+        If a loss or gradient is not finite, weights, moments and schedules stay as they were, on all ranks.
+        ``told``: what came of the role's own update on these rows, if that was made before.
+        """
+        if isinstance(told, BadNumbers):
+            return told
+        with self.spans.span("forward and backward"):
+            made = make_gradients(self, rows, taught=self._taught if told is None else None)
+        if isinstance(made, BadNumbers):
+            return made
+        with self.spans.span("optimizer"):
+            return apply_gradients(self, made, has_signal, told)
+
+    def _found_of(self, rows: list[Row], answer: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
+        """Of each row of the last update that this rank speaks for: mesh/telemetry/step_record.py has its form."""
+        if self.gives != "logprob" or isinstance(answer, BadNumbers):
+            return {}
+        refined = self.learned is not None or is_refined(self.algorithm) or self.algorithm.normalizes_batch
+        found = {index: values for index, values in self.logprobs().items() if index < len(rows)}
+        if not refined:
+            return {index: values[None] for index, values in found.items()}
+        return {index: np.stack([values, rows[index].advantage_S]) for index, values in found.items()}
+
+    def sft(self, batches: list[list[Row]], lr: float) -> list[float]:
+        """Supervised steps with an optimizer and a schedule of their own; gives back the loss of each.
+
+        Errors: FloatingPointError that names step and samples, if a loss or gradient is not finite.
+        """
+        losses = supervised_steps(self, batches, lr)
+        self.spans.take()  # no step's
+        self.begin_learned()
+        return losses
+
+    def begin_learned(self) -> None:
+        """The role that learns beside the policy, if it has no weights of its own, takes the policy's."""
+        if self.learned is not None and not self.learned.settings.path:
+            self.learned.begin_as(self.policy)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters of all that learns, by name."""
+        for part in self.model_parts:
+            yield from part.named_parameters()
+        if self.learned is not None:
+            yield from self.learned.weights()
+
+    @property
+    def learned_here(self) -> LearnedRole | None:
+        """The role that learns beside the policy, if it does so in these processes."""
+        return self.learned if isinstance(self.learned, LearnedRole) else None
+
+    @property
+    def roles(self) -> dict[str, FrozenRole]:
+        return self._roles
+
+    def learning(self) -> dict[str, LearningModel]:
+        role = self.learned_here
+        return {"policy": self} if role is None else {"policy": self, role.name: role}
+
+    def shards(self) -> list[Shard]:
+        """The boxes of Hugging Face tensors that this rank holds; they stay current."""
+        return self.policy.shards()
+
+    def digests(self) -> dict[str, str]:
+        """Roles', and of those under adapters."""
+        base = {BASE: self.policy.digest()} if self.policy.adapters else {}
+        return base | {name: role.model.digest() for name, role in self.roles.items()}
+
+    def save_hf(self, out: str | Path, adapter: str | Path = "", beside: str | Path = "", dtype: str = "auto") -> None:
+        self.policy.save(out, dtype)
+        if adapter and self.policy.adapters:
+            self.policy.adapters.save(self.model_path, Path(adapter))
+        if beside and self.learned_here is not None:
+            self.learned_here.model.save(Path(beside) / self.learned_here.name, dtype)
+
+    def logprobs(self) -> dict[int, np.ndarray]:
+        """Of each row of the last pass, [S]; none of the rows that other ranks speak for."""
+        if not self.is_counted:
+            return {}
+        return {index: statistics[0].float().cpu().numpy() for index, statistics in self.statistics.items()}
+
+    def share(self, groups: Sequence[T]) -> Sequence[T]:
+        return [groups[self.titan.batch_rank(dist.get_rank())]]
+
+    def state(self) -> dict[str, Any]:
+        role = role_state(self.learned_here) if self.learned_here is not None else {}
+        return policy_state(self) | role | random_states()
+
+    @property
+    def part(self) -> str:
+        return ""
+
+    def load_checkpoint(self, checkpoint: Path) -> None:
+        self.before_update()
+        load_policy(self, checkpoint)
+        if self.learned_here is not None and not load_role(self.learned_here, checkpoint):
+            self.begin_learned()
+        load_random(checkpoint)

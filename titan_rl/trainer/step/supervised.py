@@ -1,0 +1,44 @@
+"""The supervised steps before reinforcement learning, with an optimizer and a schedule of their own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import titan_rl.models.device  # noqa: F401  isort: skip  (before any other torchtitan module)
+
+from torchtitan.components.optimizer import OptimizersContainer
+from torchtitan.components.optimizer.lr_scheduler import LRSchedulersContainer
+
+from titan_rl.algorithms.base import Algorithm
+from titan_rl.algorithms.offline.sft import SFT
+from titan_rl.data.nonfinite import BadNumbers
+from titan_rl.data.types import Row
+from titan_rl.trainer.model.optimizer import build_sft_optimizer
+
+if TYPE_CHECKING:  # which imports this
+    from titan_rl.trainer.step.learner import Learner
+
+
+def supervised_steps(learner: "Learner", batches: list[list[Row]], lr: float) -> list[float]:
+    """The loss of each. Errors: FloatingPointError (Learner.sft)."""
+    losses = []
+    with _instead(learner, SFT(), *build_sft_optimizer(learner.model_parts, lr, len(batches))):
+        for rows in batches:
+            metrics = learner.train(rows, True)
+            if isinstance(metrics, BadNumbers):
+                raise FloatingPointError(f"SFT step {len(losses) + 1}: {metrics}")
+            losses.append(metrics.loss)
+    return losses
+
+
+@contextmanager
+def _instead(
+    learner: "Learner", algorithm: Algorithm, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer
+) -> Iterator[None]:
+    """Train by these for a while."""
+    kept = learner.algorithm, learner.optimizer, learner.scheduler
+    learner.algorithm, learner.optimizer, learner.scheduler = algorithm, optimizer, scheduler
+    try:
+        yield
+    finally:
+        learner.algorithm, learner.optimizer, learner.scheduler = kept
