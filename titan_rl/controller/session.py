@@ -22,6 +22,7 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.controller.base_model import base_model
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import farewell, stopping
+from titan_rl.controller.console.sandbox_bounds import note_box_bounds
 from titan_rl.controller.initial_policy import kept_policy
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.controller import Components, Controller
@@ -52,6 +53,7 @@ from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.files import unless_full
 from titan_rl.environments.prompts.curriculum import Curriculum
 from titan_rl.environments.prompts.stream import PromptStream
+from titan_rl.environments.sandbox.groups import sweep_found
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.meshes import ALL_PARTS, Listeners, Meshes, Whereabouts
 from titan_rl.mesh.processes.processes import watch
@@ -200,6 +202,7 @@ class Session:
     def _make_controller(self, meshes: Meshes, recovery: Recovery | DataRecovery) -> Loop:
         """The actors are up."""
         seconds = time.perf_counter() - self.progress.started
+        note_box_bounds(self.log, self.record_event)
         if isinstance(recovery, DataRecovery):
             self.log(f"trainer up after {seconds:.1f} s")
             return self._data_controller(meshes, recovery)
@@ -270,6 +273,7 @@ class Session:
         if self._meshes is not None:
             self.display.enter("stopping the actors")
             await self._meshes.stop()
+        sweep_found()
         with unless_full():
             self.metrics.close()
         summary = write_summary(self.run_dir, self.progress, why, self.ledger.account())

@@ -47,6 +47,7 @@ _SYSTEM_CALLS = {  # on x86-64, and elsewhere
     "fanotify_init": (300, 262),
     "fsmount": (432, 432),
     "fsopen": (430, 430),
+    "futex": (202, 98),
     "init_module": (175, 105),
     "inotify_init1": (294, 26),
     "io_setup": (206, 0),
@@ -2363,6 +2364,66 @@ refused(call, "sysinfo", held), refused(call, "cachestat", file, place, held, 0)
 refused(call, "preadv2", file, into, ctypes.c_size_t(1), ctypes.c_size_t(0), ctypes.c_size_t(0), 8)
 refused(call, "fadvise64", file, ctypes.c_size_t(0), ctypes.c_size_t(4096), 4), refused(call, "syncfs", file)
 refused(call, "mincore", page, ctypes.c_size_t(4096), held)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: futexes in a page of the library",
+    _KERNEL
+    + _REFUSED
+    + """
+import json
+libc.mmap.restype = ctypes.c_void_p
+file = os.open(json.__file__, os.O_RDONLY)
+for flags in (1, 2):
+    page = libc.mmap(None, ctypes.c_size_t(4096), 1, flags, file, ctypes.c_long(0))
+    word, value, limit = ctypes.c_void_p(page), ctypes.c_uint32.from_address(page), (ctypes.c_long * 2)(0, 1000)
+    for operation in (0, 9, 0x100, 0x109, 2, 3, 4, 5, 6, 8, 11, 12, 13):
+        refused(call, "futex", word, operation, value, limit, word, 1)
+        if ctypes.get_errno() == 110: raise SystemExit("it waited")
+    for operation in (1, 10):
+        if call("futex", word, operation, 9, None, None, 1): raise SystemExit("it woke somebody")
+""",
+    endings=("ok",),
+)
+case(
+    "talk: what the kernel tells of the machine",
+    _KERNEL
+    + _REFUSED
+    + """
+for path in ("loadavg", "stat", "meminfo", "uptime", "vmstat", "pressure/cpu", "pressure/memory", "locks", "net/unix",
+             "self/mountinfo", "sys/kernel/ns_last_pid", "sys/kernel/random/boot_id", "sys/fs/file-nr"):
+    refused(open, "/proc/" + path)
+for path in ("/sys", "/sys/fs/cgroup", "/run", "/etc/hostname", "/dev/shm/x", "/dev/mqueue", "/dev/pts", "/dev/kmsg"):
+    refused(os.stat, path)
+refused(os.getloadavg)
+if os.uname().nodename != "box": raise SystemExit(os.uname().nodename)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: times of what is read, and file systems of all",
+    """
+import json, os, sys
+for path in ("/", "/proc", "/inside", json.__file__, sys.executable, "/usr/lib", "/dev", "/dev/null", "/dev/urandom"):
+    if not os.statvfs(path).f_flag & os.ST_RDONLY: sys.exit(path)
+    before = os.stat(path)
+    if not os.path.isdir(path): open(path, "rb").read(8)
+    elif os.access(path, os.R_OK): os.listdir(path)
+    after = os.stat(path)
+    if any(getattr(before, name) != getattr(after, name) for name in ("st_atime_ns", "st_mtime_ns", "st_ctime_ns")):
+        sys.exit(path)
+""",
+    endings=("ok",),
+)
+case(
+    "talk: cores, turns and priorities",
+    _KERNEL
+    + _REFUSED
+    + """
+refused(os.sched_setaffinity, 0, os.sched_getaffinity(0)), refused(os.sched_setscheduler, 0, 3, os.sched_param(0))
+refused(os.sched_setparam, 0, os.sched_param(0)), refused(call, "ioprio_set", 1, 0, 3 << 13)
+for which, who in ((os.PRIO_PROCESS, 0), (os.PRIO_USER, 0), (os.PRIO_PGRP, 0)): refused(os.setpriority, which, who, -20)
 """,
     endings=("ok",),
 )

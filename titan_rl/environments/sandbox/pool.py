@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.environments.sandbox.groups import place
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program, Runner, SandboxFailed
 from titan_rl.environments.sandbox.slot import Slot
 from titan_rl.mesh.resources.cores import available_cores
@@ -92,6 +93,11 @@ def _remote(server: str) -> Runner:
     from titan_rl.environments.sandbox.remote import RemoteSandbox, remote_config
 
     return RemoteSandbox(remote_config(json.loads(server)))
+
+
+def bounds_of_boxes() -> str | None:
+    """What bounds programs' memory and processes on this machine; None where this process has looked for no boxes."""
+    return str(place()) if _check_boxes.cache_info().currsize else None
 
 
 def check_sandbox() -> None:
