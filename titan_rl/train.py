@@ -27,6 +27,7 @@ from titan_rl.config.shipped import shipped, subject
 from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, tell_torchrun, world_of
 from titan_rl.data.storage.files import is_full
 from titan_rl.mesh.forking.forking import begun_ahead, can_begin_ahead
+from titan_rl.mesh.resources.open_files import raise_open_files
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
     from _typeshed import SupportsWrite
@@ -47,6 +48,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     """Run to the end; the exit code. Errors: ConfigError before any actor is started. (On a CPU what actors import is
     being imported by then: it ends with the error, too.)"""
     config, world = load_config(config_file, overrides), world_of(os.environ)
+    raise_open_files()  # before anything is begun ahead; the run says so when it starts
     if config.hosts.is_on and world is None:
         return _train_over_hosts(config, config_file, resume)
     if world is None:

@@ -2,13 +2,18 @@
 
 import asyncio
 import os
+import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import duckdb
+import httpx
 import numpy as np
 import pytest
 import watched_run
+from another_user import as_another_user, ask, needs_root
 
 from titan_rl.cli import main
 from titan_rl.data.types import Provenance, Rollout, Turn, correct
@@ -34,14 +39,15 @@ EVIL = "<script>document.title='forged'</script><img src=x onerror=\"document.ti
 
 # the guard
 
-PORT, TOKEN = 4321, "secret"
+PORT, SECRET = 4321, "secret"
 
 
-def asked(kind: str = "http", query: str = "", **headers: str) -> list[dict]:
+def asked(kind: str = "http", path: str = "/", **headers: str) -> list[dict]:
     """What the guard, or the application behind it, sends."""
     sent: list[dict] = []
 
     async def app(scope, receive, send):
+        assert scope["root_path"] == f"/{SECRET}", "addresses that the page makes begin so"
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message):
@@ -50,10 +56,10 @@ def asked(kind: str = "http", query: str = "", **headers: str) -> list[dict]:
     told = {"host": f"127.0.0.1:{PORT}"} | headers
     scope = {
         "type": kind,
-        "query_string": query.encode(),
+        "path": path,
         "headers": [(name.encode(), value.encode()) for name, value in told.items()],
     }
-    asyncio.run(Guard(app, TOKEN, PORT)(scope, None, send))
+    asyncio.run(Guard(app, SECRET, PORT)(scope, None, send))
     return sent
 
 
@@ -61,48 +67,70 @@ def is_let_in(sent: list[dict]) -> bool:
     return sent[0].get("status") == 200
 
 
-COOKIE = f"titan_rl_{PORT}={TOKEN}"
-
-
 @pytest.mark.parametrize(
-    "query, headers",
+    "path, headers",
     [
-        (f"token={TOKEN}", {}),
-        ("", {"cookie": COOKIE}),
-        ("", {"cookie": f"other=1; {COOKIE}", "origin": f"http://127.0.0.1:{PORT}"}),
-        (f"token={TOKEN}", {"host": f"localhost:{PORT}"}),
+        (f"/{SECRET}/", {}),
+        (f"/{SECRET}/_nicegui/page.js", {}),
+        (f"/{SECRET}/", {"origin": f"http://127.0.0.1:{PORT}"}),
+        (f"/{SECRET}/", {"host": f"localhost:{PORT}"}),
     ],
 )
-def test_who_has_the_token_is_let_in(query, headers):
+def test_who_has_the_address_is_let_in(path, headers):
     for kind in ("http", "websocket"):
-        assert is_let_in(asked(kind, query, **headers))
+        assert is_let_in(asked(kind, path, **headers))
 
 
 @pytest.mark.parametrize(
-    "query, headers",
+    "path, headers",
     [
+        ("/", {}),
+        ("//", {}),
         ("", {}),
-        ("token=", {}),
-        ("token=secre", {}),
-        ("token=%ff%fe", {}),
-        ("", {"cookie": f"titan_rl_{PORT + 1}={TOKEN}"}),
-        ("", {"cookie": "\x00=;;;"}),
-        (f"token={TOKEN}", {"host": f"evil.example:{PORT}"}),  # a name that leads here
-        (f"token={TOKEN}", {"host": "127.0.0.1"}),
-        ("", {"cookie": COOKIE, "origin": "http://evil.example"}),
-        ("", {"cookie": COOKIE, "origin": f"http://127.0.0.1:{PORT + 1}"}),  # cookies ignore ports
+        (f"/{SECRET}", {}),  # the page's own addresses are below it
+        (f"/{SECRET[:-1]}/", {}),
+        (f"//{SECRET}/", {}),
+        ("/\udcff/", {}),
+        (f"/{SECRET}/", {"host": f"evil.example:{PORT}"}),  # a name that leads here
+        (f"/{SECRET}/", {"host": "127.0.0.1"}),
+        (f"/{SECRET}/", {"origin": "http://evil.example"}),
+        (f"/{SECRET}/", {"origin": f"http://127.0.0.1:{PORT + 1}"}),
     ],
 )
-def test_nobody_else_is(query, headers):
-    assert asked("http", query, **headers)[0]["status"] == 403
-    assert asked("websocket", query, **headers)[0]["type"] == "websocket.close"
+def test_nobody_else_is(path, headers):
+    assert asked("http", path, **headers)[0]["status"] == 403
+    assert asked("websocket", path, **headers)[0]["type"] == "websocket.close"
 
 
-def test_the_address_leaves_a_cookie_and_nothing_may_be_loaded_from_elsewhere():
-    headers = dict(asked("http", f"token={TOKEN}")[0]["headers"])
-    assert b"HttpOnly; SameSite=Strict" in headers[b"set-cookie"]
+def test_another_port_of_the_address_is_sent_nothing_that_opens_the_page():
+    """A browser sends another user's port the cookies of this one, and a page of that port knows no other secret."""
+    headers = dict(asked("http", f"/{SECRET}/")[0]["headers"])
+    assert not {b"set-cookie", b"location"} & set(headers) and headers[b"referrer-policy"] == b"no-referrer"
     assert b"default-src 'self'" in headers[b"content-security-policy"]
-    assert b"set-cookie" not in dict(asked("http", "", cookie=COOKIE)[0]["headers"])
+
+
+@pytest.mark.slow
+def test_the_page_as_it_is_served_needs_its_address_and_hands_out_no_cookie(made):
+    with served(made) as address, httpx.Client() as client:
+        root, _, secret = address.rstrip("/").rpartition("/")
+        page = client.get(address)
+        assert page.status_code == 200 and not client.cookies
+        parts = set(re.findall(r'(?:src|href)="(/[^"]+)"', page.text))
+        parts.add(f"/{secret}/_nicegui_ws/socket.io/?EIO=4&transport=polling")
+        assert len(parts) > 3 and all(part.startswith(f"/{secret}/") for part in parts)
+        for part in parts:
+            assert client.get(f"{root}{part}").status_code == 200 and not client.cookies
+            assert client.get(f"{root}{part.removeprefix('/' + secret)}").status_code == 403
+
+
+@needs_root
+@pytest.mark.slow
+def test_another_user_of_the_host_is_not_let_in_even_with_the_address(made):
+    with served(made) as address:
+        place = urlsplit(address)
+        opened = partial(ask, place.port, f"GET {place.path} HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+        assert opened().startswith(b"HTTP/1.1 200")
+        assert as_another_user({"the page": opened}) == []
 
 
 # what is shown
@@ -335,13 +363,13 @@ def test_in_a_browser(made):
         for view, shown in SimpleNamespace(
             curves=".panels canvas", steps=".tl-row", mesh="table.plain"
         ).__dict__.items():
-            page.goto(f"{address}&view={view}")
+            page.goto(f"{address}?view={view}")
             page.wait_for_selector(shown)
-        page.goto(f"{address}&view=steps")
+        page.goto(f"{address}?view=steps")
         page.wait_for_selector("text=Step 3: who did what when")
         write_trace(made, 4, [("trainer rank 0", "optimizer", 1.8e9, 0.5)])  # the run goes on, and the page with it
         page.wait_for_selector("text=Step 4: who did what when")
-        page.goto(f"{address}&view=rollouts")
+        page.goto(f"{address}?view=rollouts")
         page.get_by_label("search answers and prompts").fill("<script>")
         page.wait_for_selector("text=1 rollouts")
         page.locator(".rollouts tbody tr").first.click()
@@ -359,7 +387,7 @@ def test_addresses_and_a_page_that_is_opened_early(tmp_path):
     later = metrics.read_text()
     metrics.write_text('{"step": 0, "held_out_accuracy": 0.1}\n')
     with served(run_dir.root) as address, browser_page(1280, 900) as page:
-        page.goto(f"{address}&view=curves")
+        page.goto(f"{address}?view=curves")
         page.wait_for_selector("text=held-out accuracy")
         assert page.get_by_text("reward of the samples").count() == 0
         metrics.write_text('{"step": 0, "held_out_accuracy": 0.1}\n' + later)
@@ -375,7 +403,7 @@ def test_addresses_and_a_page_that_is_opened_early(tmp_path):
         page.locator(".rollouts tbody tr").first.click()
         page.wait_for_selector(".answer")
         page.wait_for_function("location.search.includes('group=')")
-        assert "token" not in page.url
+        assert page.url.startswith(address)
         page.reload()
         page.wait_for_selector(".answer")
         assert not page.elsewhere and not page.told

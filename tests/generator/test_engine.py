@@ -3,6 +3,8 @@
 import queue
 import threading
 from collections import deque
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ from titan_rl.data.types import EngineStatistics, Request, RequestRefused
 from titan_rl.generator import engine as engine_module
 from titan_rl.generator.engine import GenerationEngine
 from titan_rl.generator.lockstep import Lockstep
+from titan_rl.generator.ranks import reserve_shared_memory
 
 
 class FakeEngine:
@@ -90,3 +93,16 @@ def test_what_vllm_is_told_of_a_sample():
     assert (told.temperature, told.seed, told.max_tokens, told.logprobs) == (0.7, 11, 4, 0)
     assert told.top_p == 1.0 and told.top_k == 0 and told.min_p == 0.0 and told.repetition_penalty == 1.0
     assert told.stop_token_ids == [0, 2] and told.flat_logprobs and not told.detokenize
+
+
+def test_pages_of_shared_memory_are_had_before_others_can_take_them():
+    """A segment that is only as long as it should be ends the process where /dev/shm is full at its first write."""
+    segment = SharedMemory(create=True, size=1 << 20)
+    try:
+        file = Path("/dev/shm") / segment.name
+        assert file.stat().st_blocks == 0
+        reserve_shared_memory()
+        assert file.stat().st_blocks * 512 >= 1 << 20
+    finally:
+        segment.close()
+        segment.unlink()

@@ -37,12 +37,13 @@ from titan_rl.data.types import Completion, EngineStatistics, Request, RequestRe
 from titan_rl.generator import vllm_backend, vllm_loader
 from titan_rl.generator.engine_arguments import engine_arguments
 from titan_rl.generator.lockstep import HEARTBEAT_SECONDS, Command, Lockstep
-from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks
+from titan_rl.generator.ranks import RankExecutor, forget_shared_memory, join_ranks, reserve_shared_memory
 from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
 from titan_rl.mesh.processes.fault_injection import fail_if_told
+from titan_rl.mesh.resources.listeners.gloo import guard_gloo
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,13 @@ class GenerationEngine:
 
     def _start_engine(self) -> LLMEngine:
         size = self._config.tensor_parallel
+        guard_gloo()
         if size == 1:
             return LLMEngine.from_engine_args(self._arguments)
         assert self._rendezvous_file is not None, "an engine of several ranks is given one"
         join_ranks(self._rank, size, self._rendezvous_file, self._devices)
         engine = LLMEngine(self._arguments.create_engine_config(), RankExecutor, log_stats=False)
+        reserve_shared_memory()
         dist.barrier()
         forget_shared_memory()
         return engine

@@ -32,6 +32,15 @@ class RankExecutor(ExecutorWithExternalLauncher):
         return f"titan_rl:{os.environ[_IDENTITY]}", rank, rank
 
 
+def reserve_shared_memory() -> None:
+    """Have the pages of all segments that this process has mapped of /dev/shm now: vLLM leaves them to the first write,
+    which would be the end of the process if others had filled that by then. Errors: OSError if there is no room."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in {path for line in lines if (path := line.split(maxsplit=5)[-1]).startswith("/dev/shm/")}:
+        with suppress(FileNotFoundError), open(path, "r+b") as segment:  # it may have no name any more
+            os.posix_fallocate(segment.fileno(), 0, os.fstat(segment.fileno()).st_size)
+
+
 def forget_shared_memory() -> None:
     """Remove the names of vLLM's segments, which all ranks have mapped: the memory is freed when the last rank ends."""
     for file in Path("/dev/shm").glob(f"{os.environ[_IDENTITY]}-*"):

@@ -50,6 +50,7 @@ from titan_rl.mesh.resources.cores import (
     verifier_environment,
 )
 from titan_rl.mesh.resources.devices import Devices, seats_of
+from titan_rl.mesh.resources.open_files import raise_open_files
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
 from titan_rl.mesh.resources.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
@@ -267,6 +268,8 @@ class Meshes:
     async def start(self) -> None:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, ActorDied, an actor's own."""
         self._configure_monarch()
+        if raised := raise_open_files():
+            self.say(raised)
         start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
         if self._remote is not None:
             await self._remote.open()

@@ -180,18 +180,11 @@ def test_a_request_without_bounds_is_not_read(server, region):
 
 
 def test_many_strangers_do_not_keep_friends_out(server, region, monkeypatch):
-    """Who shows no token holds one of a few places, for a short time."""
-    monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 0.3)
+    """Who shows no token holds one of a few places, until another wants it."""
+    monkeypatch.setattr(server_module, "_HANDSHAKE_SECONDS", 600.0)
     address = server.serve(region)
-    strangers = [connected(server) for _ in range(80)]
-    end = time.monotonic() + 30
-    while True:
-        try:
-            assert take(address, stamp_of(1, 7))[1] == [0, 1, 2]
-            break
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    strangers = [connected(server) for _ in range(300)]
+    assert take(address, stamp_of(1, 7))[1] == [0, 1, 2]
     for stranger in strangers:
         stranger.close()
 

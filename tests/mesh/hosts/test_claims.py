@@ -1,16 +1,20 @@
 """Who gets a worker loop of a host: the latest controller of a run, and nobody that is not let in."""
 
 import asyncio
+import errno
 import json
 import queue
 import socket
 import ssl
+import threading
 
 import pytest
 
 from titan_rl.config.sections.hosts import parse_address
+from titan_rl.mesh.channel.tcp.pending_connections import MOST
 from titan_rl.mesh.hosts import command as host_command
 from titan_rl.mesh.hosts.command import Served
+from titan_rl.mesh.launch import claims as reception_module
 from titan_rl.mesh.launch.claims import Claim, ClaimIsOver, Reception, ask_for_loop, read_claim
 from titan_rl.mesh.resources.certificates import VARIABLES, make_certificates
 
@@ -168,6 +172,65 @@ def test_whoever_has_no_certificate_of_the_authority_is_not_heard(tmp_path, monk
         use("ours")
         answers = asyncio.ensure_future(answering(reception, "tls://x:1"))
         assert await asyncio.wait_for(ask_for_loop(address, FIRST, print), 10) == "tls://x:1"
+        await answers
+        reception.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [64, 300])
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_silent_strangers_keep_no_controller_out(tmp_path, monkeypatch, scheme, count):
+    """However long each may be silent."""
+    monkeypatch.setattr(reception_module, "_CLAIM_SECONDS", 600.0)
+    files = None
+    if scheme == "tls":
+        make_certificates(tmp_path, ["127.0.0.1"])
+        files = tuple(str(tmp_path / file.format(name="127.0.0.1")) for file in VARIABLES.values())
+        for name, path in zip(VARIABLES, files, strict=True):
+            monkeypatch.setenv(name, path)
+
+    async def run() -> None:
+        address = local(scheme)
+        reception = Reception(address, files)
+        silent = [await asyncio.open_connection(address.host, address.port) for _ in range(count)]
+        answers = asyncio.ensure_future(answering(reception, "there"))
+        assert await asyncio.wait_for(ask_for_loop(address, FIRST, print), 60) == "there"
+        await answers
+        ended = sum(reader.at_eof() for reader, _ in silent)
+        met = [thread for thread in threading.enumerate() if thread.name == "stranger"]
+        assert ended >= count - MOST and len(met) <= MOST, "the oldest were turned away, and no thread waits for them"
+        for _, writer in silent:
+            writer.close()
+        reception.close()
+
+    asyncio.run(run())
+
+
+def test_one_who_finds_no_descriptor_left_waits_and_nobody_is_deaf_afterwards(monkeypatch):
+    """What ``accept`` says of a full table passes."""
+
+    class Full(socket.socket):
+        left = 3
+
+        def accept(self):
+            if Full.left:
+                Full.left -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    def listen(address, **how):
+        listener = real(address, **how)
+        return Full(listener.family, listener.type, listener.proto, fileno=listener.detach())
+
+    real = socket.create_server
+    monkeypatch.setattr(socket, "create_server", listen)
+
+    async def run() -> None:
+        address = local("tcp")
+        reception = Reception(address, None)
+        answers = asyncio.ensure_future(answering(reception, "there"))
+        assert await asyncio.wait_for(ask_for_loop(address, FIRST, print), 60) == "there" and not Full.left
         await answers
         reception.close()
 

@@ -1,14 +1,12 @@
-"""Who may see the page: whoever has the token of its address, from this host, under its own name.
+"""Who may see the page: whoever has its address, from this host, under its own name.
 
-An ASGI application around another, so that pages, assets and web sockets are all behind it. Cookies ignore ports, so
-the cookie is named after the port, and a page of another port is told by its ``Origin``.
+An ASGI application around another, so that pages, assets and web sockets are all behind it. The secret is the first
+part of every path. It is in no cookie, which a browser would also send to other users' ports of the same address.
 """
 
 import hmac
 from collections.abc import Awaitable, Callable
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _POLICY = (
@@ -21,48 +19,38 @@ _HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 ]
-_NO = b"403: open the address that titan-rl watch printed; the token in it is asked for\n"
+_NO = b"403: open the address that titan-rl watch printed; the secret in it is asked for\n"
 
 
 class Guard:
     """403 for everybody else."""
 
-    def __init__(self, app: Callable, token: str, port: int) -> None:
-        self._app, self._token, self._cookie = app, token.encode(), f"titan_rl_{port}"
+    def __init__(self, app: Callable, secret: str, port: int) -> None:
+        self._app, self._secret = app, secret
         self._hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
 
     async def __call__(self, scope: dict[str, Any], receive: Callable, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self._app(scope, receive, send)
-        headers = dict(scope["headers"])
-        asked = parse_qs(scope.get("query_string", b"").decode(errors="replace")).get("token", [""])[0]
-        is_new = self._is_token(asked)
-        if not self._is_here(headers) or not (is_new or self._is_token(self._kept(headers))):
+        if not self._is_here(dict(scope["headers"])) or not self._has_secret(scope["path"]):
             return await _refuse(scope, send)
 
         async def told(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; SameSite=Strict; Path=/"
-                more = [(b"set-cookie", cookie.encode())] if is_new else []
-                message = message | {"headers": [*message.get("headers", []), *_HEADERS, *more]}
+                message = message | {"headers": [*message.get("headers", []), *_HEADERS]}
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope | {"root_path": f"/{self._secret}"}, receive, told)
 
     def _is_here(self, headers: dict[bytes, bytes]) -> bool:
         """Whether it was asked under its own name (a name that leads here is not enough), by no other page."""
         host = headers.get(b"host", b"")
         return host in self._hosts and headers.get(b"origin", b"http://" + host) == b"http://" + host
 
-    def _is_token(self, value: str) -> bool:
-        return hmac.compare_digest(value.encode(errors="replace"), self._token)
-
-    def _kept(self, headers: dict[bytes, bytes]) -> str:
-        try:
-            morsel = SimpleCookie(headers.get(b"cookie", b"").decode(errors="replace")).get(self._cookie)
-        except CookieError:
-            return ""
-        return morsel.value if morsel else ""
+    def _has_secret(self, path: str) -> bool:
+        start, _, below = path.partition("/")
+        given, slash, _ = below.partition("/")
+        return not start and bool(slash) and hmac.compare_digest(given.encode(errors="replace"), self._secret.encode())
 
 
 async def _refuse(scope: dict[str, Any], send: Send) -> None:

@@ -78,7 +78,7 @@ class Pages:
             return  # it has just been opened by that address
         number = self.runs.index(self.run)
         own = {"run": str(number)} if number else {}
-        ui.navigate.history.replace(f"/?{urlencode(own | {'view': self.view} | parameters)}")
+        ui.navigate.history.replace(f"?{urlencode(own | {'view': self.view} | parameters)}")
 
     def show(self, view: str, query: Mapping[str, str] = MappingProxyType({})) -> None:
         """``query``: what of the view is to be seen."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from titan_rl.config.load import ConfigError
 from titan_rl.diagnostics.web.guard import Guard
+from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, closed_to_others
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,15 +28,23 @@ def watch(roots: list[Path], port: int = 0, say: Callable[[str], None] = print) 
     """``port``: 0 for any. Errors: ConfigError before anything listens."""
     app, runs = application(roots)
     listening = _listen(port)
-    port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
+    port, secret = listening.getsockname()[1], secrets.token_urlsafe(24)
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-    settings = uvicorn.Config(Guard(app, token, port), log_level="warning", access_log=False, ws_max_size=1 << 20)
+    settings = uvicorn.Config(
+        Guard(app, secret, port),
+        http=closed_to_others(AutoHTTPProtocol),
+        log_level="warning",
+        access_log=False,
+        ws_max_size=1 << 20,
+        backlog=MOST_WAITING,
+    )
     settings.timeout_graceful_shutdown = 1
     server = uvicorn.Server(settings)
     for run in runs:
         threading.Thread(target=run.index.refresh, daemon=True).start()
-    say(f"http://{_HOST}:{port}/?token={token}")
+    say(f"http://{_HOST}:{port}/{secret}/")
     say("This address is for you alone; only this machine reaches it. Ctrl-C ends it; the runs are not touched.")
     with suppress(KeyboardInterrupt):  # which uvicorn raises again when it has ended
         server.run(sockets=[listening])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from titan_rl.environments.agents.agent import ModelAccess
 from titan_rl.environments.agents.openai_requests import Asked, Refused, read_chat, read_completion
 from titan_rl.environments.agents.openai_responses import Answered
+from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, closed_to_others
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -43,12 +44,19 @@ class Endpoint:
     async def start(self) -> None:
         """Errors: OSError, if no socket is to be had."""
         import uvicorn  # with starlette a tenth of a second, which few runs need
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         settings = uvicorn.Config(
-            self._app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_END_SECONDS
+            self._app(),
+            http=closed_to_others(AutoHTTPProtocol),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_END_SECONDS,
+            backlog=MOST_WAITING,
         )
         self._server = uvicorn.Server(settings)
         self._server.capture_signals = nullcontext  # they are the process's own

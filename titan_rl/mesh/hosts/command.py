@@ -26,6 +26,7 @@ from titan_rl.mesh.hosts.service import HostService
 from titan_rl.mesh.launch.claims import Caller, Claim, Reception
 from titan_rl.mesh.resources.certificates import VARIABLES, complete, use_certificates
 from titan_rl.mesh.resources.cores import fork_environment
+from titan_rl.mesh.resources.open_files import raise_open_files
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
 
 MONARCH = {
@@ -50,6 +51,7 @@ def be_host(
         use_certificates(folder, own.host, environment, f"titan-rl host {own}")
         certificate, key, authority = (environment[name] for name in VARIABLES)
         files = certificate, key, authority
+    raised = raise_open_files()
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: asked.append(number))
@@ -59,6 +61,8 @@ def be_host(
         raise ConfigError(f"titan-rl host cannot listen at {own}: {error.strerror or error}") from None
     with closing(reception), _forks(environment) as forks:
         waiting = f", for a run to come within {wait:g} s" if once else ""
+        if raised:
+            say(f"titan-rl host: {raised}")
         say(f"titan-rl host: listening at {own} (process {os.getpid()}){waiting}")
         served = Served(own, environment | MONARCH | forks)
         code, why = _serve(served, reception, asked, wait if once else None)

@@ -18,14 +18,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from titan_rl.config.sections.hosts import Address
-from titan_rl.mesh.channel.tcp.pending_connections import MOST, Strangers
+from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, Strangers
 from titan_rl.mesh.channel.tcp.security import accepted, client_context
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 
 _MOST_BYTES = 4096
 """Of a claim, and of an answer to it."""
-_ASK_SECONDS, _ANSWER_SECONDS = 10.0, 60.0
-"""How long a stranger may take to say who he is; a host to answer a claim."""
+_CLAIM_SECONDS, _ASK_SECONDS, _ANSWER_SECONDS = 5.0, 10.0, 60.0
+"""How long a stranger may be silent before he has said who he is; a host, before it takes a connection; and before it
+answers a claim."""
 _AGAIN_SECONDS = 1.0
 
 
@@ -86,7 +87,7 @@ class Reception:
     def __init__(self, address: Address, files: tuple[str, str, str] | None):
         """``files``: certificate, key and authority; None: whoever comes is let in. Errors: OSError."""
         family, *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server((address.host, address.port), family=family, backlog=MOST)
+        listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
         self._files = files
         self.callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
         self._strangers = Strangers(listener, self._meet, "stranger")
@@ -97,7 +98,7 @@ class Reception:
 
     def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
         try:
-            connection.settimeout(_ASK_SECONDS)
+            connection.settimeout(_CLAIM_SECONDS)
             stream = accepted(connection, self._files)
             with stream.makefile("rb") as lines:
                 self.callers.put(Caller(read_claim(lines.readline(_MOST_BYTES)), stream))

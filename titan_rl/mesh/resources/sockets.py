@@ -10,7 +10,6 @@ entry for libc's ``bind`` in Monarch's library is replaced by one that gives suc
 import atexit
 import ctypes
 import itertools
-import mmap
 import os
 import socket
 import sys
@@ -18,16 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from titan_rl.mesh.resources.listeners.library_calls import LIBC, address_of, entries_of, write_entry
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
 
 _LISTENS = "00010000"
 """The flag of a listening socket in /proc/net/unix."""
-_WORD_BYTES = ctypes.sizeof(ctypes.c_void_p)
-_READ, _READ_WRITE = 1, 3
-"""Of ``mprotect``."""
-_libc = ctypes.CDLL(None, use_errno=True)
 _Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32, use_errno=True)
 
 
@@ -118,13 +113,16 @@ def keep_sockets_in(folder: Path) -> Callable:
     """
     import monarch._rust_bindings as monarchs
 
-    entries = list(_entries(monarchs.__file__, _address(_libc.bind)))
+    entries = entries_of(monarchs.__file__, address_of(LIBC.bind))
     if len(entries) != 1:
         raise RuntimeError(
             f"Monarch's sockets cannot be kept from other users: its library has {len(entries)} entries for bind, not 1"
         )
     replacement = _Bind(_binding_in(folder))
-    _write(entries[0], _address(replacement))
+    try:
+        write_entry(entries[0], address_of(replacement))
+    except OSError as error:
+        raise RuntimeError(f"Monarch's sockets cannot be kept from other users: {error.strerror}") from None
     return replacement
 
 
@@ -135,7 +133,7 @@ def _binding_in(folder: Path) -> Callable[[int, int, int], int]:
         given = ctypes.string_at(address, size)
         if is_abstract(given):
             given = given[:2] + os.fsencode(f"{folder}/{os.getpid()}.{next(numbers)}") + b"\0"
-        return _libc.bind(descriptor, given, len(given))
+        return LIBC.bind(descriptor, given, len(given))
 
     return bind
 
@@ -143,39 +141,3 @@ def _binding_in(folder: Path) -> Callable[[int, int, int], int]:
 def is_abstract(address: bytes) -> bool:
     """Whether a ``sockaddr`` is that of a Unix socket without a path."""
     return int.from_bytes(address[:2], sys.byteorder) == socket.AF_UNIX and address[2:3] in (b"", b"\0")
-
-
-def _address(function: Any) -> int:
-    """Of a function of a library, or of one that libraries can call."""
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None
-    return address
-
-
-def _entries(library: str, function: int) -> Iterator[int]:
-    """Where a loaded library keeps the address of a function: in its table of what it calls (which is data)."""
-    wanted, library = function.to_bytes(_WORD_BYTES, sys.byteorder), os.path.realpath(library)  # as maps has it
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, permissions, *_, file = line.split(maxsplit=5)
-        if file != library or permissions not in ("r--p", "rw-p"):
-            continue
-        start, end = (int(number, 16) for number in span.split("-"))
-        data = ctypes.string_at(start, end - start)
-        yield from (start + i for i in _places(data, wanted) if i % _WORD_BYTES == 0)
-
-
-def _places(data: bytes, wanted: bytes) -> Iterator[int]:
-    place = data.find(wanted)
-    while place >= 0:
-        yield place
-        place = data.find(wanted, place + 1)
-
-
-def _write(entry: int, address: int) -> None:
-    """The table is read-only once the library is loaded; it is so again afterwards."""
-    page = ctypes.c_void_p(entry & -mmap.PAGESIZE)
-    for permissions, change in ((_READ_WRITE, True), (_READ, False)):
-        if _libc.mprotect(page, ctypes.c_size_t(mmap.PAGESIZE), permissions) != 0:
-            raise RuntimeError(f"Monarch's sockets cannot be kept from other users: {os.strerror(ctypes.get_errno())}")
-        if change:
-            ctypes.c_void_p.from_address(entry).value = address

@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from titan_rl.mesh.resources.listeners.gloo import guard_gloo
 from titan_rl.mesh.resources.rendezvous import store_at
 from titan_rl.mesh.supervision.abort_collectives import begin_anew, check_peers, end_collectives
 from titan_rl.models.device import DEVICE_TYPE, local_device
@@ -20,6 +21,7 @@ def join_group(rank: int, world_size: int, rendezvous: str, seconds: float, rank
     ``seconds``: of any collective; ``ranks_before``: of another group, which take the first devices."""
     leave_group()
     begin_anew()
+    guard_gloo()
     if DEVICE_TYPE != "cpu":
         torch.accelerator.set_device_index(local_device(ranks_before + rank).index)
     dist.init_process_group(

@@ -66,7 +66,7 @@ def served(*roots: Path) -> Iterator[str]:
 def _measure(address: str, count: int, pictures: Path) -> list[dict[str, Any]]:
     with browser_page() as page:
         start = time.perf_counter()
-        page.goto(f"{address}&view=rollouts")
+        page.goto(f"{address}?view=rollouts")
         page.wait_for_selector(_ROW, timeout=_PATIENCE)
         cold = time.perf_counter() - start
         # a page like a reader's: the server has been up for a moment
@@ -104,7 +104,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _open(page: Any, address: str, view: str, shown: str) -> None:
-    page.goto(f"{address}&view={view}", wait_until="commit")
+    page.goto(f"{address}?view={view}", wait_until="commit")
     page.wait_for_selector(shown, timeout=_PATIENCE)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from titan_rl.mesh.channel.tcp.pending_connections import Strangers
+from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, Strangers
 from titan_rl.mesh.channel.tcp.protocol import (
     HELLO_BYTES,
     MAGIC,
@@ -78,7 +78,7 @@ class BlockServer:
         """Errors: OSError if nothing can listen there; ValueError if only some of TLS's variables are set."""
         self.host, self._certificate = host, certificate_files()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=128)
+        listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self.port, self._token = listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)
         self._served: dict[int, Served] = {}
         self._numbers = iter(range(1, 1 << 32))

@@ -1,0 +1,1 @@
+"""Sockets that listen, and who may connect to them."""

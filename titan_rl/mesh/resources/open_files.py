@@ -1,0 +1,18 @@
+"""How many files and connections a process may have open: as many as its user may allow it."""
+
+import resource
+from functools import cache
+
+_MOST = 1 << 20
+"""More are of no use to a run, and slow down programs that go through all numbers."""
+
+
+@cache
+def raise_open_files() -> str:
+    """The soft limit of this process, and of those that it starts, becomes the hard one; in words if it was lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return ""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return f"open files: each process of the run may have {wanted}, as the hard limit says (it was {soft})"
