@@ -18,7 +18,7 @@ class Role(Actor):
     IMPORTS = "trainer"
 
     def __init__(self, role: str, model_path: str, kept: str):
-        """``kept``: where the run keeps the policy (``trainer.roles.role_path``)."""
+        """``kept``: where the run keeps the policy (``trainer.roles.names.role_path``)."""
         self.role, self.model_path, self.kept = role, model_path, kept
         self._model: LoneRole | None = None
         """None until it has joined."""

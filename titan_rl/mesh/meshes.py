@@ -161,7 +161,7 @@ class Meshes:
     ):
         """Nothing is started yet.
 
-        ``kept_policy``: where the run keeps the policy (``trainer.roles.role_path``). ``max_tokens``: of a prompt with
+        ``kept_policy``: where the run keeps the policy (``trainer.roles.names.role_path``). ``max_tokens``: of a prompt with
         its answer. ``logs``: a folder for what the processes print. ``catch_up``: without it a dead trainer ends the
         run.
         """

@@ -19,7 +19,7 @@ def spares_memory(config: Config) -> bool:
 
 
 def make_snapshots(rank: int, learner: "Side", config: Config, before: Snapshots | None = None) -> Snapshots:
-    """Of a ``trainer.side.Side``, before anybody else has a view of what it trains: that may move.
+    """Of a ``trainer.rank_interface.Side``, before anybody else has a view of what it trains: that may move.
 
     ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
     these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.

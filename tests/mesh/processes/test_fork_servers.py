@@ -206,17 +206,17 @@ def test_a_run_has_its_own_and_can_do_without(tmp_path, monkeypatch):
     try:
         running.wait_for_step(root, 2)
         children = running.descendants(process.pid)
-        servers = {pid for pid in children if "supervision.fork_server" in running.command_line(pid)}
+        servers = {pid for pid in children if "forking.fork_server" in running.command_line(pid)}
         first = actors_of(root)
         assert set(first.values()) - {first["scorer 0"]} < servers, "all actors were forked"
         marks = {mark for pid in children if (mark := running.mark_of(pid))}
         assert len(marks) == 2, "servers that were begun before the run have a mark of their own"
         second = replaced(root, first)
-        assert "supervision.fork_server" in running.command_line(second["generator 0"])
+        assert "forking.fork_server" in running.command_line(second["generator 0"])
         for pid in servers - set(first.values()):
             os.kill(pid, signal.SIGKILL)
         third = replaced(root, second)
-        assert "supervision.fork_server" not in running.command_line(third["generator 0"])
+        assert "forking.fork_server" not in running.command_line(third["generator 0"])
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130, running.output(root)[-3000:]

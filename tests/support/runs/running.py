@@ -110,7 +110,7 @@ def command_line(pid: int) -> str:
 
 def scratch_folders(pids: set[int]) -> list[Path]:
     """Of a run, as its reaper was told."""
-    [command] = (command_line(pid) for pid in pids if "supervision.reaper" in command_line(pid))
+    [command] = (command_line(pid) for pid in pids if "processes.reaper" in command_line(pid))
     return [Path(folder) for folder in command.split()[4:]]
 
 

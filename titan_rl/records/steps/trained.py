@@ -59,7 +59,7 @@ def pieces(batches: Sequence[Batch], found: Found) -> dict[tuple[str, int], list
 
 
 def _of_row(row: Row, values: np.ndarray, update: int) -> Iterator[tuple[tuple[str, int], Piece]]:
-    """``values``: a mesh.step_record.FoundOfRow."""
+    """``values``: a mesh.telemetry.step_record.FoundOfRow."""
     advantage_S = values[1] if len(values) > 1 else row.advantage_S
     start = 0
     for prompt_id, sample, count in row.owners:

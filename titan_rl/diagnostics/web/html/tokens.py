@@ -30,7 +30,7 @@ class Tokens:
     rollout: Rollout
     pieces_T: list[str]
     trained: dict[str, Any] | None = None
-    """As ``records.trained.read_trained`` gives it."""
+    """As ``records.steps.trained.read_trained`` gives it."""
 
     @cached_property
     def trainer_T(self) -> np.ndarray:
