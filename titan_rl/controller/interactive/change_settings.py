@@ -37,7 +37,8 @@ async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list
     keys = [key for key in asked if before.get(key) != after.get(key) or key == "task.reward"]
     if not keys:
         return []
-    checked = await asyncio.to_thread(check, config)
+    # what an earlier setting does nothing for now may stay: it cannot always change, too
+    checked = await asyncio.to_thread(check, config, keys)
     _check_roles(session.checked.algorithm, checked.algorithm, keys[0])
     start = time.perf_counter()
     await _save(session)
