@@ -259,7 +259,7 @@ def print_config(config_file: str | None, overrides: dict[str, dict[str, Any]]) 
     from titan_rl.controller.preflight.ineffective_settings import check_read
 
     checked = resolve(config)
-    check_read(checked.config, checked.algorithm, checked.titan)
+    check_read(checked.config, checked.algorithm, checked.titan, checked.task)
     print(toml_text(checked.as_dict()))
     return EXIT_OK
 

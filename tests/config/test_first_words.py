@@ -1,14 +1,20 @@
 """What a newcomer types: names that other systems have, JSON, numbers as text, and a configuration to look at."""
 
+import re
+from dataclasses import fields
+from typing import get_type_hints
+
 import pytest
 import tomli
 
-from titan_rl.algorithms.registry import make_algorithm
+from titan_rl.algorithms.registry import ALGORITHMS, make_algorithm
 from titan_rl.cli import main
+from titan_rl.config import other_names
 from titan_rl.config.io.toml_text import toml_text
 from titan_rl.config.load import ConfigError, load_config, nearest, parse_overrides
+from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.controller.preflight.checks import resolve
-from titan_rl.trainer.titan_config import build_titan
+from titan_rl.trainer.titan_config import build_titan, titan_keys
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,20 @@ from titan_rl.trainer.titan_config import build_titan
         ("--generator.temperature=0.5", "unknown key generator.temperature: here it is rollout.temperature"),
         ("--sampling.temperature=0.5", "unknown section [sampling]: did you mean [rollout]?"),
         ("--wandb.project=x", "unknown section [wandb]: did you mean [metrics]?"),
+        (
+            "--generator.enforce_eager",
+            "unknown key generator.enforce_eager: there is none here: engines capture graphs",
+        ),
+        (
+            "--profiling.enable_profiling",
+            "unknown section [profiling]: there is none here: each step's trace is recorded",
+        ),
+        (
+            "--algorithm.epsilon=0.2",
+            "unknown key algorithm.epsilon: here it is algorithm.clip_low and algorithm.clip_high",
+        ),
+        ("--algorithm.kl_coef=0.1", "unknown key algorithm.kl_coef: did you mean 'kl_coefficient'?"),
+        ("--generator.tensor_parallel_size=2", "did you mean 'tensor_parallel'?"),
         ("--run.dir=2026", "run.dir = 2026 is no text: put it in quotes, as in --run.dir '\"2026\"'"),
         ("--task.system_prompt", "task.system_prompt = true is no text: put it in quotes"),
     ],
@@ -74,3 +94,23 @@ def test_print_config_prints_a_toml_and_starts_nothing(capsys, tmp_path):
     assert tables["rollout"]["group_size"] == 4 and tables["algorithm"]["clip_high"] == 0.2
     assert not (tmp_path / "a").exists()
     assert main(["train", "quickstart", "--print-config", "--lora.alpha=2.0"]) == 2
+
+
+def test_each_name_of_another_system_leads_to_a_key_or_section_that_is_here():
+    known = {
+        f"{name}.{field.name}"
+        for name, cls in get_type_hints(Config).items()
+        if name != "titan"
+        for field in fields(cls)
+    }
+    known |= {f"{section}.{key}" for section, (_, keys) in titan_keys().items() for key in keys}
+    known |= {f"algorithm.{field.name}" for made in ALGORITHMS.values() for field in fields(made.Settings)}
+    for key, ours in other_names.KEYS.items():
+        named = re.findall(r"[a-z_]+\.[a-z_.]+[a-z_]", ours)
+        assert named and ours.startswith(named[0]), (key, ours)
+        assert {name for name in named if not name.startswith("task.options.")} <= known, (key, named)
+    sections = {*OUR_SECTIONS, *TITAN_SECTIONS}
+    assert set(other_names.SECTIONS.values()) <= sections and not sections & other_names.SECTIONS.keys()
+    assert not other_names.KEYS.keys() & other_names.NOT_HERE.keys()
+    for name in other_names.NOT_HERE.keys() - {"top_k"}:
+        assert not any(key.endswith(f".{name}") for key in known), name

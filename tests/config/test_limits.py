@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mistakes import assert_one_line
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.load import ConfigError, load_config, parse_overrides
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from titan_rl.controller.preflight.checks import check_model
+from titan_rl.controller.preflight.checks import check, check_model
 from titan_rl.controller.preflight.engine_checks import kv_bytes
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.layers.rope import num_positions
@@ -52,7 +53,7 @@ LIMITS = [
     ("optimizer.eps", [0, 1], [-1e-9, "inf", "nan"]),
     ("optimizer.weight_decay", [0, 1], [-1e-9, "inf", "nan"]),
     ("optimizer.betas", ["[0, 0]", "[0.999, 0.9]"], ["[1.0, 0.9]", "[-0.1, 0.9]", "[0.9, nan]", "[0.9]"]),
-    ("optimizer.implementation", ["fused", "foreach", "for-loop"], ["compiled"]),
+    ("optimizer.implementation", ["fused", "foreach", "for-loop"], ["compiled", "fused_opt_states_bf16"]),
     (
         "optimizer.param_groups",
         [groups(), groups(lr=0), groups(name="Adam", lr=1e-3, betas=[0.9, 0.99])],
@@ -64,9 +65,15 @@ LIMITS = [
             groups(name="SGD"),
             groups(name="DistMuon"),
             groups(pattern="("),
+            groups(amsgrad="true"),
         ],
     ),
     ("optimizer.optimizer_factory_kwargs_by_name", ["{}"], ["{ SGD = {} }", "{ AdamW = { lrr = 1 } }"]),
+    (
+        "optimizer.optimizer_factory_kwargs_by_name",
+        ["{ AdamW = { maximize = false } }"],
+        ["{ Adam = {} }", "{ AdamW = { lr = 0.1 } }", "{ AdamW = { fused = false } }"],
+    ),
     ("lr_scheduler.warmup_steps", [0, 100], [-1]),
     ("lr_scheduler.total_steps", [1, 10**6], [0, -1]),
     ("lr_scheduler.decay_ratio", [0, 1], [-0.01, 1.01, "inf", "nan"]),
@@ -131,6 +138,72 @@ def test_a_group_without_a_parameter_is_refused():
         checked(f"--optimizer.param_groups=[{apart % 'attention'}]")
     with pytest.raises(ConfigError, match="has no pattern for"):
         checked(f"--optimizer.param_groups=[{apart % 'norm'}, {apart % 'attention'}]")
+
+
+PPO, PRIME = {"algorithm": {"name": "ppo"}}, {"algorithm": {"name": "prime"}}
+NEEDING = {"": {}, "critic.": PPO, "implicit_reward.": PRIME}
+"""By the role whose optimizer and schedule they are, the policy's first."""
+
+
+def of_role(role: str, **tables) -> dict:
+    """A run with this role, and its tables."""
+    section = role.removesuffix(".")
+    return NEEDING[role] | ({section: tables} if section else tables)
+
+
+@pytest.mark.parametrize("role", ["critic.", "implicit_reward."])
+def test_groups_of_parameters_are_those_of_the_role_that_has_them(role):
+    """A critic's head is one of its parameters."""
+    names = ("norm", ".*") if role == "implicit_reward." else ("norm", "lm_head", ".*")
+    patterns = {"taken": names, "no parameter is left for 'nrom'": ("nrom", ".*"), "no pattern for": ("norm",)}
+    for said, wanted in patterns.items():
+        tables = of_role(role, optimizer={"param_groups": [{"pattern": p, "optimizer_name": "AdamW"} for p in wanted]})
+        if said == "taken":
+            check(load_config(None, tables))
+        else:
+            assert_one_line(tables, [f"{role}optimizer.param_groups", said])
+
+
+def test_a_role_in_processes_of_its_own_has_the_layout_that_its_groups_are_for():
+    groups = [{"pattern": pattern, "optimizer_name": "AdamW"} for pattern in ("norm", ".*")]
+    own = {"placement": "own", "optimizer": {"param_groups": groups}}
+    two = {"pipeline_parallel_degree": 2}
+    assert_one_line(PPO | {"critic": own | {"parallelism": two}}, ["critic.optimizer.param_groups", "every stage"])
+    config = load_config(None, PPO | {"critic": own, "parallelism": two})
+    assert learned_titan(config, build_titan(config), "critic").parallelism.pipeline_parallel_degree == 1
+    critic = {"placement": "own", "parallelism": two}
+    config = load_config(None, PPO | {"critic": critic, "optimizer": {"param_groups": groups}})
+    assert learned_titan(config, build_titan(config), "critic").parallelism.pipeline_parallel_degree == 2
+    assert_one_line(
+        PPO | {"critic": own | {"parallelism": {"tensor_parallel_degree": 0}}}, ["critic.parallelism.tensor"]
+    )
+
+
+@pytest.mark.parametrize("role", NEEDING)
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({"warmup_steps": 10}, []),
+        ({"warmup_steps": 11}, ["warmup_steps = 11", "the run's updates, which are 10", "raise training.steps"]),
+        ({"warmup_steps": 3, "decay_ratio": 0.7}, []),
+        (
+            {"warmup_steps": 4, "decay_ratio": 0.7},
+            ["warmup_steps = 4", "decay_ratio = 0.7 another 7", "lower one of them"],
+        ),
+        ({"warmup_steps": 11, "total_steps": 11}, []),
+        (
+            {"warmup_steps": 6, "total_steps": 5},
+            ["warmup_steps = 6", "total_steps, which are 5", "raise", "total_steps"],
+        ),
+    ],
+)
+def test_a_schedule_that_torchtitan_would_shorten_is_refused(role, schedule, words):
+    tables = of_role(role, lr_scheduler=schedule)
+    tables |= {"algorithm": tables.get("algorithm", {}) | {"updates_per_batch": 2}, "training": {"steps": 5}}
+    if words:
+        assert_one_line(tables, [f"{role}lr_scheduler", *words])
+    else:
+        check(load_config(None, tables))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from tree import CONFIGS
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import OUR_SECTIONS
-from titan_rl.controller.preflight.checks import Checked, resolve
-from titan_rl.controller.preflight.ineffective_settings import check_read
+from titan_rl.controller.preflight.checks import Checked, check_together, resolve
+from titan_rl.controller.preflight.data_checks import _check_chat
+from titan_rl.controller.preflight.ineffective_settings import check_read, standing_still
+from titan_rl.trainer.titan_config import build_titan
 
 KINDS: dict[str, dict[str, Any]] = {
     "rollouts": {},
@@ -23,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "prime": {"algorithm": {"name": "prime"}},
     "distillation": {"algorithm": {"name": "distillation"}},
+    "a tool, ahead": {"task": {"name": "calculator"}, "rollout": {"max_staleness": 1}},
     "lora": {"lora": {"rank": 4}, "algorithm": {"kl_coefficient": 0.1}},
     "hosts": {"hosts": {"launcher": "attach", "addresses": ["tls://a:1"]}},
     "colocated": {"placement": {"mode": "colocated"}},
@@ -55,8 +58,10 @@ OF_ROLLOUTS = {
     *("algorithm.overlong_penalty", "recovery.warm_spares", "placement.mode", "placement.generator"),
 }
 """What a run on data never reads."""
-KEPT = {"rollout.share_prefix", "generator.gpu_memory_utilization"}
-"""But these, of the same sections: pairs share their prompt, and the trainer's GPU has a limit, too."""
+KEPT = {"generator.gpu_memory_utilization"}
+"""But this, of the same sections: the trainer's GPU has a limit, too."""
+STEADY = {"rollout.max_turns", "generator.update", "generator.kv"}
+"""Of tasks of one answer, and of runs that sample nothing while weights are updated."""
 SWITCHED = {
     *("lora.alpha", "lora.targets", "lora.adapter", "sft.examples_per_step", "sft.lr", "filter.max_refills"),
     *("curriculum.memory", "algorithm.overlong_penalty", "metrics.project", "mesh.launcher", "task.judge"),
@@ -75,23 +80,24 @@ MADE = {"data.made_rows"}
 CHATS = {"model.chat_template_kwargs", "model.chat_template_date"}
 """Of prompts of style chat, which rows of data may be, too."""
 UNREAD: dict[str, set[str]] = {
-    "rollouts": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
-    "ppo": {*CHATS, "data", "hosts", *(ROLES - {"critic"}), *APART, *SWITCHED},
+    "rollouts": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, *SWITCHED},
+    "ppo": {*CHATS, *STEADY, "data", "hosts", *(ROLES - {"critic"}), *APART, *SWITCHED},
     "ppo, roles apart": {
-        *CHATS,
+        *(*CHATS, *STEADY),
         *("data", "hosts", "teacher", "implicit_reward", "placement.teacher", "placement.implicit_reward"),
         *SWITCHED,
     },
-    "prime": {*CHATS, "data", "hosts", "teacher", "critic", *APART, *SWITCHED},
-    "distillation": {*CHATS, "data", "hosts", *(ROLES - {"teacher"}), *APART, *SWITCHED},
+    "prime": {*CHATS, *STEADY, "data", "hosts", "teacher", "critic", *APART, *SWITCHED},
+    "distillation": {*CHATS, *STEADY, "data", "hosts", *(ROLES - {"teacher"}), *APART, *SWITCHED},
+    "a tool, ahead": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
     "lora": {
-        *CHATS,
+        *(*CHATS, *STEADY),
         *("data", "hosts", "reference.path", *(ROLES - {"reference"}), *APART),
         *(key for key in SWITCHED if not key.startswith("lora.")),
     },
-    "hosts": {*CHATS, "data", *ROLES, *APART, *SWITCHED},
-    "colocated": {*CHATS, "data", "hosts", *ROLES, *APART, *SWITCHED},
-    "all switches": {*CHATS, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"},
+    "hosts": {*CHATS, *STEADY, "data", *ROLES, *APART, *SWITCHED},
+    "colocated": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, *SWITCHED},
+    "all switches": {*CHATS, *STEADY, "data", "hosts", *ROLES, *APART, "lora.alpha", "lora.targets", "lora.adapter"},
     "sft": {
         *("hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS),
         *("data.held_out_file", "data.held_out_share", "data.format"),
@@ -117,7 +123,10 @@ UNREAD: dict[str, set[str]] = {
     "sft by shares": {"hosts", *ROLES, *APART, *SWITCHED, *OF_ROLLOUTS, *OF_TASK, *MADE},
 }
 """Sections and keys, by kind of run."""
-READ = {"sft by shares": {"rollout.max_new_tokens"}}
+READ = {
+    "sft by shares": {"rollout.max_new_tokens"},
+    **{kind: {"rollout.share_prefix"} for kind in ("dpo", "dpo on a file", "orpo", "reward_model")},
+}
 """Keys of unread sections that this kind reads all the same."""
 OF_KIND = {"data.file", "algorithm.name", "hosts.launcher"}
 """Keys that would make the run one of another kind."""
@@ -167,7 +176,7 @@ def resolved(kind: str) -> Checked:
 
 def refusal(checked: Checked) -> str:
     try:
-        check_read(checked.config, checked.algorithm, checked.titan)
+        check_read(checked.config, checked.algorithm, checked.titan, checked.task)
     except ConfigError as error:
         return str(error)
     return ""
@@ -207,6 +216,24 @@ def nothing_starts(monkeypatch):
         (["quickstart", "--lora.alpha=3.0"], "lora.alpha = 3.0 has no effect: lora.rank = 0"),
         (["quickstart", "--hosts.options.partitions=x"], 'hosts.options = {"partitions": "x"}: [hosts] has no effect'),
         (["quickstart", "--critic.updates=2"], "critic.updates = 2: [critic] has no effect"),
+        (["quickstart", "--rollout.max_turns=3"], "rollout.max_turns = 3 has no effect: nothing in the task replies"),
+        (
+            ["quickstart", "--generator.kv=recompute"],
+            "generator.kv = 'recompute' has no effect: rollout.max_staleness = 0",
+        ),
+        (
+            ["sft_tiny", "--rollout.share_prefix=false"],
+            "rollout.share_prefix = false has no effect: each row is trained",
+        ),
+        (
+            ["ppo_tiny", "--critic.lr_scheduler.min_lr_factor=0.1"],
+            "min_lr_factor = 0.1 has no effect: critic.lr_scheduler",
+        ),
+        (["quickstart", "--task.rewards.task=0"], "task.rewards: each weight is 0"),
+        (
+            ["quickstart", "--filter.no_signal", "--filter.min_pass_rate=1"],
+            "filter.min_pass_rate = 1 leaves the groups",
+        ),
         (["quickstart", "--activation_checkpoint.preserve_rng_state=false"], "has no effect with mode = 'none'"),
     ],
 )
@@ -228,7 +255,7 @@ def test_a_file_that_says_it_is_refused_as_a_command_is(tmp_path, capsys, nothin
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.stem)
 def test_no_shipped_file_sets_what_its_run_never_reads(file):
     checked = resolve(load_config(file, with_models=False), on_cpu=True)
-    check_read(checked.config, checked.algorithm, checked.titan)
+    check_read(checked.config, checked.algorithm, checked.titan, checked.task)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +268,75 @@ def test_no_shipped_file_sets_what_its_run_never_reads(file):
 )
 def test_a_switch_turned_off_on_the_command_line_takes_its_section_with_it(file, switch):
     checked = resolve(load_config(file, switch), on_cpu=True)
-    check_read(checked.config, checked.algorithm, checked.titan)
+    check_read(checked.config, checked.algorithm, checked.titan, checked.task)
 
 
 def test_what_the_command_line_says_itself_beside_a_switch_is_refused():
     checked = resolve(load_config("quickstart", {"sft": {"steps": 0, "lr": 0.1}}), on_cpu=True)
     assert "sft.lr = 0.1 has no effect: sft.steps = 0 leaves SFT out" in refusal(checked)
+
+
+def test_a_task_has_one_answer_unless_something_in_it_replies():
+    for name, options, has_one in (
+        ("gcd", {}, True),
+        ("calculator", {}, False),
+        ("treasure", {}, False),
+        ("mixture", {"gcd": {}, "lcm": {"rewards": {"task": 2}}}, True),
+        ("mixture", {"gcd": {}, "calculator": {}}, False),
+    ):
+        task = resolve(load_config(None, {"task": {"name": name, "options": options}}), on_cpu=True).task
+        assert task.has_one_answer == has_one, (name, options)
+
+
+def test_filters_together_leave_nothing_only_where_all_right_answers_earn_the_same():
+    filters = {"filter": {"no_signal": True, "min_pass_rate": 1}}
+    with pytest.raises(ConfigError, match="lower the one, or leave the other out"):
+        together(filters)
+    for other in ({"task": {"reward": "a:b"}}, {"task": {"name": "a:b"}}, {"filter": {"no_signal": True}}):
+        together(filters | other)
+
+
+def together(tables: dict[str, Any]) -> None:
+    config = load_config(None, tables)
+    check_together(config, build_titan(config))
+
+
+def test_a_setting_that_does_nothing_any_more_keeps_no_other_from_changing():
+    """``generator.kv`` cannot change while a run goes on, ``rollout.max_staleness`` can."""
+    checked = resolve(load_config(None, {"generator": {"kv": "recompute"}}), on_cpu=True)
+    parts = checked.config, checked.algorithm, checked.titan, checked.task
+    check_read(*parts, ["rollout.max_staleness"])
+    for asked in (None, ["generator.kv"]):
+        with pytest.raises(ConfigError, match="generator.kv = 'recompute' has no effect"):
+            check_read(*parts, asked)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({}, []),
+        ({"optimizer": {"lr": 0.0}}, ["optimizer.lr = 0: the model stays as it is"]),
+        ({"algorithm": {"name": "ppo"}, "critic": {"optimizer": {"lr": 0}}}, ["critic.optimizer.lr = 0: the critic"]),
+        ({"critic": {"optimizer": {"lr": 0}}}, []),
+    ],
+)
+def test_a_learning_rate_of_nothing_is_said_and_taken(tables, said):
+    checked = resolve(load_config(None, tables), on_cpu=True)
+    lines = standing_still(checked.config, checked.algorithm, checked.titan)
+    assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
+
+
+def test_settings_of_chats_that_no_row_of_data_reads_are_refused():
+    """A template writes rows of messages anyway, and rows of text where ``data.chat`` has it."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    data = {"algorithm": {"name": "sft"}, "data": {"file": "a.jsonl"}}
+    chats, dated = (
+        data | {"data": {"file": "a.jsonl", "chat": True}},
+        data | {"model": {"chat_template_date": "2027-01-01"}},
+    )
+    with pytest.raises(ConfigError, match="data.chat = true has no effect: each row has messages"):
+        _check_chat(load_config(None, chats), True, [said, said])
+    with pytest.raises(ConfigError, match="model.chat_template_date = '2027-01-01' has no effect: rows of text"):
+        _check_chat(load_config(None, dated), False, ["a"])
+    for tables, is_chat, answers in ((chats, True, ["a", said]), (dated, True, [said]), (data, False, ["a"])):
+        _check_chat(load_config(None, tables), is_chat, answers)

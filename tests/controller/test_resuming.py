@@ -145,6 +145,35 @@ def test_sft_matters_only_without_a_checkpoint(run, tmp_path):
     assert check(run(1), sft__steps=20) == LAST
 
 
+KL = dict(algorithm__kl_coefficient=0.1)
+
+
+def test_the_reference_stays_what_it_was_when_the_run_began(tmp_path):
+    """It is the policy as it was before the first step: after SFT, where there was some, and else the base model."""
+    before, after = (
+        made_run.made_run(tmp_path / name, **KL, sft__steps=n) for name, n in (("before", 0), ("after", 5))
+    )
+    after.kept_policy.mkdir()
+    make_tiny(after.kept_policy, seed=1)
+    for run_dir, asked in ((before, 5), (after, 0)):
+        line = (
+            f"sft.steps = {asked} is not what {run_dir.root} was begun with, {5 - asked}: the reference is the policy"
+        )
+        with pytest.raises(ConfigError, match=line):
+            check(run_dir, **KL, sft__steps=asked)
+        check(run_dir, **KL, sft__steps=5 - asked)
+        check(run_dir, algorithm__kl_coefficient=0.0, sft__steps=asked)
+    shutil.rmtree(after.kept_policy)
+    with pytest.raises(ConfigError, match="kept_policy, the reference of this run, is gone"):
+        check(after, **KL, sft__steps=5)
+
+
+def test_a_reference_that_is_wanted_later_is_not_said_to_be_gone(tmp_path):
+    run_dir = made_run.made_run(tmp_path / "run", sft__steps=5)
+    with pytest.raises(ConfigError, match="has not kept, since its algorithm needed none: set reference.path"):
+        check(run_dir, **KL, sft__steps=5)
+
+
 # what is said of settings that are other ones now
 
 

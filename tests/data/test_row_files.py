@@ -3,6 +3,7 @@
 import json
 from decimal import Context, Decimal, localcontext
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -90,9 +91,54 @@ def check_numbers(tmp_path) -> None:
         questions = [f"q{n}" for n in range(27)]
         pq.write_table(pa.table({"question": questions, "answer": column}), tmp_path / f"{name}.parquet")
         assert {row.answer for row in read_rows(tmp_path / f"{name}.parquet")} == {"72", "7.5", None}
-    single = pa.table({"question": ["q1", "q2"], "answer": pa.array([0.1, 1.0], pa.float32())})
-    pq.write_table(single, tmp_path / "single.parquet")
-    assert "'answer': 0.10000000149011612 is a number with a rounding error" in mistake(tmp_path, file="single.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_a_number_is_the_shortest_decimal_of_its_own_precision(tmp_path, kind):
+    numbers = np.array([0.1, 72, -2.5, 1e-5], kind.to_pandas_dtype())
+    columns = {
+        "answer": pa.array(numbers, kind),
+        "list": pa.array([[number, None] for number in numbers], pa.list_(kind)),
+        "table": pa.array(
+            [None, *({"x": number, "y": "z"} for number in numbers[1:])], pa.struct([("x", kind), ("y", pa.string())])
+        ),
+    }
+    pq.write_table(pa.table({"question": ["a", "b", "c", "d"]} | columns), tmp_path / "narrow.parquet")
+    rows = read_rows(tmp_path / "narrow.parquet")
+    assert [row.answer for row in rows] == ["0.1", "72", "-2.5", "0.00001"]
+    assert [row.columns["list"] for row in rows] == [[0.1, None], [72.0, None], [-2.5, None], [1e-5, None]]
+    assert [row.columns["table"] for row in rows] == [None, *({"x": x, "y": "z"} for x in (72.0, -2.5, 1e-5))]
+
+
+def test_of_a_number_with_a_rounding_error_of_its_own_precision_nobody_knows_what_was_meant(tmp_path):
+    numbers = pa.array(np.array([1 / 3, 1], np.float64), pa.float64())
+    pq.write_table(pa.table({"question": ["a", "b"], "answer": numbers}), tmp_path / "third.parquet")
+    assert "'answer': 0.3333333333333333 is a number with a rounding error" in mistake(tmp_path, file="third.parquet")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_no_reward_can_compute_with_is_named_by_its_row(tmp_path, number, nested):
+    rows = [
+        {"prompt": f"q{n}", "answer": n, "level": [{"x": 1.0 if n < 2 else number}] if nested else 1} for n in (0, 1, 2)
+    ]
+    rows = rows if nested else [row | {"level": 1.0 if row["answer"] < 2 else number} for row in rows]
+    write(tmp_path, rows)
+    said = f"column 'level' holds {number}: give a number or null, or leave the column out"
+    assert mistake(tmp_path) == f"questions.jsonl line 3: {said}"
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert mistake(tmp_path, file="rows.parquet") == f"rows.parquet row 3: {said}"
+
+
+def test_two_columns_of_a_name_are_refused(tmp_path):
+    twice = pa.Table.from_arrays(
+        [pa.array(["a"]), pa.array(["1"]), pa.array(["2"])], names=["prompt", "answer", "answer"]
+    )
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    said = "two columns have the name 'answer': rename one of them, or leave it out"
+    assert mistake(tmp_path, file="twice.parquet").endswith(f"twice.parquet: {said}")
+    with pytest.raises(ConfigError, match=said):
+        _rows(tmp_path, twice)
 
 
 def test_a_value_that_python_has_not_is_one_line(tmp_path):
@@ -132,6 +178,7 @@ GOOD = '{"prompt": "good", "answer": 1}'
         ('{"prompt": "a", "answer": true}', "'answer' is true: give text or a number"),
         ('{"prompt": "a", "answer": [1]}', "'answer' is [1]: give text or a number"),
         ('{"prompt": "a\\ud800", "answer": 1}', "'prompt' holds half a character"),
+        ('{"prompt": "a", "answer": "1\\ud800"}', "'answer' holds half a character (a lone surrogate) at 1"),
         ('{"prompt": "a", ', "not JSON"),
         ('{"prompt": "a", "prompt": "b", "answer": 1}', "the key 'prompt' stands there twice: keep one"),
         ('{"prompt": "a", "x": [{"y": 1, "y": 1}], "answer": 1}', "the key 'y' stands there twice: keep one"),

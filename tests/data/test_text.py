@@ -307,6 +307,17 @@ def test_a_template_without_any_end_is_refused_where_it_is_taught():
     assert "no control token" in message_of(lambda: make_example(row, tokenizer, as_chat=False))
 
 
+def test_a_tokenizer_without_an_end_serves_chats_whose_template_has_one():
+    tokenizer = MODELS["smollm2"].tokenizer()
+    end, tokenizer.eos_token = tokenizer.eos_token_id, None
+    check_chat(tokenizer, TextUse([end], learns=True, demonstrates=True))
+    assert encode_answer(tokenizer, "ho", is_chat=True)[-1] == end
+    row = read_row("x", {"messages": [user("ask"), assistant("ho")]}, "demonstrations", "auto")
+    assert make_example(row, tokenizer, as_chat=False).samples[0].tokens[-1] == end
+    check_text(tokenizer, TextUse([end]))
+    assert "no eos_token" in message_of(lambda: check_text(tokenizer, TextUse([end], learns=True)))
+
+
 def test_a_conversation_whose_turns_end_with_the_next_ones_beginning_is_learned_with_that_end():
     tokenizer = MODELS["glm"].tokenizer()
     columns = {"messages": [user("ask"), assistant("no"), dict(role="tool", content="x"), assistant("ho")]}
@@ -391,6 +402,13 @@ def test_a_template_is_told_one_date_and_its_switches():
     set_text(tokenizer, TextSettings({"date_string": "now", "thinking": True}))
     line = message_of(lambda: check_chat(tokenizer, TextUse()))
     assert "chat_template_kwargs.thinking" in line and "date_string" in line
+
+
+def test_a_date_that_no_template_asks_for_is_refused():
+    tokenizer = set_text(MODELS["smollm2"].tokenizer(), TextSettings(date="2027-02-03"))
+    assert "chat_template_date = '2027-02-03' has no effect" in message_of(lambda: check_chat(tokenizer, TextUse()))
+    tokenizer.chat_template = "{% if tools %}{{ strftime_now('%d') }}{% endif %}" + tokenizer.chat_template
+    check_chat(tokenizer, TextUse())
 
 
 # what is read of an answer

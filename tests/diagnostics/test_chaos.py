@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from collections import Counter
 
 import pytest
 import running
-from tree import CONFIGS
+from tree import CONFIGS, TREE
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError, load_config, override_arguments, parse_overrides
@@ -38,6 +39,12 @@ from titan_rl.diagnostics.chaos.targets import GONE, Members, Target, process_st
 CONFIG = CONFIGS / "chaos.toml"
 
 # the schedule
+
+
+def test_the_documents_name_every_target():
+    text = (TREE / "docs" / "operations.md").read_text()
+    [named] = re.findall(r"`--targets` takes some of\n`([a-z_,]+)`", text)
+    assert sorted(named.split(",")) == sorted(KINDS)
 
 
 def test_the_schedule_depends_on_the_seed_alone():

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
+from titan_rl.config import other_names
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.sections.schema import (
     MADE,
@@ -35,39 +36,6 @@ RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
 """The same for keys: section and former name to the new one."""
 SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chance", 1), "hosts": ("launcher", "local")}
 """Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
-ELSEWHERE = dict.fromkeys(
-    ("epochs", "num_epochs", "num_train_epochs", "total_epochs"),
-    "training.steps: a run counts steps, and goes through data as often as they take",
-) | {
-    "batch_size": "rollout.prompts_per_step, or data.examples_per_step",
-    "learning_rate": "optimizer.lr",
-    "lr": "optimizer.lr",
-    "max_grad_norm": "training.max_norm",
-    "max_length": "training.seq_len",
-    "max_tokens": "rollout.max_new_tokens",
-    "num_generations": "rollout.group_size",
-    "save_steps": "checkpoint.every",
-    "seed": "run.seed",
-    "temperature": "rollout.temperature",
-}
-"""Keys by the names that other systems have for them."""
-SECTIONS_ELSEWHERE = {
-    "actor": "model",
-    "dataset": "data",
-    "env": "task",
-    "environment": "task",
-    "evaluation": "eval",
-    "generation": "rollout",
-    "logging": "metrics",
-    "peft": "lora",
-    "reward": "task",
-    "sampling": "rollout",
-    "scheduler": "lr_scheduler",
-    "trainer": "training",
-    "vllm": "generator",
-    "wandb": "metrics",
-}
-"""The same of sections."""
 T = TypeVar("T")
 _NUM_NAMED = 40
 
@@ -87,11 +55,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def nearest_key(key: str, section: str, known: Iterable[str]) -> str:
     """A hint for a key that the section does not have: what other systems call so, or else the nearest."""
-    wanted = ELSEWHERE.get(key, "")
+    wanted = other_names.KEYS.get(key, "")
+    if key in other_names.NOT_HERE and section != "algorithm":
+        return f"there is none here: {other_names.NOT_HERE[key]}; leave it out"
     if not wanted or wanted == f"{section}.{key}":
         return nearest(key, known)
     same_section = wanted.removeprefix(f"{section}.")
     return f"did you mean {same_section!r}?" if same_section in set(known) else f"here it is {wanted}"
+
+
+def nearest_section(name: str) -> str:
+    """The same for a section that there is not."""
+    if why := other_names.SECTIONS_NOT_HERE.get(name):
+        return f"there is none here: {why}; leave it out"
+    there = other_names.SECTIONS.get(name)
+    return f"did you mean [{there}]?" if there else nearest(name, (*OUR_SECTIONS, *TITAN_SECTIONS))
 
 
 def build_section(cls: type[T], values: dict[str, Any], section: str, also_known: Iterable[str] = ()) -> T:
@@ -315,9 +293,7 @@ def _check_sections(tables: dict[str, Any]) -> None:
         if name in RENAMED_SECTIONS:
             raise ConfigError(f"[{name}] is called [{RENAMED_SECTIONS[name]}] now: rename the section")
         if name not in known:
-            there = SECTIONS_ELSEWHERE.get(name)
-            hint = f"did you mean [{there}]?" if there else nearest(name, known)
-            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {hint}")
+            raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest_section(name)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
         for key in table:

@@ -4,8 +4,11 @@ It is written once, as a Hugging Face directory in the run directory, so whoever
 ranks that replace others, a run that is resumed, a replay.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.config.load import ConfigError
+from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.storage.files import replacing
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
@@ -37,6 +40,28 @@ def check_kept(config: Config, algorithm: Algorithm, run_dir: RunDir, what: str)
     if keeps_policy(config, algorithm) and not (run_dir.kept_policy / "config.json").is_file():
         whose = " and the ".join(_begin_as_policy(config, algorithm))
         raise ConfigError(f"{run_dir.kept_policy}, the {whose} of this run, is gone: {what} needs it; put it back")
+
+
+def check_resumed(config: Config, algorithm: Algorithm, run_dir: RunDir, before: Mapping[str, Any]) -> None:
+    """Of a run that goes on behind its first steps. ``before``: its recorded settings, flat.
+
+    Errors: ConfigError if a model would begin as another policy than it did, or as one that was not kept."""
+    if not (roles := _begin_as_policy(config, algorithm)):
+        return
+    whose, number = " and the ".join(roles), before.get("sft.steps", 0)
+    if bool(config.sft.steps) != bool(number):
+        raise ConfigError(
+            f"sft.steps = {config.sft.steps} is not what {run_dir.root} was begun with, {number}: the {whose} is the "
+            f"policy as it was before step 1; give that, or set {roles[0]}.path"
+        )
+    algorithm_now = as_dict(config)["algorithm"]
+    is_other = any(before.get(f"algorithm.{key}", value) != value for key, value in algorithm_now.items())
+    if is_other and keeps_policy(config, algorithm) and not run_dir.kept_policy.exists():
+        raise ConfigError(
+            f"algorithm: the {whose} would be the policy as it was before step 1, which {run_dir.root} has not kept, "
+            f"since its algorithm needed none: set {roles[0]}.path"
+        )
+    check_kept(config, algorithm, run_dir, "--resume")
 
 
 async def keep_policy(config: Config, algorithm: Algorithm, run_dir: RunDir, meshes: Meshes) -> None:

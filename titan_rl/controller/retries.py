@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf
 
-from titan_rl.data.types import Group, Prompt, Sampling
+from titan_rl.data.types import Group, Prompt, Sampling, Status
 from titan_rl.mesh.control.dispatcher import POISON
 from titan_rl.mesh.control.repeated_faults import FaultsInARow
 from titan_rl.mesh.processes.deadlines import DeadlineError
@@ -14,6 +14,8 @@ from titan_rl.mesh.processes.deadlines import DeadlineError
 _PAUSE_SECONDS = 0.5
 """After a first failure in an environment or a score, twice as long after the next: what it needs may be on its way
 back."""
+
+_SLOW = "no answer was in time; mend what is slow, or raise verifier.score_timeout, or verifier.step_timeout"
 
 
 async def sampled(
@@ -36,10 +38,12 @@ async def sampled(
             faults.given_up(prompt.id, str(error), inf)  # nobody was there to work, of which no prompt is the cause
             group = Group(prompt.id, [], refused="timeout")
         is_whole = not group.refused and all(rollout.status != "infra_error" for rollout in group.rollouts)
+        if is_whole and (why := _only_failure(group, "timeout")):
+            faults.given_up(prompt.id, f"{why}: {_SLOW}", began)
         if is_whole or group.refused == POISON:  # which was tried as often as it may be
             return group
         if attempt >= max_retries:
-            if why := _only_failure(group):
+            if why := _only_failure(group, "infra_error"):
                 faults.given_up(prompt.id, why, began)
             return group
         if not group.refused:
@@ -48,9 +52,9 @@ async def sampled(
         on_retry(prompt.id)
 
 
-def _only_failure(group: Group) -> str:
-    """The commonest, if no sample is without one."""
-    if group.refused or any(rollout.status != "infra_error" for rollout in group.rollouts):
+def _only_failure(group: Group, status: Status) -> str:
+    """The commonest, if all samples have this status."""
+    if group.refused or not group.rollouts or any(rollout.status != status for rollout in group.rollouts):
         return ""
-    [(failure, _)] = Counter(rollout.failure or "infra_error" for rollout in group.rollouts).most_common(1)
+    [(failure, _)] = Counter(rollout.failure or status for rollout in group.rollouts).most_common(1)
     return failure

@@ -39,6 +39,7 @@ from titan_rl.controller.planning.device_report import settle
 from titan_rl.controller.preflight.checks import Checked, check
 from titan_rl.controller.preflight.device import note_trainer_device
 from titan_rl.controller.preflight.host_checks import on_hosts
+from titan_rl.controller.preflight.ineffective_settings import standing_still
 from titan_rl.controller.preflight.resume import check_resumable, limits_of
 from titan_rl.controller.preflight.resumed_settings import resumed_settings
 from titan_rl.controller.preflight.setting_changes import with_changes
@@ -113,6 +114,7 @@ class Session:
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
         fitting, plan, told = settle(checked, under_torchrun=ranks is not None)
+        told = [*told, *standing_still(checked.config, checked.algorithm, checked.titan)]
         sources, earlier = find_sources(config), 0
         if resume:
             check_no_modules(run_dir.root)

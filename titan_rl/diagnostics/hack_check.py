@@ -11,7 +11,7 @@ from titan_rl.data.terminal import Terminal
 from titan_rl.records.alarms.alarms import GAMED, Alarm, history
 from titan_rl.records.alarms.windows import WINDOW
 from titan_rl.records.metrics import read_metrics
-from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 
 _COLUMNS = {
     "reward": "what the policy is trained on",
@@ -25,7 +25,8 @@ _NEEDED_BY = {"grade": "reward_gap", "response_length": "length_runaway", "effec
 
 def check_run(root: Path) -> dict:
     """Alarms, and the first and the last window of what they look at. Errors: ConfigError if there is no step yet."""
-    existing_run_dir(root)
+    if is_on_data(existing_run_dir(root)):
+        raise ConfigError(f"{root} is a run on data.file, which samples no answers: it has no reward to be gamed")
     records = [record for record in read_metrics(root) if "reward" in record]
     if not records:
         raise ConfigError(f"{root} tells of no step: give a run directory, such as runs/quickstart-<date>-<time>")

@@ -7,12 +7,11 @@ from pathlib import Path
 from rich.table import Table
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.model_directory.directory import read_object
 from titan_rl.data.terminal import Terminal
 from titan_rl.records.ledger.audit import UnreadableLedger, flaws_of, read
 from titan_rl.records.ledger.cross_checks import contradictions
 from titan_rl.records.ledger.ledger import is_unchained, read_account
-from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 
 _MAX_FLAWS = 200
 """That are printed; ``--json`` has all."""
@@ -42,10 +41,11 @@ def _steps(connection: sqlite3.Connection) -> list[dict]:
 
 def read_ledger(run: Path, steps: bool = False) -> dict:
     """The account of a run directory, and all flaws of it. Errors: ConfigError if there is none that can be read."""
-    path = existing_run_dir(run).ledger
+    run_dir = existing_run_dir(run)
+    path = run_dir.ledger
     if not path.is_file():
         raise ConfigError(f"{run} holds no ledger.db: give a run directory, such as runs/quickstart-<date>-<time>")
-    if _is_on_data(run):
+    if is_on_data(run_dir):
         raise ConfigError(f"{run} is a run on data.file, which samples nothing: it has no ledger, and none is missing")
     against = contradictions(run)
     try:
@@ -54,15 +54,6 @@ def read_ledger(run: Path, steps: bool = False) -> dict:
         raise ConfigError(str(error)) from None
     account["flaws"] += against
     return {"run": str(run), **account, "adds_up": not account["flaws"]}
-
-
-def _is_on_data(run: Path) -> bool:
-    """By the recorded configuration; one that cannot be read tells nothing."""
-    try:
-        data = read_object(existing_run_dir(run).config).get("data")
-    except ValueError:
-        return False
-    return isinstance(data, dict) and bool(data.get("file"))
 
 
 def _account(connection: sqlite3.Connection, steps: bool) -> dict:

@@ -14,7 +14,7 @@ from titan_rl.config.io.printable import printable
 from titan_rl.config.load import ConfigError
 from titan_rl.data.terminal import Terminal
 from titan_rl.data.types import Group, Rollout
-from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps
 
 _STYLES = {"ok": "green", "truncated": "yellow"}
@@ -22,7 +22,10 @@ _STYLES = {"ok": "green", "truncated": "yellow"}
 
 def show(run: Path, *, step: int | None, prompt: str | None, count: int, as_json: bool) -> int:
     """``step``: the last one recorded by default. ``prompt``: only this one; ``count``: else so many, 0 for all."""
-    step, groups = _groups(existing_run_dir(run).rollouts, step)
+    run_dir = existing_run_dir(run)
+    if is_on_data(run_dir):
+        raise ConfigError(f"{run} is a run on data.file, which samples no answers: there is none to show")
+    step, groups = _groups(run_dir.rollouts, step)
     if prompt is not None:
         if not (groups := [group for group in groups if group.prompt_id == prompt]):
             raise ConfigError(f"step {step} has no prompt {prompt!r}: leave --prompt out to see its prompts")

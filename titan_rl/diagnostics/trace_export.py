@@ -6,14 +6,20 @@ from pathlib import Path
 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError
-from titan_rl.records.run_directory.rundir import existing_run_dir
+from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 from titan_rl.records.steps.trace import as_chrome, read_trace
 
 
 def export_trace(run: Path, steps: str | None, out: Path | None) -> int:
     """``steps``: ``A:B``, or one step; all by default. ``out``: a file; else it is printed. Errors: ConfigError."""
     first, last = _range(steps)
-    trace = read_trace(existing_run_dir(run).root, first, last)
+    run_dir = existing_run_dir(run)
+    trace = read_trace(run_dir.root, first, last)
+    if not trace and is_on_data(run_dir):
+        raise ConfigError(
+            f"{run} is a run on data.file, whose steps are its trainer's alone: they leave no trace, and the seconds "
+            f"of each are in metrics.jsonl"
+        )
     if not trace:
         known = read_trace(run)
         there = f"its steps {min(known)} to {max(known)} are" if known else "none of its steps is"

@@ -198,17 +198,24 @@ def build_titan(config: Config) -> TitanConfig:
 
 
 def role_titan(config: Config, role: str) -> TitanConfig:
-    """Of a role in processes of its own: its own layout. Errors: ConfigError."""
-    return build_titan(replace(config, titan=config.titan | {"parallelism": getattr(config, role).parallelism}))
+    """Of a role in processes of its own: its own layout, and none of the policy's optimizer. Errors: ConfigError."""
+    shared = {name: table for name, table in config.titan.items() if name not in ("optimizer", "lr_scheduler")}
+    own = replace(config, titan=shared | {"parallelism": getattr(config, role).parallelism})
+    try:
+        return build_titan(own)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("parallelism.", f"{role}.parallelism.", 1)) from None
 
 
 def learned_titan(config: Config, titan: TitanConfig, role: str) -> TitanConfig:
-    """Of a role that learns beside the policy: its layout, with an optimizer and a schedule of its own. Errors:
-    ConfigError."""
+    """Of a role that learns beside the policy: its layout, with an optimizer and a schedule of its own.
+
+    ``titan``: of the process that it lives in. Errors: ConfigError."""
     settings = getattr(config, role)
     optimizer = _optimizer(settings.optimizer, f"{role}.optimizer")
     schedule = _lr_scheduler(settings.lr_scheduler, f"{role}.lr_scheduler")
-    own = replace(titan, optimizer=optimizer, lr_scheduler=schedule)
+    layout = role_titan(config, role) if settings.placement == "own" else titan
+    own = replace(layout, optimizer=optimizer, lr_scheduler=schedule)
     _check_optimizer(own, f"{role}.optimizer")
     return own
 

@@ -19,6 +19,8 @@ from titan_rl.config.load import ConfigError, nearest
 
 _OPTIMIZERS: dict[str, Any] = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
 """Those of TorchTitan's whose moments are kept over a repair (optimizer.py)."""
+_OF_IMPLEMENTATION = ("fused", "foreach")
+"""Arguments that TorchTitan gives each group, by ``implementation``."""
 _COMPONENTS = ("model", "loss")
 _DETERMINISM_CHECKS = ("default", "none")
 _MOST_SECONDS = 10**6
@@ -36,12 +38,34 @@ def check_schedule(schedule: LRSchedulersContainer.Config, section: str) -> None
             raise ConfigError(f"{section}.{name} = {value!r} must be from 0 to 1")
 
 
+def check_length(schedule: LRSchedulersContainer.Config, num_updates: int, section: str) -> None:
+    """``num_updates``: of the run. Errors: ConfigError for phases that take more updates than the schedule has:
+    TorchTitan would shorten the decay, and then the warmup, and say so in its own log alone."""
+    total = schedule.total_steps or num_updates
+    decay = round(total * schedule.decay_ratio) if schedule.decay_ratio else 0
+    if schedule.warmup_steps + decay <= total:
+        return
+    of = f"{section}.total_steps" if schedule.total_steps else "the run's updates"
+    beside = f", and {section}.decay_ratio = {schedule.decay_ratio:g} another {decay}" if decay else ""
+    longer = f"raise {of if schedule.total_steps else 'training.steps'}"
+    raise ConfigError(
+        f"{section}.warmup_steps = {schedule.warmup_steps} takes so many of {of}, which are {total}{beside}: "
+        f"{longer}, or lower {'one of them' if decay else 'it'}"
+    )
+
+
 def check_groups(optimizer: OptimizersContainer.Config, section: str) -> None:
     """Errors: ConfigError for a group that its optimizer, which is made of a single number here, does not take."""
+    if optimizer.implementation == "fused_opt_states_bf16":
+        raise ConfigError(
+            f"{section}.implementation = 'fused_opt_states_bf16' has no effect: moments are made before the first "
+            f"step, in the precision of the weights; leave it out"
+        )
     for name, arguments in optimizer.optimizer_factory_kwargs_by_name.items():
         if name not in _OPTIMIZERS:
             raise ConfigError(f"{section}.optimizer_factory_kwargs_by_name: {name!r}: {nearest(name, _OPTIMIZERS)}")
         _try(name, arguments, f"{section}.optimizer_factory_kwargs_by_name.{name}")
+        _check_factory(optimizer, name, section)
     for group in optimizer.param_groups:
         key, name = f"{section}.param_groups", group.optimizer_name
         try:
@@ -53,17 +77,38 @@ def check_groups(optimizer: OptimizersContainer.Config, section: str) -> None:
         _try(name, group.optimizer_kwargs, f"{key}.optimizer_kwargs")
 
 
+def _check_factory(optimizer: OptimizersContainer.Config, name: str, section: str) -> None:
+    """Errors: ConfigError for an optimizer that no group has, or an argument that all of its groups have themselves."""
+    key = f"{section}.optimizer_factory_kwargs_by_name.{name}"
+    groups = [group.optimizer_kwargs for group in optimizer.param_groups if group.optimizer_name == name]
+    if not groups:
+        raise ConfigError(f"{key} has no effect: no group of parameters has this optimizer; leave it out")
+    for argument in optimizer.optimizer_factory_kwargs_by_name[name]:
+        if argument in _OF_IMPLEMENTATION or all(argument in group for group in groups):
+            raise ConfigError(
+                f"{key}.{argument} has no effect: each group of parameters has its own; leave it out, or change theirs"
+            )
+
+
 def _try(name: str, arguments: dict[str, Any], key: str) -> None:
     numbers = (number for value in arguments.values() for number in (value if isinstance(value, list) else [value]))
     if endless := [number for number in numbers if isinstance(number, float) and not isfinite(number)]:
         raise ConfigError(f"{key}: {endless[0]!r} is no finite number: give one")
+    if arguments.get("amsgrad"):
+        raise ConfigError(f"{key}.amsgrad: its third moment is not kept over a repair; leave it out")
     try:
         _OPTIMIZERS[name]([torch.zeros(1)], **arguments)
     except Exception as error:  # torch has no narrower one for what it does not take
         raise ConfigError(f"{key}: {' '.join(str(error).split())}; correct it") from None
 
 
-def check_patterns(groups: Sequence[ParamGroupConfig], names: Iterable[str], *, are_adapters: bool = False) -> None:
+def check_patterns(
+    groups: Sequence[ParamGroupConfig],
+    names: Iterable[str],
+    *,
+    section: str = "optimizer",
+    are_adapters: bool = False,
+) -> None:
     """``names``: of all parameters that are trained. Errors: ConfigError if a group has none, or one has no group."""
     left = list(names)
     first = left[0]
@@ -72,11 +117,11 @@ def check_patterns(groups: Sequence[ParamGroupConfig], names: Iterable[str], *, 
         if not matched:
             what = "with [lora] nothing but adapters is trained, and none" if are_adapters else "no parameter"
             raise ConfigError(
-                f"optimizer.param_groups: {what} is left for {group.pattern!r}: their names are like {first}"
+                f"{section}.param_groups: {what} is left for {group.pattern!r}: their names are like {first}"
             )
         left = [name for name in left if name not in matched]
     if left:
-        raise ConfigError(f"optimizer.param_groups has no pattern for {left[0]}: add a group with '.*'")
+        raise ConfigError(f"{section}.param_groups has no pattern for {left[0]}: add a group with '.*'")
 
 
 def check_compile_keys(settings: CompileConfig) -> None:

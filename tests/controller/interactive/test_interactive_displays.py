@@ -14,6 +14,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.controller.interactive.live import LiveSession
 from titan_rl.controller.interactive.plots import time_bar
 from titan_rl.controller.interactive.run_view import RunView
+from titan_rl.controller.interactive.tables import Table
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens, shade
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.run_directory.rundir import RunDir
@@ -94,6 +95,16 @@ def test_a_step_is_shared_out_among_what_took_its_time():
     assert html.count("<span") == 3
     assert all(told in html for told in ("2.00 s a step", "generate 1.00 s", "waiting 0.50 s"))
     assert re.findall(r"width: ([\d.]+)%", html) == ["49.0", "24.5", "24.5"]
+
+
+def test_what_a_table_has_not_is_shown_in_one_way():
+    columns = {"version": pd.array([7, None], "Int64"), "seconds": [0.125, np.nan], "host": [None, "a"], "MiB": [3, 4]}
+    table = Table(columns | {"actor": ["trainer", "verifier"]}).set_index("actor").assign(more=[np.nan, 1e-9])
+    text, html = repr(table), table._repr_html_()
+    assert not re.search("<NA>|&lt;NA|NaN|None", text + html)
+    assert text.splitlines()[-1].split() == ["verifier", "-", "-", "a", "4", "1e-09"]
+    assert html.count("<td>-</td>") == 4 and isinstance(table, Table) and table.seconds.isna().sum() == 1
+    assert "Empty" in repr(Table()) and repr(Table({"a": [1.5]})) == repr(pd.DataFrame({"a": [1.5]}))
 
 
 def test_a_run_without_steps_has_no_picture(tmp_path):

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 
@@ -295,6 +296,53 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "half a minute, in which a server may come back"
     groups = asyncio.run(run({"p2", "p5", "p8", "p11"}, 12))
     assert len(groups) == 12
+
+
+def test_a_reward_that_is_always_too_slow_ends_the_run_by_name():
+    """Nothing is sampled again for it; one answer that is in time is enough to go on."""
+
+    async def run(status_of: Callable[[int, int], str]) -> int:
+        faults, asked = FaultsInARow(), []
+
+        async def run_group(prompt, sampling):
+            made = [rollout(prompt.id, sample) for sample in range(sampling.num_samples)]
+            for each in made:
+                each.status, each.failure = status_of(len(asked), each.sample), "scoring took longer than 5.0 s"
+            asked.append(prompt.id)
+            return Group(prompt.id, made)
+
+        groups = [await sampled(run_group, prompt(name), SAMPLING, 2, faults) for name in NAMES[:9]]
+        return len(groups)
+
+    said = (
+        r"3 prompts in a row \(p0, p1, p2\) were given up alike: scoring took longer than 5.0 s: no answer was in time"
+    )
+    with pytest.raises(EveryPromptFails, match=f"{said}; .*raise verifier.score_timeout"):
+        asyncio.run(run(lambda number, sample: "timeout"))
+    assert asyncio.run(run(lambda number, sample: "timeout" if sample else "ok")) == 9
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [("timeout", False), ("infra_error", False), ("truncated", True)])
+def test_an_answer_in_time_is_what_tells_that_not_all_prompts_fail(monkeypatch, status, goes_on):
+    async def run() -> None:
+        mesh = Mesh(1)
+
+        async def call(verifier, request, *, seconds, what):
+            group = await mesh.call(verifier, request, seconds=seconds, what=what)
+            for each in group.rollouts:
+                each.status = status
+            return group
+
+        monkeypatch.setattr(dispatch, "call", call)
+        for number in range(3):
+            await mesh.dispatcher.run_group(prompt(f"p{number}"), SAMPLING)
+            mesh.dispatcher.faults.given_up(f"p{number}", "too slow", time.monotonic())
+
+    if goes_on:
+        asyncio.run(run())
+    else:
+        with pytest.raises(EveryPromptFails, match="too slow"):
+            asyncio.run(run())
 
 
 def test_no_generator_for_three_prompts_ends_the_run(monkeypatch):

@@ -10,6 +10,7 @@ from titan_rl.controller.console.alarm_watch import AlarmWatch
 from titan_rl.data.types import Group, Provenance, Rollout
 from titan_rl.records.alarms.alarms import NAMES, WINDOW, history, standing
 from titan_rl.records.metrics import effective_number, sampling_metrics
+from titan_rl.records.run_directory.rundir import RunDir
 
 STEPS = 60
 HEALTHY = dict(reward=(0.2, 0.9), grade=(0.2, 0.85), response_length=(30, 40), truncated=(0.1, 0.02))
@@ -197,3 +198,23 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert "tells of no step" in capsys.readouterr().err
     assert main(["hack-check", str(tmp_path / "nothing")]) == 2
     assert main(["hack-check", str(tmp_path), "--run.seed", "1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["hack-check"], "it has no reward to be gamed"),
+        (["trace"], "the seconds of each are in metrics.jsonl"),
+        (["show"], "which samples no answers: there is none to show"),
+        (["ledger"], "it has no ledger, and none is missing"),
+        (["scale", "--generators", "2"], "which has no generators"),
+    ],
+)
+def test_a_run_on_data_is_told_why_a_command_is_not_for_it(tmp_path, capsys, monkeypatch, command, said):
+    monkeypatch.setattr(RunDir, "is_in_use", lambda self: True)
+    write(tmp_path, [{"step": 1, "loss": 0.5}])
+    for name, text in (("config.json", '{"data": {"file": "a.jsonl"}}'), ("ledger.db", "")):
+        (tmp_path / name).write_text(text)
+    assert main([command[0], str(tmp_path), *command[1:]]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path} is a run on data.file" in line and said in line

@@ -38,7 +38,11 @@ async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list
     if not keys:
         return []
     of_updates = effects == {Effect.UPDATES}
-    checked = recheck_updates(session.checked, config) if of_updates else await asyncio.to_thread(check, config)
+    # what an earlier setting does nothing for now may stay: it cannot always change, too
+    if of_updates:
+        checked = recheck_updates(session.checked, config, keys)
+    else:
+        checked = await asyncio.to_thread(check, config, keys)
     _check_roles(session.checked.algorithm, checked.algorithm, keys[0])
     if of_updates and not _are_in_the_updates(session.checked.algorithm, checked.algorithm):
         effects = frozenset({Effect.TRAINER})

@@ -11,6 +11,7 @@ import pandas as pd
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.interactive.live_plot import Following
 from titan_rl.controller.interactive.plots import Picture, TimeBar, time_bar
+from titan_rl.controller.interactive.tables import Table
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens
 from titan_rl.controller.loop.scaling import scale_generators
 from titan_rl.data.text.tokenizer import Tokenizer, decoded, read_tokenizer
@@ -26,7 +27,7 @@ _STATES = {"R": "works", "S": "waits", "D": "waits", "T": "stopped"}
 
 
 class RunView:
-    """``pandas`` tables of a run directory."""
+    """``pandas`` tables (tables.py) of a run directory."""
 
     def __init__(self, run_dir: RunDir):
         self.run_dir = run_dir
@@ -59,7 +60,7 @@ class RunView:
         return self._metrics_after(-1)
 
     def _metrics_after(self, step: int) -> pd.DataFrame:
-        return pd.DataFrame(self._metrics.records_after(step) or {"step": []}).set_index("step")
+        return Table(self._metrics.records_after(step) or {"step": []}).set_index("step")
 
     def rollouts(self, step: int | None = None) -> pd.DataFrame:
         """A row for each sample of a step, the last one by default; parts of the reward as ``reward/NAME``.
@@ -67,7 +68,7 @@ class RunView:
         Errors: ConfigError if the step is not recorded; RolloutsError for a damaged file."""
         _, groups = self._recorded(step)
         asked = ((group, rollout) for group in groups for rollout in group.rollouts)
-        return pd.DataFrame([_row(rollout, group.question, group.expected) for group, rollout in asked])
+        return Table([_row(rollout, group.question, group.expected) for group, rollout in asked])
 
     def _recorded(self, step: int | None) -> tuple[int, list[Group]]:
         steps = recorded_steps(self.run_dir.rollouts)
@@ -136,7 +137,7 @@ class RunView:
     @property
     def events(self) -> pd.DataFrame:
         """Who started, died and was replaced, and when."""
-        return pd.DataFrame(read_events(self.root))
+        return Table(read_events(self.root))
 
     @property
     def actors(self) -> pd.DataFrame:
@@ -161,7 +162,7 @@ class RunView:
 def actor_table(names: dict[int, str]) -> pd.DataFrame:
     rows = [(name, pid, process_state(pid), memory_bytes(pid) >> 20) for pid, name in names.items()]
     rows = [(name, pid, _STATES.get(state, "gone"), memory) for name, pid, state, memory in sorted(rows)]
-    return pd.DataFrame(rows, columns=["actor", "pid", "state", "MiB"]).set_index("actor")
+    return Table(rows, columns=["actor", "pid", "state", "MiB"]).set_index("actor")
 
 
 def _row(rollout: Rollout, question: str, expected: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def launch_on_slurm(request: Request) -> None:
     options = slurm_options(config.hosts)
     check_placed(config, request.nodes)
     checked = resolve(config)
-    check_read(checked.config, checked.algorithm, checked.titan)
+    check_read(checked.config, checked.algorithm, checked.titan, checked.task)
     if not request.is_dry:
         check_commands("launch slurm")
     body = resumable(program(), str(request.file), override_arguments(overrides), str(run_dir))

@@ -11,7 +11,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.data.callbacks import Log
 from titan_rl.data.storage.files import replace_text
 from titan_rl.mesh.control.generators import Generators
-from titan_rl.records.run_directory.rundir import RunDir, existing_run_dir
+from titan_rl.records.run_directory.rundir import RunDir, existing_run_dir, is_on_data
 
 _LOOK_SECONDS = 0.5
 _MAX_BYTES = 100
@@ -24,6 +24,8 @@ def scale_generators(run: str | Path, count: int) -> None:
     run_dir = existing_run_dir(Path(run), write=True)
     if not run_dir.is_in_use():
         raise ConfigError(f"no run is under way in {run}: give the directory of one that is")
+    if is_on_data(run_dir):
+        raise ConfigError(f"{run} is a run on data.file, which has no generators")
     replace_text(run_dir.scale_request, f"{count}\n")
 
 

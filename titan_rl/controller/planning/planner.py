@@ -35,7 +35,14 @@ from titan_rl.controller.planning.forecast.shapes import is_known, known, shape_
 from titan_rl.controller.planning.forecast.simulation import as_words, simulated
 from titan_rl.controller.planning.forecast.step import forecast
 from titan_rl.controller.planning.memory_plan import GIB, Need, check_memory, host_needs, memory_needs
-from titan_rl.controller.preflight.checks import Checked, check_generator_layout, check_placement, read_config, resolve
+from titan_rl.controller.preflight.checks import (
+    Checked,
+    check_generator_layout,
+    check_placement,
+    check_together,
+    read_config,
+    resolve,
+)
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.trainer.model.layout import check_compile, check_layout
 
@@ -101,7 +108,8 @@ def plan(
     with _with_shapes(config, asked) as found:
         checked = resolve(found, on_cpu=machine is None)
         _hf(checked)
-        check_read(checked.config, checked.algorithm, checked.titan)
+        check_read(checked.config, checked.algorithm, checked.titan, checked.task)
+        check_together(checked.config, checked.titan)
         seen = look_at_data(checked)
         if asked.lengths.prompt is None:
             asked = replace(asked, lengths=replace(asked.lengths, prompt=seen.mean or PROMPT))

@@ -1,5 +1,6 @@
 """Everything that a run can be refused for, checked before any process starts. Needs torch, so it follows the TOML."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
-from titan_rl.config.sections.schema import MIXTURE, TASKS_OF_OTHERS, Config
+from titan_rl.config.sections.schema import MIXTURE, OWN_SCORE, TASKS_OF_OTHERS, Config
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
 from titan_rl.controller.preflight.engine_checks import check_engine
 from titan_rl.controller.preflight.host_checks import check_hosts
@@ -23,6 +24,7 @@ from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
+from titan_rl.data.text.endings import end_of_answer
 from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
 from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
@@ -45,7 +47,7 @@ from titan_rl.records.trackers import check_trackers
 from titan_rl.trainer.model.layout import check_compile, check_layout
 from titan_rl.trainer.model.lora_checks import check_lora
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
-from titan_rl.trainer.titan_limits import check_patterns
+from titan_rl.trainer.titan_limits import check_length, check_patterns
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -97,11 +99,13 @@ def resolve(config: Config, num_held_out: int = 0, *, on_cpu: bool | None = None
     )
 
 
-def check(config: Config) -> Checked:
-    """Errors: ConfigError for whatever would keep the run from its first step, as far as it can be told here."""
+def check(config: Config, keys: Collection[str] | None = None) -> Checked:
+    """``keys``: which settings must have an effect; None: all. Errors: ConfigError for whatever would keep the run from
+    its first step, as far as it can be told here."""
     checked = resolve(config, config.eval.prompts)
     config = checked.config
-    check_read(config, checked.algorithm, checked.titan)
+    check_read(config, checked.algorithm, checked.titan, checked.task, keys)
+    check_together(config, checked.titan)
     check_algorithm(checked.algorithm, f"algorithm.name = {config.algorithm.name!r}")
     check_model(config, checked.family)
     if config.lora.rank and checked.algorithm.head == "value":
@@ -129,14 +133,15 @@ def check(config: Config) -> Checked:
     return checked
 
 
-def recheck_updates(checked: Checked, config: Config) -> Checked:
+def recheck_updates(checked: Checked, config: Config, keys: Collection[str]) -> Checked:
     """With other settings of optimizer, schedule and algorithm, all else being as it was checked.
 
-    Errors: ConfigError."""
+    ``keys``: as to ``check``. Errors: ConfigError."""
     config = for_device(config, on_cpu=is_on_cpu(config))
     algorithm = make_algorithm(config.algorithm, config.run.plugin_path, on_data=bool(config.data.file))
     again = replace(checked, config=config, titan=build_titan(config), algorithm=algorithm)
-    check_read(config, algorithm, again.titan)
+    check_read(config, algorithm, again.titan, checked.task, keys)
+    check_together(config, again.titan)
     check_algorithm(algorithm, f"algorithm.name = {config.algorithm.name!r}")
     return again
 
@@ -197,9 +202,11 @@ def stops_of(config: Config) -> list[int]:
 
 def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> None:
     """Errors: ConfigError for prompts that are too long, or that become tokens which the model has no row for."""
-    longest, largest, end = 0, 0, tokenizer.eos_token_id
+    longest, largest = 0, 0
     if checked.config.sft.steps:
-        assert isinstance(end, int), "tokenizer_of has refused one without an end"
+        eos = tokenizer.eos_token_id
+        end = eos if isinstance(eos, int) else end_of_answer(tokenizer)
+        assert end is not None, "check_model_text has refused one without an end"
         largest = end
     for prompt in prompts:
         tokens = encode_prompt(checked.task, tokenizer, prompt)
@@ -209,18 +216,9 @@ def _check_tokens(checked: Checked, tokenizer: PreTrainedTokenizerBase, prompts:
 
 
 def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
-    """Errors: ConfigError for a tokenizer that transformers cannot read, or one without an end where SFT needs it."""
+    """Errors: ConfigError for a tokenizer that transformers cannot read."""
     path = config.model.path
-    if path == "tiny":
-        return set_text(character_tokenizer(), settings_of(config))
-    tokenizer = load_tokenizer(path, config)
-    if (config.sft.steps or config.data.file) and tokenizer.eos_token_id is None:
-        setting = "sft.steps" if config.sft.steps else "data.file"
-        raise ConfigError(
-            f"model.path = {path!r}: {setting} needs a tokenizer that has an eos_token, to end worked examples with: "
-            f"add it to tokenizer_config.json"
-        )
-    return tokenizer
+    return set_text(character_tokenizer(), settings_of(config)) if path == "tiny" else load_tokenizer(path, config)
 
 
 def check_room(checked: Checked, longest: int) -> None:
@@ -319,6 +317,25 @@ def check_placement(config: Config) -> None:
     if config.recovery.warm_spares:
         raise ConfigError(
             f"{asked}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
+        )
+
+
+def check_together(config: Config, titan: TitanConfig) -> None:
+    """Errors: ConfigError for settings that do not go together, whatever model and data they are of."""
+    check_length(titan.lr_scheduler, titan.training.steps * config.algorithm.updates_per_batch, "lr_scheduler")
+    _check_filter(config)
+
+
+def _check_filter(config: Config) -> None:
+    """Errors: ConfigError for filters that together leave no group of a task of ours, whose scores are from 0 to 1."""
+    if not config.filter.no_signal or config.filter.min_pass_rate < 1 or config.reward_model.path:
+        return
+    tasks = all_tasks(config.task).values()
+    of_others = any(is_reference(each.name) or each.name in TASKS_OF_OTHERS for each in tasks)
+    if not of_others and not any(each.reward or set(each.rewards) - {OWN_SCORE} for each in tasks):
+        raise ConfigError(
+            "filter.min_pass_rate = 1 leaves the groups whose answers are all right, and filter.no_signal none whose "
+            "rewards are all equal, so there would be none: lower the one, or leave the other out"
         )
 
 

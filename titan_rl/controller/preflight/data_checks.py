@@ -1,11 +1,14 @@
 """What a run without a generator learns from, checked before any process starts: ``[data]``, and what goes with it."""
 
+from collections.abc import Iterable
+
 from transformers import PreTrainedTokenizerBase
 
 from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError
-from titan_rl.config.sections.schema import MADE, Config
+from titan_rl.config.sections.schema import MADE, Config, ModelConfig
 from titan_rl.data.rows.datasets import Dataset, check_format, make_dataset, read_files
+from titan_rl.data.rows.row_shapes import Written
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.environments.interfaces.task import Task
 from titan_rl.environments.rollout.synthetic_data import made_rows
@@ -50,6 +53,7 @@ def load_dataset(
     if data.file != MADE:
         limits["max_held_out"] = config.eval.prompts
     is_chat = data.chat or any(not isinstance(answer, str) for asked in rows[0] for answer in asked.answers)
+    _check_chat(config, is_chat, [answer for part in rows for asked in part for answer in asked.answers])
     check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
     dataset = make_dataset(*rows, data, tokenizer, **limits)
     if kind == "labels" and len({example.text for example in dataset.train}) == 1:
@@ -58,3 +62,17 @@ def load_dataset(
             f"{config.algorithm.name!r} needs answers to other questions: add such rows"
         )
     return dataset
+
+
+def _check_chat(config: Config, is_chat: bool, answers: Iterable[Written]) -> None:
+    """Errors: ConfigError for a setting of chats that no row reads."""
+    if config.data.chat and not any(isinstance(answer, str) for answer in answers):
+        raise ConfigError("data.chat = true has no effect: each row has messages, which are chats anyway; leave it out")
+    if is_chat:
+        return
+    for key in ("chat_template_kwargs", "chat_template_date"):
+        if (value := getattr(config.model, key)) != getattr(ModelConfig(), key):
+            raise ConfigError(
+                f"model.{key} = {value!r} has no effect: rows of text are written without a chat template; leave it "
+                f"out, or set data.chat = true"
+            )

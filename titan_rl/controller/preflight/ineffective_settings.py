@@ -7,7 +7,7 @@ switch that is turned off on the command line takes its section of the file with
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,8 +16,9 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import JUDGE, MADE, OUR_SECTIONS, TITAN_SECTIONS, Config
+from titan_rl.environments.interfaces.task import Task
 from titan_rl.trainer.roles.names import FROZEN, LEARNED
-from titan_rl.trainer.titan_config import TitanConfig, build_titan
+from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Run:
     config: Config
     algorithm: Algorithm
     titan: TitanConfig
+    task: Task
 
     @property
     def on_data(self) -> bool:
@@ -115,10 +117,20 @@ _FROM_FILE = _unless(
 )
 _HAS_SFT = _unless(lambda run: run.config.sft.steps, "sft.steps = 0 leaves SFT out; set it, or leave it out")
 _COMPILES = _unless(lambda run: run.titan.compile.enable, "compile.enable is false; set it, or leave it out")
-_DECAYS = _unless(
-    lambda run: run.titan.lr_scheduler.decay_ratio,
-    "lr_scheduler.decay_ratio = 0 keeps the learning rate as it is; set it, or leave it out",
+_HAS_UPDATES_BETWEEN = _unless(
+    lambda run: run.config.rollout.max_staleness,
+    "rollout.max_staleness = 0 samples no answer while weights are updated; leave it out, or set that above 0",
 )
+
+
+def _decays(section: str) -> Rule:
+    why = f"{section}.decay_ratio = 0 keeps the learning rate as it is; set it, or leave it out"
+    role = section.rpartition(".")[0]
+    if role:
+        return _unless(lambda run: getattr(run.config, role).lr_scheduler.get("decay_ratio"), why)
+    return _unless(lambda run: run.titan.lr_scheduler.decay_ratio, why)
+
+
 _HAS_STAGES = _unless(
     lambda run: run.titan.parallelism.pipeline_parallel_degree > 1,
     "parallelism.pipeline_parallel_degree = 1 has no stages; set it, or leave it out",
@@ -157,6 +169,18 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "rollout": (_sampled(),),
     "rollout.max_new_tokens": (_max_new_tokens,),
+    "rollout.max_turns": (
+        _unless(
+            lambda run: not run.task.has_one_answer,
+            "nothing in the task replies to an answer, so an episode has one; leave it out",
+        ),
+    ),
+    "rollout.share_prefix": (
+        _unless(
+            lambda run: run.algorithm.trains_on in ("rollouts", "pairs"),
+            "each row is trained with one answer, so nothing shares its prompt; leave it out",
+        ),
+    ),
     "filter": (_sampled(),),
     "filter.max_refills": (
         _unless(lambda run: run.config.filter.is_on, "nothing is filtered; set another key of [filter], too"),
@@ -166,6 +190,8 @@ _RULES: dict[str, tuple[Rule, ...]] = {
         _unless(lambda run: run.config.curriculum.is_on, "curriculum.least_chance = 1 asks all alike; set it, too"),
     ),
     "generator": (_sampled(),),
+    "generator.update": (_HAS_UPDATES_BETWEEN,),
+    "generator.kv": (_HAS_UPDATES_BETWEEN,),
     "verifier": (_sampled(),),
     "sft.examples_per_step": (_HAS_SFT,),
     "sft.lr": (_HAS_SFT,),
@@ -198,8 +224,11 @@ _RULES: dict[str, tuple[Rule, ...]] = {
             "neither metrics.wandb nor metrics.trackio is on; set one, or leave it out",
         ),
     ),
-    "lr_scheduler.decay_type": (_DECAYS,),
-    "lr_scheduler.min_lr_factor": (_DECAYS,),
+    **{
+        f"{section}.{key}": (_decays(section),)
+        for section in ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
+        for key in ("decay_type", "min_lr_factor")
+    },
     "compile.components": (_COMPILES,),
     "compile.backend": (_COMPILES,),
     "parallelism.pipeline_parallel_schedule": (_HAS_STAGES,),
@@ -222,15 +251,32 @@ _ONLY_THEIR_OWN = {
 """Keys for which their section's rules do not hold."""
 
 
-def check_read(config: Config, algorithm: Algorithm, titan: TitanConfig) -> None:
-    """Errors: ConfigError for the first setting that differs from its default and that the run would never read."""
-    run = Run(config, algorithm, titan)
+def check_read(
+    config: Config, algorithm: Algorithm, titan: TitanConfig, task: Task, keys: Collection[str] | None = None
+) -> None:
+    """``keys``: those that are asked about; None: all. Errors: ConfigError for the first setting that differs from its
+    default and that the run would never read."""
+    run = Run(config, algorithm, titan, task)
     for key, value in _set(run):
+        if keys is not None and not any(f"{asked}.".startswith(f"{key}.") for asked in keys):
+            continue
         section = key.partition(".")[0]
         if why := _why([] if key in _ONLY_THEIR_OWN else _RULES.get(section, ()), run):
             raise ConfigError(f"{key} = {_shown(value)}: [{section}] has no effect: {why}")
         if why := _why(_RULES.get(key, ()), run):
             raise ConfigError(f"{key} = {_shown(value)} has no effect: {why}")
+
+
+def standing_still(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
+    """Lines for people about what learns at a rate of 0, which a control is meant to do, and nothing else."""
+    lines = []
+    for role in ("", *(role for role in LEARNED if getattr(algorithm.needs, role))):
+        own = learned_titan(config, titan, role) if role else titan
+        groups = [group.optimizer_kwargs for group in own.optimizer.param_groups]
+        if all(group.get("lr") == 0 for group in groups):
+            key = f"{role}.optimizer.lr" if role else "optimizer.lr"
+            lines.append(f"{key} = 0: the {role or 'model'} stays as it is")
+    return lines
 
 
 def _why(rules: Iterable[Rule], run: Run) -> str:
@@ -245,6 +291,10 @@ def _set(run: Run) -> Iterator[tuple[str, Any]]:
         for key, value in tables[section].items():
             if defaults[section].get(key, value) != value:
                 yield f"{section}.{key}", value
+    for role in LEARNED:
+        for key, value in getattr(run.config, role).lr_scheduler.items():
+            if defaults["lr_scheduler"].get(key, value) != value:
+                yield f"{role}.lr_scheduler.{key}", value
 
 
 @cache

@@ -4,7 +4,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import get_type_hints
 
-from titan_rl.config.load import ConfigError, nearest, nearest_key
+from titan_rl.config.load import ConfigError, nearest_key, nearest_section
 from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 
 
@@ -58,7 +58,7 @@ def _check_there(key: str) -> None:
     """Errors: ConfigError for a section or a key that no configuration has."""
     section, _, rest = key.partition(".")
     if section not in (*OUR_SECTIONS, *TITAN_SECTIONS):
-        raise ConfigError(f"unknown section [{section}]: {nearest(section, (*OUR_SECTIONS, *TITAN_SECTIONS))}")
+        raise ConfigError(f"unknown section [{section}]: {nearest_section(section)}")
     if section in TITAN_SECTIONS or section == "algorithm":  # whose keys are checked where they are built
         return
     known, name = {field.name for field in fields(get_type_hints(Config)[section])}, rest.partition(".")[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 from titan_rl.config.load import ConfigError, read_resolved
 from titan_rl.config.sections.schema import Config
-from titan_rl.controller.initial_policy import check_kept
+from titan_rl.controller.initial_policy import check_resumed
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config
 from titan_rl.models.families.registry import Family
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
@@ -101,7 +101,7 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
         )
     check_own_models(run_dir, config, checked.family)
     if checkpoint is not None:
-        check_kept(config, checked.algorithm, run_dir, "--resume")
+        check_resumed(config, checked.algorithm, run_dir, before)
     return recorded if first_change(before, asked) else 0
 
 

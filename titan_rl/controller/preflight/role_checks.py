@@ -8,11 +8,12 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import Config
 from titan_rl.models.builtin.tiny import tiny_config
 from titan_rl.models.families.registry import Family
-from titan_rl.models.spec import model_spec, read_hf_config
+from titan_rl.models.spec import model_spec, parameter_names, read_hf_config, spec_of
 from titan_rl.models.value_head import check_value_weights, value_spec
 from titan_rl.trainer.model.layout import check_compile, check_layout
 from titan_rl.trainer.roles.names import FROZEN, LEARNED, num_words
-from titan_rl.trainer.titan_config import build_titan, learned_titan, role_titan
+from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_titan, role_titan
+from titan_rl.trainer.titan_limits import check_length, check_patterns
 
 
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
@@ -72,12 +73,14 @@ def _policy_config(config: Config, family: Family | None) -> PreTrainedConfig:
 
 def _check_learned(config: Config, role: str, family: Family | None) -> None:
     _check_placement(config, role)
-    settings, steps = getattr(config, role), learned_titan(config, build_titan(config), role).training.steps
+    settings, titan = getattr(config, role), learned_titan(config, build_titan(config), role)
+    steps = titan.training.steps
     if settings.warmup_steps >= steps:
         raise ConfigError(
             f"{role}.warmup_steps = {settings.warmup_steps} leaves the policy none of training.steps = {steps}: "
             f"lower it, or raise training.steps"
         )
+    check_length(titan.lr_scheduler, steps * config.algorithm.updates_per_batch, f"{role}.lr_scheduler")
     if path := settings.path:
         try:
             spec = model_spec(path, family)
@@ -86,6 +89,17 @@ def _check_learned(config: Config, role: str, family: Family | None) -> None:
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # or what a family raises
             raise ConfigError(f"{role}.path = {path!r}: {' '.join(str(error).split())}") from None
     _check_model(config, role, family)
+    _check_groups(config, role, titan, family)
+
+
+def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family | None) -> None:
+    """Errors: ConfigError if a group of parameters has none of the role's, or one has no group."""
+    groups, path = titan.optimizer.param_groups, getattr(config, role).path
+    if [group.pattern for group in groups] == [".*"]:
+        return
+    spec = model_spec(path, family) if path else spec_of(_policy_config(config, family), "", family)
+    spec = value_spec(spec) if role == "critic" else spec
+    check_patterns(groups, parameter_names(spec), section=f"{role}.optimizer")
 
 
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
@@ -105,7 +119,8 @@ def _check_model(config: Config, role: str, family: Family | None, words: int = 
     if getattr(config, role).placement == "with_trainer":
         check_layout(model, build_titan(config).parallelism)
         return
+    own_layout = role_titan(config, role).parallelism
     try:
-        check_layout(model, role_titan(config, role).parallelism)
+        check_layout(model, own_layout)
     except ConfigError as error:
         raise ConfigError(str(error).replace("parallelism.", f"{role}.parallelism.", 1)) from None

@@ -57,6 +57,20 @@ def encodable(place: str, name: str, text: str) -> str:
     return text
 
 
+def check_finite(place: str, columns: dict[str, Any]) -> None:
+    """Of what somebody computes with. Errors: ConfigError for NaN and infinity, which JSON has not."""
+    for name, value in columns.items():
+        if (found := _not_finite(value)) is not None:
+            raise ConfigError(f"{place}: column {name!r} holds {found}: give a number or null, or leave the column out")
+
+
+def _not_finite(value: Any) -> float | None:
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := _not_finite(part)) is not None), None)
+
+
 def messages(place: str, name: str, value: Any) -> list[Message]:
     """Errors: ConfigError for anything but a list of {role, content} that is not empty."""
     if not isinstance(value, list) or not value:

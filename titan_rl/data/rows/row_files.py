@@ -5,10 +5,12 @@ a ConfigError of one line. What the columns must be is checked by whoever wants 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import EXACT
@@ -85,7 +87,10 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     import pyarrow.parquet as pq
 
     try:
+        _check_names(path, pq.read_schema(path).names)
         table = pq.read_table(path)
+    except ConfigError:
+        raise
     except (pa.ArrowException, ValueError) as error:
         raise ConfigError(f"{path} is not Parquet: {' '.join(str(error).split())}") from None
     yield from _plain_rows(path, _rows(path, table))
@@ -109,11 +114,50 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
 
 
 def _rows(path: Path, table: Any) -> list[dict[str, Any]]:
-    """Of an Arrow table. Errors: ConfigError for text that is not UTF-8, or a time that Python has not."""
+    """Of an Arrow table; numbers of half and single precision by the shortest decimal that is one there, which is what
+    was written: 0.1, and not 0.10000000149011612.
+
+    Errors: ConfigError for two columns of a name, text that is not UTF-8, or a time that Python has not."""
+    _check_names(path, table.column_names)
     try:
-        return table.to_pylist()
+        rows = table.to_pylist()
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"{path} holds a value that cannot be read: {' '.join(str(error).split())}") from None
+    for name, shorten in ((field.name, _shortening(field.type)) for field in table.schema):
+        if shorten is not None:
+            for row in rows:
+                row[name] = shorten(row[name])
+    return rows
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{path}: two columns have the name {twice!r}: rename one of them, or leave it out")
+
+
+Shorten = Callable[[Any], Any]
+
+
+def _shortening(kind: Any) -> Shorten | None:
+    """What becomes of values of an Arrow type that holds numbers of less than double precision; None for others."""
+    import pyarrow.types as of
+
+    if of.is_float16(kind) or of.is_float32(kind):
+        number = np.float16 if of.is_float16(kind) else np.float32
+        return _unless_null(lambda value: float(str(number(value))))
+    if of.is_dictionary(kind):
+        return _shortening(kind.value_type)
+    if of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind):
+        inner = _shortening(kind.value_type)
+        return None if inner is None else _unless_null(lambda values: [inner(value) for value in values])
+    if of.is_struct(kind):
+        parts = {field.name: part for field in kind if (part := _shortening(field.type)) is not None}
+        return _unless_null(lambda value: value | {name: parts[name](value[name]) for name in parts}) if parts else None
+    return None
+
+
+def _unless_null(shorten: Shorten) -> Shorten:
+    return lambda value: None if value is None else shorten(value)
 
 
 def _arrow_files(path: Path) -> list[Path]:

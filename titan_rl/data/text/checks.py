@@ -20,7 +20,7 @@ from titan_rl.data.text.chat_template import (
 from titan_rl.data.text.control_tokens import control_tokens
 from titan_rl.data.text.endings import NO_END, end_of_answer, written_answer
 from titan_rl.data.text.pieces import beginning, encode
-from titan_rl.data.text.tokenizer import Tokenizer, decoded, text_settings
+from titan_rl.data.text.tokenizer import TextSettings, Tokenizer, decoded, text_settings
 from titan_rl.data.text.turns import NO_TEMPLATE
 
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
@@ -60,8 +60,14 @@ def check_model_text(path: str, tokenizer: Tokenizer, use: TextUse, styles: Cont
 
 
 def check_text(tokenizer: Tokenizer, use: TextUse) -> None:
-    """Of text without a template. Errors: ConfigError if what ends a learned answer does not stop the engine."""
+    """Of text without a template. Errors: ConfigError if a learned answer has no end, or one that does not stop the
+    engine."""
     end = tokenizer.eos_token_id
+    if use.learns and end is None:
+        raise ConfigError(
+            "the tokenizer has no eos_token, with which text ends that is learned (sft.steps, or rows of text): add it "
+            "to tokenizer_config.json, or, if there is a chat template with an end of its own, give chats"
+        )
     if use.learns and isinstance(end, int) and use.stops and end not in use.stops:
         raise ConfigError(_unlike(tokenizer, end, use.stops, "the tokenizer's eos_token, with which text ends,"))
 
@@ -71,6 +77,7 @@ def check_chat(tokenizer: Tokenizer, use: TextUse) -> None:
     if tokenizer.chat_template is None:
         raise ConfigError(NO_TEMPLATE if use.samples else _NO_TEMPLATE_FOR_ROWS)
     _check_kwargs(tokenizer)
+    _check_date(tokenizer)
     _check_question(tokenizer)
     _check_end(tokenizer, use)
     if use.demonstrates:
@@ -96,6 +103,20 @@ def _check_kwargs(tokenizer: Tokenizer) -> None:
             f"model.chat_template_kwargs.{unread[0]}: the model's chat template does not read it; it reads "
             f"{', '.join(sorted(known)) or 'none'}: leave it out"
         )
+
+
+def _check_date(tokenizer: Tokenizer) -> None:
+    """Errors: ConfigError for a date that is not the default, and that no template asks for."""
+    date = text_settings(tokenizer).date
+    if date != TextSettings().date and not _writes_date(tokenizer):
+        raise ConfigError(
+            f"model.chat_template_date = {date!r} has no effect: the model's chat template asks for no date; leave it "
+            f"out"
+        )
+
+
+def _writes_date(tokenizer: Tokenizer) -> bool:
+    return "strftime_now" in str(tokenizer.chat_template)
 
 
 _OF_TRANSFORMERS = {
@@ -203,7 +224,7 @@ def text_facts(tokenizer: Tokenizer, stops: Sequence[int]) -> dict[str, str]:
         "an answer is asked for with": rendered.rpartition(ASKED)[2],
         "system messages": "shown" if _shows_system(tokenizer) else "not shown",
         "tools": "in the template" if tells_of_tools(tokenizer) else "in the system message",
-        "date": settings.date if "strftime_now" in str(tokenizer.chat_template) else "not written",
+        "date": settings.date if _writes_date(tokenizer) else "not written",
     }
     return facts | ({"switches": ", ".join(sorted(names))} if (names := _switches(tokenizer)) else {})
 

@@ -20,6 +20,10 @@ RewardParts = Mapping[str, float | list[float]]
 """Parts of a reward by name, which add up to it; a list has one number for each answer."""
 
 
+REPLYING = ("reply", "environment", "agent")
+"""Hooks by which an episode goes on after an answer."""
+
+
 class UserCodeError(ConfigError):
     """A task or reward function of the user's failed: one line with its name, the exception and the place."""
 
@@ -117,6 +121,11 @@ class Task:
         return is_overridden(self, "agent", Task)
 
     @property
+    def has_one_answer(self) -> bool:
+        """Whether an episode is over with its first answer, since nothing replies to it."""
+        return not any(is_overridden(self, name, Task) for name in REPLYING)
+
+    @property
     def parts(self) -> Mapping[str, "Task"]:
         """The tasks of a mixture (mixture.py) by their labels; of any other task none."""
         return {}
@@ -179,6 +188,10 @@ class TaskWrapper(Task):
     @property
     def has_agent(self) -> bool:
         return self.task.has_agent
+
+    @property
+    def has_one_answer(self) -> bool:
+        return self.task.has_one_answer
 
     @property
     def parts(self) -> Mapping[str, Task]:

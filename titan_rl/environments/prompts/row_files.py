@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message, encodable, joined, messages, names, shown, text, written
+from titan_rl.data.rows.row_fields import (
+    Message,
+    check_finite,
+    encodable,
+    joined,
+    messages,
+    names,
+    shown,
+    text,
+    written,
+)
 from titan_rl.data.rows.row_files import read_raw_rows
 
 _PROMPTS = ("prompt", "question", "messages")
@@ -48,6 +58,7 @@ def _check_row(place: str, columns: dict[str, Any]) -> DataRow:
         raise ConfigError(f"{place}: {' and '.join(map(repr, given))}: keep one of them, and give the others new names")
     [name] = given
     answer = _answer(place, columns.get("answer"))
+    check_finite(place, columns)
     if name == "messages":
         asked = _asked(place, columns[name])
         return DataRow(place, columns, joined(asked), asked, answer)
@@ -65,8 +76,10 @@ def _answer(place: str, value: Any) -> str | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{place}: 'answer' is {shown(value)}: give text or a number")
+    if isinstance(value, str):
+        return encodable(place, "answer", value)
     try:
-        return encodable(place, "answer", value if isinstance(value, str) else written(value))
+        return written(value)
     except ValueError as error:
         raise ConfigError(f"{place}: 'answer': {error}") from None
 

@@ -37,6 +37,8 @@ def with_rewards(task: Task, config: TaskConfig, folders: Sequence[str]) -> Task
         return _rewarded(task, config, "task.reward", config.reward, folders)
     if not config.rewards:
         return task
+    if not any(config.rewards.values()):
+        raise ConfigError("task.rewards: each weight is 0, and so would be every reward: give one of them another")
     scored = {
         name: task if name == OWN_SCORE else _rewarded(task, config, "task.rewards", name, folders)
         for name in config.rewards

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.data.rows.row_fields import Message, joined, messages, names, shown
+from titan_rl.data.rows.row_fields import Message, check_finite, joined, messages, names, shown
 from titan_rl.data.rows.row_files import read_raw_rows
 from titan_rl.environments.prompts.row_files import DataRow
 
@@ -39,6 +39,7 @@ def _row(place: str, columns: dict[str, Any]) -> DataRow:
     if asked[-1]["role"] == "assistant":
         raise ConfigError(f"{place}: the last of 'input' is the assistant's own: end with one that it must answer")
     schemas_of(place, columns)
+    check_finite(place, columns)
     return DataRow(place, columns, joined(asked), asked, None)
 
 

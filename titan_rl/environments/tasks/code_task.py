@@ -54,6 +54,10 @@ class CodeTask(RowsTask):
         self._check_style(row)
         tests_of(row.place, row.columns.get("tests"))
 
+    @property
+    def has_one_answer(self) -> bool:
+        return True
+
     def environment(self, prompt: Prompt) -> "CodeEnvironment":
         tests = tests_of(prompt.entry["place"], prompt.entry["row"]["tests"])
         limits = Limits(seconds=self.options.seconds, memory=self.options.memory_mib << 20)

@@ -38,6 +38,10 @@ class MixtureTask(Task):
     def parts(self) -> Mapping[str, Task]:
         return self._parts
 
+    @property
+    def has_one_answer(self) -> bool:
+        return all(part.has_one_answer for part in self.parts.values())
+
     def prompt(self, stream: str, seed: int, index: int) -> Prompt:
         number, place = divmod(index, len(self._round))
         order = random.Random(f"{stream} {seed} {number}").sample(self._round, len(self._round))

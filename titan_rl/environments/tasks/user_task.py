@@ -22,7 +22,7 @@ from titan_rl.data.types import Prompt
 from titan_rl.environments.agents.agent import Agent
 from titan_rl.environments.conversation.tools import Schema, Tool, ToolEnvironment, schema_of
 from titan_rl.environments.interfaces.environment import Environment
-from titan_rl.environments.interfaces.task import RewardParts, Size, Task, UserCodeError
+from titan_rl.environments.interfaces.task import REPLYING, RewardParts, Size, Task, UserCodeError
 from titan_rl.environments.rewards.functions import as_parts, shown, source_file
 
 _REQUIRED = ("prompt", "messages", "demonstration", "score")
@@ -142,6 +142,10 @@ class UserTask(Task):
     @property
     def has_agent(self) -> bool:
         return "agent" in self.own
+
+    @property
+    def has_one_answer(self) -> bool:
+        return not (self.tools or self.own & set(REPLYING))
 
     @cached_property
     def size(self) -> Size | None:

@@ -100,7 +100,7 @@ class Dispatcher:
         self.generators.router.worked()
         self.verifiers.router.worked()
         self._last_news = time.monotonic()
-        if any(rollout.status != "infra_error" for rollout in group.rollouts):
+        if any(rollout.status not in ("infra_error", "timeout") for rollout in group.rollouts):
             self.faults.answered()
         return group
 

@@ -4,7 +4,7 @@
               └──────────────── any prompt is answered: none in a row ◀───────────────┘
 
 Prompts that are under way together count as one: what they need may be away for a moment. Each of the three has had all
-its retries.
+its retries; samples that were too slow have none, and count where all of a group were.
 """
 
 import re
@@ -30,7 +30,7 @@ class FaultsInARow:
         self._ended: EveryPromptFails | None = None
 
     def answered(self) -> None:
-        """A prompt had at least one sample that the machinery did not fail."""
+        """A prompt had at least one sample that the machinery did not fail, and that was in time."""
         self._prompts.clear()
 
     def given_up(self, prompt_id: str, reason: str, began: float) -> None:

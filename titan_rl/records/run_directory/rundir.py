@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.directory import read_object
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.storage.files import is_full, replace_text
 from titan_rl.records.run_directory.path_checks import check_own, check_place
@@ -161,6 +162,15 @@ def existing_run_dir(root: Path, *, write: bool = False) -> RunDir:
     folders = (*_FOLDERS, ".base_model.writing", ".kept_policy.writing")
     check_own(root, (*_FILES, *writing), folders, _WRITTEN_BY_OTHERS)
     return RunDir(root)
+
+
+def is_on_data(run_dir: RunDir) -> bool:
+    """Whether the run samples nothing, by its recorded configuration; one that cannot be read tells nothing."""
+    try:
+        data = read_object(run_dir.config).get("data")
+    except ValueError:
+        return False
+    return isinstance(data, dict) and bool(data.get("file"))
 
 
 def run_dir_to_resume(config: Config, config_file: str | None) -> RunDir:
