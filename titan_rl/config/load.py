@@ -18,6 +18,8 @@ from typing import Any, TypeVar, get_type_hints
 import tomli
 from pydantic import TypeAdapter, ValidationError
 
+from titan_rl.config.errors import ConfigError
+from titan_rl.config.io.bounded_files import read_bytes, read_json
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.sections.schema import (
     MADE,
@@ -29,6 +31,8 @@ from titan_rl.config.sections.schema import (
 )
 from titan_rl.config.shipped import find_config, shipped
 
+_TOML_BYTES = 1 << 20
+"""A configuration of ten thousand lines."""
 RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
@@ -70,10 +74,6 @@ SECTIONS_ELSEWHERE = {
 """The same of sections."""
 T = TypeVar("T")
 _NUM_NAMED = 40
-
-
-class ConfigError(ValueError):
-    """A user's mistake: one line, exit code 2, nothing started."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -236,7 +236,7 @@ def _text_of(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise ConfigError(f"cannot read {path}: it is not a file; {_toml_to_give(path)}")
-        return path.read_bytes().decode("utf-8-sig")  # with or without a byte-order mark
+        return read_bytes(path, _TOML_BYTES).decode("utf-8-sig")  # with or without a byte-order mark
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; {_toml_to_give(path)}") from None
     except UnicodeDecodeError as error:
@@ -299,7 +299,7 @@ def load_resolved(path: Path) -> Config:
 def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
     """Its tables, under the names of this release; nothing in them is checked. Errors: ConfigError."""
     try:
-        tables: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        tables: dict[str, dict[str, Any]] = read_json(path)
         return {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None
