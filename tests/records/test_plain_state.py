@@ -2,6 +2,8 @@
 
 import pickle
 import warnings
+import zipfile
+from io import BytesIO
 
 import made_run
 import pytest
@@ -11,7 +13,14 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from titan_rl.records.run_directory.rundir import RunDir
-from titan_rl.trainer.state.plain_state import PlainPlanner, StateError, load_state, read_metadata, state_flaw
+from titan_rl.trainer.state.plain_state import (
+    PlainPlanner,
+    StateError,
+    _plain_value,
+    load_state,
+    read_metadata,
+    state_flaw,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -84,6 +93,23 @@ def test_an_item_that_runs_code_is_refused_and_not_run(tmp_path, canary):
     assert not canary.exists()
     dcp.load({"scheduler": {"last_epoch": 0}}, checkpoint_id=checkpoint)  # DCP's own planner runs it
     assert canary.exists()
+
+
+def test_an_item_that_is_packed_is_refused_and_not_unpacked(tmp_path):
+    """Kilobytes would become gigabytes: what torch writes is not compressed."""
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1 << 20))
+    assert len(packed.getvalue()) < 1 << 12
+    with pytest.raises(ValueError, match="compressed"):
+        _plain_value(packed)
+
+
+def test_metadata_that_is_mostly_a_hole_is_not_read(checkpoint):
+    with open(checkpoint / ".metadata", "r+b") as file:
+        file.truncate(1 << 40)
+    flaw = state_flaw(checkpoint)
+    assert flaw is not None and "at most 64 MiB are read" in flaw
 
 
 def test_a_rank_local_metadata_is_not_taken_instead(checkpoint, canary):

@@ -88,6 +88,11 @@ def row(logprobs: list[float], count: int) -> Row:
     )
 
 
+def test_spans_that_all_overlap_have_a_lane_each_without_looking_at_all_others():
+    spans = [ActorSpan("a", "b", float(number), 1e8) for number in range(100_000)]
+    assert lanes(spans) == list(range(100_000))
+
+
 def test_branches_are_put_in_their_order_whatever_rows_they_stand_in(tmp_path):
     one = rollout([0, 2], [0, -1, 0, -2, -3], [0, 1, 0, 1, 1])
     batch = Batch([[row([-2, -3], 2)], [row([-1], 1)]], 4, 3, True)

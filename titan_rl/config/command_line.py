@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
+from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.printable import printable, say
-from titan_rl.config.load import ConfigError, is_override, join_overrides, parse_overrides
+from titan_rl.config.load import is_override, join_overrides, parse_overrides
 from titan_rl.config.torchrun import World, refusal, tell_torchrun, world_of
 
 Join = Callable[[World], None]

@@ -19,6 +19,8 @@ import tomli
 from pydantic import TypeAdapter, ValidationError
 
 from titan_rl.config import other_names
+from titan_rl.config.errors import ConfigError
+from titan_rl.config.io.bounded_files import read_bytes, read_json
 from titan_rl.config.model_directory.checks import check_reward_model, find_model, find_value_model
 from titan_rl.config.sections.schema import (
     MADE,
@@ -30,6 +32,8 @@ from titan_rl.config.sections.schema import (
 )
 from titan_rl.config.shipped import find_config, shipped
 
+_TOML_BYTES = 1 << 20
+"""A configuration of ten thousand lines."""
 RENAMED_SECTIONS = {"warmup": "sft"}
 """Former names: refused in what a user writes, understood in the records of earlier releases."""
 RENAMED_KEYS = {("mesh", "hosts"): "worker_loops"}
@@ -38,10 +42,6 @@ SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chan
 """Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
 T = TypeVar("T")
 _NUM_NAMED = 40
-
-
-class ConfigError(ValueError):
-    """A user's mistake: one line, exit code 2, nothing started."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -214,7 +214,7 @@ def _text_of(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise ConfigError(f"cannot read {path}: it is not a file; {_toml_to_give(path)}")
-        return path.read_bytes().decode("utf-8-sig")  # with or without a byte-order mark
+        return read_bytes(path, _TOML_BYTES).decode("utf-8-sig")  # with or without a byte-order mark
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; {_toml_to_give(path)}") from None
     except UnicodeDecodeError as error:
@@ -277,7 +277,7 @@ def load_resolved(path: Path) -> Config:
 def read_resolved(path: Path) -> dict[str, dict[str, Any]]:
     """Its tables, under the names of this release; nothing in them is checked. Errors: ConfigError."""
     try:
-        tables: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        tables: dict[str, dict[str, Any]] = read_json(path)
         return {RENAMED_SECTIONS.get(name, name): _renamed(name, table) for name, table in tables.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path} as a run's configuration: {error}") from None

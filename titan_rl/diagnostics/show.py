@@ -17,6 +17,8 @@ from titan_rl.data.types import Group, Rollout
 from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
 from titan_rl.records.steps.rollouts import RolloutsError, read_rollouts, recorded_steps
 
+_SHOWN = 100_000
+"""Characters of a text; ``--json`` has all."""
 _STYLES = {"ok": "green", "truncated": "yellow"}
 
 
@@ -80,9 +82,9 @@ def as_plain(group: Group) -> dict:
 def lines_of(group: Group) -> Iterator[Text]:
     """The prompt, then its answers, the best first; those that are alike once, with their number."""
     yield Text()
-    yield Text.assemble((printable(group.prompt_id), "bold cyan"), "  ", printable(group.question))
+    yield Text.assemble((printable(group.prompt_id, _SHOWN), "bold cyan"), "  ", printable(group.question, _SHOWN))
     if group.expected:
-        yield Text.assemble("  expected  ", (printable(group.expected), "bold"))
+        yield Text.assemble("  expected  ", (printable(group.expected, _SHOWN), "bold"))
     alike = Counter(_shown(rollout) for rollout in group.rollouts)
     for (reward, status, parts, text), number in sorted(alike.items(), key=lambda one: -one[0][0]):
         times = f"{number:>3} x" if number > 1 else " " * 5
@@ -95,4 +97,4 @@ def _shown(rollout: Rollout) -> tuple[float, str, str, str]:
     """Reward, status, parts of the reward if there are several, and the answer."""
     parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
     told = f"  ({parts})" if len(rollout.reward_parts) > 1 else ""
-    return rollout.reward, rollout.status, printable(told), printable(rollout.text)
+    return rollout.reward, rollout.status, printable(told, _SHOWN), printable(rollout.text, _SHOWN)

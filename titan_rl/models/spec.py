@@ -12,7 +12,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from titan_rl.config.model_directory.config_checks import check_plain_weights
+from titan_rl.config.model_directory.config_checks import check_plain_weights, read_config
 from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.models.families.registry import Family, find_family
 from titan_rl.models.layers.decoder import SequenceParallelConfig
@@ -27,6 +27,7 @@ def read_hf_config(path: str | Path, family: Family | None = None) -> PreTrained
 
     Errors: ValueError for what the trainer cannot build.
     """
+    read_config(Path(path))
     values = PreTrainedConfig.get_config_dict(path)[0]
     model_type = values.get("model_type")
     family = find_family(model_type, family)

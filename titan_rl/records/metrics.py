@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from titan_rl.config.io.bounded_files import read_lines
 from titan_rl.data.storage.files import LineFile
 from titan_rl.data.types import EngineStatistics, Group, Provenance, Rollout, StepMetrics, all_equal, is_model
 from titan_rl.environments.registry import correct
@@ -205,12 +206,9 @@ class MetricsReader:
     def _read_on(self) -> None:
         if not self._path.exists():
             return
-        with open(self._path, "rb") as file:
-            file.seek(self._num_bytes)
-            added = file.read()
-        self._num_bytes += added.rfind(b"\n") + 1  # a line that is being written is read again
-        for line in added.decode(errors="replace").splitlines():
-            if record := _as_record(line):
+        for line in read_lines(self._path, start=self._num_bytes):
+            self._num_bytes += len(line) if line.endswith(b"\n") else 0  # one that is being written is read again
+            if record := _as_record(line.decode(errors="replace")):
                 step = int(record["step"])
                 self._records[step] = self._records.get(step, {}) | record
 

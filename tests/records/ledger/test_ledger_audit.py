@@ -13,7 +13,8 @@ from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group, Provenance, Rollout, Turn
 from titan_rl.diagnostics.ledger_report import read_ledger
-from titan_rl.records.ledger.audit import flaws
+from titan_rl.records.ledger import audit as ledger_audit
+from titan_rl.records.ledger.audit import Proved, _sample_flaws, flaws, fold
 from titan_rl.records.ledger.cross_checks import contradictions
 from titan_rl.records.ledger.ledger import SCHEMA, Ledger, LedgerError, entry_hash
 from titan_rl.records.steps.rollouts import write_rollouts
@@ -396,3 +397,21 @@ def test_rollouts_that_cannot_be_read_are_told(witnessed):
     (witnessed / "rollouts" / "step-000002.parquet").write_bytes(b"PAR1")
     [said] = contradictions(witnessed)
     assert said.startswith("rollouts of step 2 cannot be read")
+
+
+def test_a_small_ledger_of_billions_of_flaws_tells_a_bounded_number():
+    proved = {f"train/{number}": Proved(60_000) for number in range(10_000)}
+    assert len(_sample_flaws(proved, [])) == 10_000
+
+
+def test_entries_that_go_back_again_and_again_are_not_all_carried_out(monkeypatch):
+    """Each goes through all prompts: together they would take the square of the file's size."""
+    monkeypatch.setattr(ledger_audit, "_MOST_WORK", 100)
+    issue = json.dumps({"issue": [f"train/{number}" for number in range(30)], "samples": 1})
+    _, cannot = fold([(1, issue, ""), *((number, '{"rewind": 0, "samples": 2}', "") for number in range(2, 7))])
+    assert cannot == [f"entry {number} is one too many to be carried out" for number in (5, 6)]
+
+
+def test_entries_that_nest_or_have_no_end_are_damaged():
+    entries = [(1, "[" * 100_000, ""), (2, '{"rewind": Infinity, "samples": 1e999}', "")]
+    assert fold(entries)[1] == ["entry 1 cannot be read", "entry 2 cannot be read"]

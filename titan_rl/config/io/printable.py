@@ -5,7 +5,8 @@ from typing import TextIO
 
 def printable(text: str, most: int | None = None) -> str:
     """Line ends and whatever a terminal would obey as they are seen in code; ``most``: characters, then it is cut."""
-    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    text = text if most is None else text[: most + 1]
+    shown = text if text.isprintable() else "".join(s if s.isprintable() else repr(s)[1:-1] for s in text)
     return shown if most is None or len(shown) <= most else f"{shown[: most - 3]}..."
 
 

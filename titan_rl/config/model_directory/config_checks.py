@@ -5,7 +5,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.model_directory.directory import read_object, stop_token_ids
+from titan_rl.config.model_directory.directory import check_files, read_object, stop_token_ids
 from titan_rl.config.model_directory.tensor_names import LAYERS, head_size, num_experts
 
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
@@ -45,7 +45,42 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError("it is an adapter (LoRA): merge it into its model first (`merge_and_unload` of peft does)")
     if not (path / "config.json").exists():
         raise ValueError(f"it holds no config.json: {_GIVE}")
-    return read_object(path / "config.json")
+    check_files(path)
+    config = read_object(path / "config.json")
+    _check_magnitudes(config)
+    return config
+
+
+_MOST = (
+    (("layers", "layer", "experts", "depth"), 10_000),
+    (("_size", "_dim", "_heads", "_rank"), 1 << 27),
+    (("_embeddings", "_window", "_positions"), 1 << 48),
+)
+"""Ends of keys, whatever the model's type, and the largest number that such a key may have: a model is built of as many
+parts before its weights are looked at."""
+_MOST_EXPERTS = 1_000_000
+_LARGEST = 1 << 128
+
+
+def _check_magnitudes(config: dict[str, Any]) -> None:
+    """Errors: ValueError for a number that no model has, in config.json or in a table of it."""
+    tables = [config]
+    while tables:
+        table = tables.pop()
+        tables += [value for value in table.values() if isinstance(value, dict)]
+        for key, value in table.items():
+            most = next((most for ends, most in _MOST if key.endswith(ends)), _LARGEST)
+            if isinstance(value, int) and abs(value) > most:
+                raise ValueError(f"{key} in config.json is {_written(value)}, and at most {most:,} is taken: mend it")
+        counts = [table.get(name) for name in ("num_hidden_layers", "num_experts", "num_local_experts")]
+        layers, *experts = [value if isinstance(value, int) else 1 for value in counts]
+        if layers * max(experts) > _MOST_EXPERTS:
+            raise ValueError(f"config.json has {layers:,} layers of {max(experts):,} experts: mend it")
+
+
+def _written(value: int) -> str:
+    """Python does not write out whole numbers of thousands of digits."""
+    return f"{value:,}" if abs(value) < 10**18 else f"a number of {value.bit_length()} bits"
 
 
 def check_config(config: dict[str, Any], *, own_family: bool, any_head: bool = False) -> None:

@@ -3,11 +3,11 @@
 The weights are what ``model.safetensors.index.json`` names, or the one safetensors file if there is no index.
 """
 
-import json
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import JSON_BYTES, TOKENIZER_BYTES, RefusedFile, check_file, read_json
 from titan_rl.config.model_directory.safetensors_files import StoredTensor, once, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -17,6 +17,9 @@ BELONGS = (
     *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py", "license*", "notice*", "use_policy*"),
     "additional_chat_templates/*.jinja",
 )
+_SMALL = {".json": JSON_BYTES, ".jinja": 1 << 20}
+"""Bytes of files that are read as Python objects, or compiled; tokenizers' own libraries read the others."""
+_OF_TOKENIZERS = ("tokenizer.json", "vocab.json")
 _LEFT_BEHIND = ("*.index.json", "trainer_state.json", "*_results.json", "params.json", "adapter_config.json")
 """What describes other files of weights, or a training."""
 
@@ -24,14 +27,32 @@ _LEFT_BEHIND = ("*.index.json", "trainer_state.json", "*_results.json", "params.
 def read_object(file: Path) -> dict[str, Any]:
     """Errors: ValueError if there is no such file, or it holds no JSON object."""
     try:
-        found = json.loads(file.read_bytes())
+        found = read_json(file)
+    except RefusedFile:
+        raise
     except OSError as error:
         raise ValueError(f"cannot read {file.name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file.name} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{file.name} holds no JSON object, but {found!r:.40}")
+        raise ValueError(f"{file.name} holds no JSON object, but a {type(found).__name__}")
     return found
+
+
+def check_files(path: Path) -> None:
+    """Before a library opens what it finds in a directory: all that may belong to a model is plain files of bounded
+    sizes. Errors: ValueError."""
+    for file in sorted((*path.glob("*"), *path.glob("additional_chat_templates/*"))):
+        name = file.relative_to(path).as_posix().lower()
+        is_weights = name.endswith((".safetensors", ".bin", ".gguf"))
+        is_read = is_weights or any(fnmatch(name, pattern) for pattern in BELONGS)
+        if not is_read or file.is_dir() or not file.exists():
+            continue
+        most = TOKENIZER_BYTES if name in _OF_TOKENIZERS else _SMALL.get(file.suffix.lower(), TOKENIZER_BYTES)
+        try:
+            check_file(file, None if is_weights else most)
+        except OSError as error:
+            raise ValueError(f"cannot read {file.name}: {error.strerror}") from None
 
 
 def stop_token_ids(path: str | Path) -> list[int]:
@@ -76,7 +97,9 @@ def _why_none(path: Path) -> str:
 def weight_map(path: Path) -> dict[str, str]:
     """Tensor to file name, as the index says. Errors: ValueError."""
     try:
-        index = json.loads((path / INDEX).read_bytes(), object_pairs_hook=once)
+        index = read_json(path / INDEX, pairs=once)
+    except RefusedFile:
+        raise
     except OSError as error:
         raise ValueError(f"cannot read {INDEX}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

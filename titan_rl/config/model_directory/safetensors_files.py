@@ -1,16 +1,20 @@
 """What the header of a safetensors file says, checked against the file: which bytes are which tensor."""
 
-import json
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import RefusedFile, open_file, parse_json
+
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """The dtypes of weights that can be trained. What else there is (FP8, INT8, packed bits) is quantized."""
-_MAX_HEADER_BYTES = 100_000_000
-"""As the safetensors library has it."""
+_MAX_HEADER_BYTES = 16 << 20
+"""A hundred thousand tensors. The safetensors library takes six times as much."""
+
+_MOST_DIMENSIONS, _LARGEST = 16, 1 << 63
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,21 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name. Errors: ValueError for a file that is cut short or does not hold what it says."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
             [length] = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))
-            if length > min(size - 8, _MAX_HEADER_BYTES):
+            if length > size - 8:
                 raise ValueError(f"its {size} bytes end before its header does")
-            header = json.loads(opened.read(length), object_pairs_hook=once)
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError(f"its header of {length:,} bytes is longer than {_MAX_HEADER_BYTES >> 20} MiB")
+            header = parse_json(opened.read(length), pairs=once)
         if not isinstance(header, dict):
             raise ValueError("its header is no table")
         header.pop("__metadata__", None)
         tensors = {name: _stored(file, name, entry, 8 + length) for name, entry in header.items()}
         _check_bytes(tensors, 8 + length, size)
+    except RefusedFile:
+        raise
     except OSError as error:
         raise ValueError(f"cannot read {file.name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -61,7 +69,8 @@ def _stored(file: Path, name: str, entry: Any, begin: int) -> StoredTensor:
     except (TypeError, KeyError, ValueError):
         raise ValueError(f"{name} has no dtype, shape and data_offsets") from None
     numbers = (*shape, start, stop)
-    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
+    are_sizes = len(shape) <= _MOST_DIMENSIONS and all(type(size) is int and 0 <= size < _LARGEST for size in numbers)
+    if not isinstance(dtype, str) or not are_sizes:
         raise ValueError(f"{name} has a dtype, shape or data_offsets that cannot be")
     if dtype in ITEM_BYTES and stop - start != prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"{name} of {dtype} {shape} has {stop - start} bytes")

@@ -5,6 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from titan_rl.config.io.bounded_files import TOKENIZER_BYTES, check_file
 from titan_rl.config.model_directory.directory import read_object
 
 _FILES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
@@ -39,6 +40,7 @@ def _largest_id(file: Path) -> int:
     """Special tokens that were added are left out: some models have one without a row, which no text becomes (Gemma 3
     one for images). The prompts are looked at later."""
     try:
+        check_file(file, TOKENIZER_BYTES)
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower one
         raise ValueError(f"{file.name} cannot be read: {' '.join(str(error).split())}; copy it again") from None

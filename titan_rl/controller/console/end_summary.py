@@ -1,11 +1,11 @@
 """What a run says last: how it ended, what it leaves and where, and what to do next. Pure."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
 
@@ -54,7 +54,7 @@ def _next_commands(done: int, asked: int, run_dir: RunDir, config_file: str | No
 def _dtype(folder: Path) -> str | None:
     """What a model's config.json says; None if there is none, or it says none."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
         return config.get("dtype") or config.get("torch_dtype")
     except (OSError, ValueError, AttributeError):
         return None

@@ -1,6 +1,5 @@
 """A run by what it writes down, whoever drives it: active or ended. Nothing here waits for the run."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from titan_rl.config.io.bounded_files import read_json, read_text
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.interactive.live_plot import Following
 from titan_rl.controller.interactive.plots import Picture, TimeBar, time_bar
@@ -50,8 +50,8 @@ class RunView:
     @property
     def phase(self) -> str:
         """Steps done, and what the run does now."""
-        with suppress(OSError):
-            return self.run_dir.phase.read_text().strip()
+        with suppress(OSError, ValueError):
+            return read_text(self.run_dir.phase).strip()
         return ""
 
     @property
@@ -101,7 +101,7 @@ class RunView:
     def tokenizer(self) -> Tokenizer:
         """The run's, as transformers reads it. Errors: ConfigError if it is gone."""
         if self._loaded_tokenizer is None:
-            config = json.loads(self.run_dir.config.read_text())
+            config = read_json(self.run_dir.config)
             path = config["model"]["path"]
             self._loaded_tokenizer = read_tokenizer(self.run_dir.base_model if path == "tiny" else path)
         return self._loaded_tokenizer
@@ -142,16 +142,16 @@ class RunView:
     @property
     def actors(self) -> pd.DataFrame:
         """The run's processes as they are now: id, state, and memory in MiB."""
-        with suppress(OSError, ValueError):
-            names = json.loads(self.run_dir.pids.read_text())
+        with suppress(OSError, ValueError, AttributeError):
+            names = read_json(self.run_dir.pids)
             return actor_table({int(pid): name for pid, name in names.items()} if self.is_active else {})
         return actor_table({})
 
     @property
     def summary(self) -> dict[str, Any]:
         """What the run came to; empty while it goes on."""
-        with suppress(OSError, ValueError):
-            return json.loads(self.run_dir.summary.read_text())
+        with suppress(OSError, ValueError, TypeError):
+            return dict(read_json(self.run_dir.summary))
         return {}
 
     def scale(self, generators: int) -> None:

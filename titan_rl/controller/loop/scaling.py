@@ -7,6 +7,7 @@ import asyncio
 import re
 from pathlib import Path
 
+from titan_rl.config.io.bounded_files import RefusedFile, open_file
 from titan_rl.config.load import ConfigError
 from titan_rl.data.callbacks import Log
 from titan_rl.data.storage.files import replace_text
@@ -33,10 +34,14 @@ def take_scale_request(run_dir: RunDir) -> int | None:
     """How many generators were asked for since the last call, if any were. Errors: ConfigError if it is no number of
     them; it is not asked again."""
     try:
-        text = run_dir.scale_request.read_bytes()[:_MAX_BYTES]
+        with open_file(run_dir.scale_request) as file:
+            text = file.read(_MAX_BYTES)
         run_dir.scale_request.unlink()
     except OSError:
         return None
+    except RefusedFile:
+        run_dir.scale_request.unlink()
+        raise
     if not re.fullmatch(rb"[1-9][0-9]{0,3}\s*", text):
         raise ConfigError(f"{run_dir.scale_request} asked for {text[:20]!r} generators: give a number from 1 to 9999")
     return int(text)

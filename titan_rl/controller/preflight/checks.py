@@ -25,6 +25,7 @@ from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text
 from titan_rl.data.text.endings import end_of_answer
+from titan_rl.data.text.template_limits import checking
 from titan_rl.data.text.tokenizer import load_tokenizer, set_text, settings_of
 from titan_rl.data.types import Prompt
 from titan_rl.environments.prompts.stream import held_out_prompts
@@ -123,7 +124,8 @@ def check(config: Config, keys: Collection[str] | None = None) -> Checked:
     check_trackers(config.metrics)
     if config.data.file:
         return with_dataset(checked)
-    check_prompts(checked)
+    with checking():
+        check_prompts(checked)
     if config.eval.grader:
         check_grader(config.task, config.eval.grader, config.run.plugin_path)
     if config.task.sandbox:
@@ -153,7 +155,8 @@ def with_dataset(checked: Checked) -> Checked:
     positions, row_tokens = num_positions(hf), checked.titan.training.seq_len
     limits = dict(row_tokens=row_tokens, sample_tokens=min(positions, row_tokens))
     use = TextUse(stops_of(config), samples=False, learns=True)
-    dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), use, **limits)
+    with checking():
+        dataset = load_dataset(config, checked.algorithm, checked.task, tokenizer_of(config), use, **limits)
     largest = max(int(s.tokens.max()) for e in (*dataset.train, *dataset.held_out) for s in e.samples)
     if largest >= hf.vocab_size:
         _check_ids(checked, largest)

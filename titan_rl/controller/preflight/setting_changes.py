@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError, overriding, with_overrides, written
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import Config
@@ -37,8 +38,7 @@ def record_changes(run_dir: RunDir, changes: list[Change]) -> None:
 def read_changes(run_dir: RunDir) -> list[Change]:
     """In their order. Errors: ConfigError for a record that is damaged."""
     try:
-        text = run_dir.changes.read_text() if run_dir.changes.exists() else "[]"
-        return [Change(**record) for record in json.loads(text)]
+        return [Change(**record) for record in (read_json(run_dir.changes) if run_dir.changes.exists() else [])]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{run_dir.changes} is damaged ({type(error).__name__}): put it back, or remove it") from None
 

@@ -4,7 +4,6 @@ A row is a place for messages (``questions.jsonl line 7``) and its columns as JS
 a ConfigError of one line. What the columns must be is checked by whoever wants rows (``row_fields.py`` helps).
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -12,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from titan_rl.config.io.bounded_files import RefusedFile, check_file, parse_json, read_json, read_lines
 from titan_rl.config.load import ConfigError, nearest
 from titan_rl.data.rows.row_fields import EXACT
 
 _JSON_LINES, _PARQUET = (".jsonl", ".json", ".ndjson"), (".parquet",)
+_LINE_BYTES = 16 << 20
+"""Of a row: millions of tokens."""
 RawRow = tuple[str, dict[str, Any]]
 """Place and columns."""
 
@@ -66,27 +68,29 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_json_lines(path: Path) -> Iterator[RawRow]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            place = f"{path.name} line {number}"
-            if not (line := line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
-                continue
-            try:
-                columns = json.loads(line.decode(), object_pairs_hook=_once)
-            except _Twice as error:
-                raise ConfigError(f"{place}: {error}") from None
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{place}: not JSON: {error}; each line must be one JSON object") from None
-            if not isinstance(columns, dict):
-                raise ConfigError(f"{place}: a {type(columns).__name__}: each line must be one JSON object")
-            yield place, columns
+    for number, line in enumerate(read_lines(path, _LINE_BYTES), 1):
+        place = f"{path.name} line {number}"
+        if not (line := line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
+            continue
+        try:
+            columns = parse_json(line.decode(), pairs=_once)
+        except _Twice as error:
+            raise ConfigError(f"{place}: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"{place}: not JSON: {error}; each line must be one JSON object") from None
+        if not isinstance(columns, dict):
+            raise ConfigError(f"{place}: a {type(columns).__name__}: each line must be one JSON object")
+        yield place, columns
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from titan_rl.data.storage.tables import check_table
+
     try:
+        check_table(path)
         _check_names(path, pq.read_schema(path).names)
         table = pq.read_table(path)
     except ConfigError:
@@ -106,11 +110,27 @@ def _read_directory(path: Path) -> Iterator[RawRow]:
     tables = []
     for file in _arrow_files(path):
         try:
+            check_file(file)
             with pa.memory_map(str(file)) as source:
-                tables.append(pa.ipc.open_stream(source).read_all())
+                tables.append(_whole(file, pa.ipc.open_stream(source)))
+        except RefusedFile:
+            raise
         except (pa.ArrowException, ValueError) as error:
             raise ConfigError(f"{file} is not an Arrow stream: {' '.join(str(error).split())}") from None
     yield from _plain_rows(path, (row for table in tables for row in _rows(path, table)))
+
+
+def _whole(file: Path, batches: Any) -> Any:
+    """Of an Arrow stream's batches, a table. Errors: RefusedFile."""
+    import pyarrow as pa
+
+    from titan_rl.data.storage.tables import check_batch
+
+    size, found = 0, []
+    for batch in batches:
+        size = check_batch(file, batch, size)
+        found.append(batch)
+    return pa.Table.from_batches(found, batches.schema)
 
 
 def _rows(path: Path, table: Any) -> list[dict[str, Any]]:
@@ -163,7 +183,7 @@ def _unless_null(shorten: Shorten) -> Shorten:
 def _arrow_files(path: Path) -> list[Path]:
     """Errors: ConfigError for a directory that ``datasets`` did not save, or whose list leads out of it."""
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = read_json(path / "state.json")
         names = [entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from titan_rl.config.io.bounded_files import open_file as open_bounded
+from titan_rl.config.io.bounded_files import read_json
+
 SHARDS = "shards.json"
 
 
@@ -42,7 +45,7 @@ def file_system(url: str) -> tuple[Any, str]:
 def shards_of(folder: Path) -> Shards | None:
     """None if the files are in the folder itself. Errors: StoreError."""
     try:
-        found = json.loads((folder / SHARDS).read_bytes())
+        found = read_json(folder / SHARDS)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -73,7 +76,7 @@ def open_file(folder: Path, name: str) -> IO[bytes]:
     """A file of a checkpoint's folder, wherever it is. Errors: OSError; StoreError."""
     path, shards = folder / name, shards_of(folder)
     if shards is None or name not in shards.sizes or path.exists():
-        return open(path, "rb")
+        return open_bounded(path)
     system, at = file_system(shards.at)
     return system.open(f"{at}/{name}", "rb")
 

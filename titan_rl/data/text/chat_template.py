@@ -5,7 +5,7 @@ have the same variant of the template, the same switches (``model.chat_template_
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.text.template_limits import check_source, limited
 from titan_rl.data.text.tokenizer import Tokenizer, text_settings
 
 ASKED, ANSWER, REPLY = "asked-mark", "answer-mark", "reply-mark"
@@ -30,6 +31,7 @@ _FAULTS = (
     ArithmeticError,
     RecursionError,
     MemoryError,
+    SyntaxError,
 )
 """What a template may raise: it is a program."""
 
@@ -38,12 +40,27 @@ def render(tokenizer: Tokenizer, messages: list[Message], *, tokenize: bool = Fa
     """By the chat template, up to where the model begins. Errors: ConfigError with what the template says."""
     settings = text_settings(tokenizer)
     told = {"add_generation_prompt": True, "return_dict": False, "strftime_now": settings.strftime}
+    told |= settings.template_kwargs | asked
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **(told | settings.template_kwargs | asked))
+        with limited():  # to make tokens of it starts a thread for each core, whose stacks count
+            for source in _sources(tokenizer):
+                check_source(source)
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **_without_tokens(told))
+        return tokenizer.apply_chat_template(messages, tokenize=True, **told) if tokenize else text
     except _FAULTS as error:
         roles = ", ".join(message["role"] for message in messages)
-        said = " ".join(str(error).split())
+        said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"the model's chat template refuses messages of {roles}: {said}") from None
+
+
+def _without_tokens(asked: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if not name.startswith("return_")}
+
+
+def _sources(tokenizer: Tokenizer) -> Iterable[str]:
+    """The one, or those that have names."""
+    given = getattr(tokenizer, "chat_template", None) or ()
+    return (given,) if isinstance(given, str) else given.values() if isinstance(given, dict) else ()
 
 
 def render_with_tools(tokenizer: Tokenizer, messages: list[Message], tools: Tools, **asked: Any) -> Any:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from titan_rl.config.load import ConfigError
+from titan_rl.config.model_directory.directory import check_files
 from titan_rl.config.sections.schema import Config
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
+        check_files(Path(path))
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of transformers, tokenizers or sentencepiece, which share no narrower one
         said = " ".join(str(error).split()) or type(error).__name__

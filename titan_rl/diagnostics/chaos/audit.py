@@ -1,6 +1,5 @@
 """An audit of what a run left on disk, by queries of its own: was a sample lost, or used twice?"""
 
-import json
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -8,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.sections.schema import Config
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.registry import make_task
@@ -59,7 +59,7 @@ def step_values(root: Path, name: str) -> dict[int, float]:
 
 def summary(root: Path) -> dict[str, Any]:
     path = RunDir(root).summary
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def audit(root: Path, config: Config, steps: int) -> dict[str, Any]:

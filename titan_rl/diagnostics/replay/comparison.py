@@ -24,7 +24,7 @@ from titan_rl.trainer.state.plain_state import StateError, load_state, read_meta
 
 def recorded_places(root: Path) -> list[TrainedOn]:
     """What a run directory says that its steps were trained on. Runs of releases that did not say it had no GPU."""
-    events = (event for event in read_events(root) if isinstance(event, dict) and event.get("kind") == TRAINER_DEVICE)
+    events = (event for event in read_events(root) if event.get("kind") == TRAINER_DEVICE)
     return [TrainedOn(str(event.get("device")), event.get("deterministic") is True) for event in events]
 
 

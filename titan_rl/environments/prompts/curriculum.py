@@ -17,6 +17,7 @@ import json
 import math
 from pathlib import Path
 
+from titan_rl.config.io.bounded_files import read_lines
 from titan_rl.config.sections.schema import CurriculumConfig
 from titan_rl.data.seeds import named_seed
 from titan_rl.data.storage.files import LineFile
@@ -95,7 +96,7 @@ class Curriculum:
 def read_seen(path: Path) -> dict[int, Seen]:
     """By step; of one that was done again, the last. A line that is none is passed over."""
     steps: dict[int, Seen] = {}
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in read_lines(path) if path.exists() else ():
         try:
             record = json.loads(line)
             steps[_whole(record["step"])] = {str(name): _checked(*counts) for name, counts in record["seen"].items()}

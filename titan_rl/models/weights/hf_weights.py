@@ -14,6 +14,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.model_directory.directory import belonging_files, stored_tensors, weight_files
 from titan_rl.config.model_directory.weight_checks import check_names
 from titan_rl.data.storage.files import sampled_checksum
@@ -129,7 +130,7 @@ def _write_dtype(path: Path, dtypes: set[torch.dtype]) -> None:
     if len(dtypes) > 1:
         return
     [dtype] = dtypes
-    config = json.loads(path.read_text())
+    config = read_json(path)
     for table in (config, config.get("text_config", {})):
         for key in [key for key in ("dtype", "torch_dtype") if key in table] or (["dtype"] if table is config else []):
             table[key] = str(dtype).removeprefix("torch.")

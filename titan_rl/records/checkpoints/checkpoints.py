@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.data.storage.shards import SHARDS, open_file, shards_of
 from titan_rl.records.checkpoints.shard_store import ShardStore
 from titan_rl.records.run_directory.rundir import RunDir, sync_path
@@ -119,7 +120,7 @@ class CheckpointFolder:
     def _manifest(self, step: int) -> tuple[ControllerState, dict[str, dict[str, Any]]]:
         """What the controller knew, and each file's size and checksum. Errors: ValueError that says what is wrong."""
         try:
-            manifest = json.loads((self.path(step) / _STATE).read_text())
+            manifest = read_json(self.path(step) / _STATE)
             checksum = manifest.pop("checksum")
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"its {_STATE} cannot be read ({type(error).__name__})") from None

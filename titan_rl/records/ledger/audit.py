@@ -11,18 +11,32 @@ Nothing is written, and one snapshot is read, so the run may be active.
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from titan_rl.config.io.bounded_files import RefusedFile, check_file
 from titan_rl.records.ledger.ledger import SCHEMA, UNCHAINED, entry_hash, is_unchained
 
 T = TypeVar("T")
 _MAX_SAMPLES = 1 << 16
 """Of a prompt; an entry that says more is damaged."""
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""Of the files that SQLite opens."""
+_MOST_BYTES = 16 << 20
+"""Of a value."""
+_SECONDS, _BYTES_A_SECOND, _OPERATIONS = 3.0, 4 << 20, 500
+"""Of this thread's computing, in which a database of no size, and each MiB more, must be read."""
+_MOST_FLAWS = 10_000
+"""That are told of one kind; a small file may have billions."""
+_MOST_WORK = 30_000_000
+"""Prompts that may be pending when an entry goes back, for all such entries together: it takes seconds."""
 
 
 class UnreadableLedger(ValueError):
@@ -38,8 +52,8 @@ class Proved:
     reasons: list[str | None] | None = None
     """Of each sample, None if it was trained; None for all while they are pending."""
     step: int | None = None
-    seen: int = 0
-    """A bit for each sample whose row was found."""
+    has_rows: bool = False
+    """Whether any of its samples' rows was found."""
 
     def row(self, sample: int) -> tuple[str, int | None, str | None]:
         """State, step and reason of a sample's row."""
@@ -59,10 +73,16 @@ def flaws(path: Path) -> list[str]:
 
 def read(path: Path, look: Callable[[sqlite3.Connection], T]) -> T:
     """What ``look`` finds in a ledger, in one snapshot of it. Errors: UnreadableLedger."""
-    if not path.is_file():
+    if not path.exists():
         raise UnreadableLedger(f"{path} is not there: the run has no ledger")
-    if not path.stat().st_size:
-        raise UnreadableLedger(f"{path} is empty: it holds no ledger")
+    try:
+        for suffix in _SUFFIXES:
+            if (part := Path(f"{path}{suffix}")).exists():
+                check_file(part)
+        if not path.stat().st_size:
+            raise UnreadableLedger(f"{path} is empty: it holds no ledger")
+    except (OSError, RefusedFile) as error:
+        raise UnreadableLedger(str(error)) from None
     log = Path(f"{path}-wal")
     if log.exists():
         return _read(path, look, "mode=ro")
@@ -81,6 +101,7 @@ def _read(path: Path, look: Callable[[sqlite3.Connection], T], mode: str) -> T:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as connection:
             connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
+            _bound(path, connection)
             connection.execute("begin")
             _check_readable(path, connection)
             return look(connection)
@@ -90,8 +111,27 @@ def _read(path: Path, look: Callable[[sqlite3.Connection], T], mode: str) -> T:
         ) from None
 
 
+def _bound(path: Path, connection: sqlite3.Connection) -> None:
+    """A database is a program: its tables may be views that never end, and its values compressed to nothing."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1 << 16)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.execute("pragma trusted_schema = off")
+    end = time.thread_time() + _SECONDS + path.stat().st_size / _BYTES_A_SECOND
+    connection.set_progress_handler(lambda: time.thread_time() > end, _OPERATIONS)
+
+
+def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
+    """Errors: UnreadableLedger for what would compute what it shows."""
+    for kind, name, sql in connection.execute("select type, name, sql from sqlite_master"):
+        is_virtual = " ".join(str(sql).lower().split()).startswith("create virtual")
+        if kind not in ("table", "index", "trigger") or is_virtual:  # no trigger runs where nothing is written
+            raise UnreadableLedger(f"{path} holds no ledger: its {name} is a view, and no table")
+
+
 def _check_readable(path: Path, connection: sqlite3.Connection) -> None:
     """Errors: UnreadableLedger for a file of another kind, and for one whose pages are damaged."""
+    _check_tables(path, connection)
     missing = {"prompts", "samples"} - _objects(connection).keys()
     if missing:
         raise UnreadableLedger(f"{path} holds no ledger: it has no table {' and no table '.join(sorted(missing))}")
@@ -174,57 +214,77 @@ def _missing(first: int, end: int) -> list[str]:
 # what the entries add up to
 
 
+@dataclass
+class _Account:
+    """What the entries up to one add up to."""
+
+    prompts: dict[str, Proved] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)
+    settled: dict[int, list[str]] = field(default_factory=dict)
+    """By the step that they were trained or discarded in."""
+
+
 def fold(entries: Iterable[Entry]) -> tuple[dict[str, Proved], list[str]]:
     """Every prompt as the entries leave it; and what of them cannot be so, a line each."""
-    prompts: dict[str, Proved] = {}
+    account = _Account()
     cannot: list[str] = []
+    work = 0
     for number, content, _ in entries:
         try:
-            objections = _carry_out(json.loads(content), prompts)
-        except (ValueError, TypeError, KeyError, AttributeError, StopIteration):
+            known = json.loads(content)
+            work += len(account.pending) if "rewind" in known else 0
+            objections = ["is one too many to be carried out"] if work > _MOST_WORK else _carry_out(known, account)
+        except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError, OverflowError):
             objections = ["cannot be read"]
-        cannot += [f"entry {number} {objection}" for objection in objections]
-    return prompts, cannot
+        cannot += [f"entry {number} {objection}" for objection in objections[: _MOST_FLAWS - len(cannot)]]
+    return account.prompts, cannot
 
 
-def _carry_out(content: dict[str, Any], prompts: dict[str, Proved]) -> list[str]:
+def _carry_out(content: dict[str, Any], account: _Account) -> list[str]:
     kind = next(iter(content))
-    return _KINDS[kind](prompts, *content.values())
+    return _KINDS[kind](account, *content.values())
 
 
-def _issue(prompts: dict[str, Proved], names: list[str], num_samples: int) -> list[str]:
+def _issue(account: _Account, names: list[str], num_samples: int) -> list[str]:
     _check_count(num_samples)
-    again = [name for name in names if name in prompts]
-    prompts |= {name: Proved(num_samples) for name in names if name not in prompts}
+    again = [name for name in names if name in account.prompts]
+    issued = {name: Proved(num_samples) for name in names if name not in account.prompts}
+    account.prompts |= issued
+    account.pending |= issued.keys()
     return [f"issues {name} again" for name in again]
 
 
-def _settle(prompts: dict[str, Proved], outcomes: dict[str, list[str | None]], step: int | None) -> list[str]:
+def _settle(account: _Account, outcomes: dict[str, list[str | None]], step: int | None) -> list[str]:
     objections = []
     for name, reasons in outcomes.items():
         _check_reasons(reasons)
-        prompt = prompts.get(name)
+        prompt = account.prompts.get(name)
         if prompt is None or prompt.reasons is not None or len(reasons) != prompt.samples:
             objections.append(f"settles {len(reasons)} samples of {name}, which are not pending then")
         else:
             prompt.reasons, prompt.step = reasons, step
+            account.pending.discard(name)
+            if step is not None:
+                account.settled.setdefault(step, []).append(name)
     return objections
 
 
-def _retry(prompts: dict[str, Proved], name: str) -> list[str]:
-    if name not in prompts:
+def _retry(account: _Account, name: str) -> list[str]:
+    if name not in account.prompts:
         return [f"samples {name} again, which was not issued before"]
-    prompts[name].retries += 1
+    account.prompts[name].retries += 1
     return []
 
 
-def _rewind(prompts: dict[str, Proved], step: int, num_samples: int) -> list[str]:
+def _rewind(account: _Account, step: int, num_samples: int) -> list[str]:
     _check_count(num_samples)
-    for prompt in prompts.values():
-        if prompt.step is not None and prompt.step > step:
+    for later in [settled for settled in account.settled if settled > step]:
+        for name in account.settled.pop(later):
+            prompt = account.prompts[name]
             prompt.reasons = prompt.step = None
-        if prompt.reasons is None:
-            prompt.samples = num_samples
+            account.pending.add(name)
+    for name in account.pending:
+        account.prompts[name].samples = num_samples
     return []
 
 
@@ -258,20 +318,32 @@ def _prompt_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) ->
 
 
 def _sample_flaws(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> list[str]:
-    found = []
-    for name, sample, *row in rows:
-        prompt = proved.get(name)
-        if prompt is None or not isinstance(sample, int) or not 0 <= sample < prompt.samples:
-            found.append(f"{name} sample {sample} was added: no entry issued it")
-            continue
-        prompt.seen |= 1 << sample
-        if (wanted := prompt.row(sample)) != tuple(row):
-            found.append(f"{name} sample {sample} was changed: its row says {_told(row)}, the entries {_told(wanted)}")
+    """``rows``: in the order of their prompts. At most _MOST_FLAWS."""
+    return list(islice(_sample_differences(proved, rows), _MOST_FLAWS))
+
+
+def _sample_differences(proved: dict[str, Proved], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
+    for name, own in groupby(rows, key=itemgetter(0)):
+        prompt, seen = proved.get(name), set()
+        for _, sample, *row in own:
+            if prompt is None or not isinstance(sample, int) or not 0 <= sample < prompt.samples:
+                yield f"{name} sample {sample} was added: no entry issued it"
+                continue
+            seen.add(sample)
+            if (wanted := prompt.row(sample)) != tuple(row):
+                yield f"{name} sample {sample} was changed: its row says {_told(row)}, the entries {_told(wanted)}"
+        if prompt is not None:
+            prompt.has_rows = True
+            yield from _missing_samples(name, prompt, seen)
     for name, prompt in proved.items():
-        if prompt.seen != (1 << prompt.samples) - 1:
-            missing = (sample for sample in range(prompt.samples) if not prompt.seen >> sample & 1)
-            found += [f"{name} sample {sample} is missing: its row was deleted" for sample in missing]
-    return found
+        if not prompt.has_rows:
+            yield from _missing_samples(name, prompt, set())
+
+
+def _missing_samples(name: str, prompt: Proved, seen: set[int]) -> Iterator[str]:
+    if len(seen) < prompt.samples:
+        missing = (sample for sample in range(prompt.samples) if sample not in seen)
+        yield from (f"{name} sample {sample} is missing: its row was deleted" for sample in missing)
 
 
 def _told(row: Iterable) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from titan_rl.config.io.bounded_files import RefusedFile
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.audit import UnreadableLedger, read
 from titan_rl.records.ledger.ledger import is_unchained
@@ -57,7 +58,7 @@ def _recorded(root: Path) -> tuple[list[str], dict[int, set[Sample]]]:
             recorded[step] = sample_names(folder, step)
         except FileNotFoundError:  # the run set it aside meanwhile
             continue
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, RefusedFile) as error:
             cannot.append(f"rollouts of step {step} cannot be read, and prove nothing: {' '.join(str(error).split())}")
     return cannot, recorded
 
@@ -82,7 +83,13 @@ def _last_entered(connection: sqlite3.Connection) -> int:
     for (content,) in connection.execute("select content from entries"):
         try:
             steps.append(int(json.loads(content).get("step") or 0))
-        except (ValueError, TypeError, AttributeError):  # an entry that is damaged is told elsewhere
+        except (
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+        ):  # an entry that is damaged is told elsewhere
             continue
     return max(steps)
 

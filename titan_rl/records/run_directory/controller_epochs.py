@@ -9,6 +9,7 @@ import re
 import uuid
 from pathlib import Path
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.data.storage.files import replace_text
 
@@ -22,7 +23,7 @@ def next_epoch(file: Path) -> tuple[str, int]:
 
 def _read(file: Path) -> tuple[str, int]:
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
         run, epoch = found["run"], found["epoch"]
         if re.fullmatch("[0-9a-f]{32}", run) and type(epoch) is int and epoch >= 0:
             return run, epoch

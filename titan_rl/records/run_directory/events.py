@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_lines
 from titan_rl.data.storage.files import LineFile, unless_full
 
 _EVENTS = "events.jsonl"
@@ -33,7 +34,7 @@ class EventLog:
 def read_events(root: Path) -> list[dict[str, Any]]:
     """In order. A line that is cut short, since the process died while writing it, is left out."""
     path, events = root / _EVENTS, []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with suppress(ValueError):
+    for line in read_lines(path) if path.exists() else ():
+        with suppress(ValueError, RecursionError):
             events.append(json.loads(line))
-    return events
+    return [event for event in events if isinstance(event, dict)]

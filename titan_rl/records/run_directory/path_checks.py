@@ -65,7 +65,7 @@ def check_own(root: Path, files: Iterable[str], folders: Iterable[str], written:
     next of their folders will be, must not lead out."""
     home = root.resolve()
     for path, is_wanted in (*_named(root, files, folders), *_directly(root, written)):
-        if path.is_symlink() and home not in path.resolve().parents:
+        if path.is_symlink() and home not in Path(os.path.realpath(path)).parents:  # resolve() trips over a ring
             raise ConfigError(f"{path} is a link that leads out of the run directory: put there what it leads to")
         try:
             mode = path.stat().st_mode

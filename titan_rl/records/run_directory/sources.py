@@ -4,6 +4,7 @@ import json
 from itertools import product
 from pathlib import Path
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.config.mixture import all_tasks
 from titan_rl.config.sections.schema import TASKS_OF_FILES, Config
@@ -53,7 +54,7 @@ def check_sources(run_dir: RunDir, sources: Sources, instead: str = "or leave --
     if not run_dir.sources.exists():
         return
     try:
-        recorded = {setting: dict(sums) for setting, sums in json.loads(run_dir.sources.read_text()).items()}
+        recorded = {setting: dict(sums) for setting, sums in read_json(run_dir.sources).items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{run_dir.sources} is damaged ({type(error).__name__}): put it back, {instead}") from None
     for setting, now in sources.items():

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from titan_rl.config.io.bounded_files import RefusedFile
 from titan_rl.data.storage.files import replacing, wanting
+from titan_rl.data.storage.tables import check_table
 from titan_rl.data.types import Group, Provenance, Rollout, Status, ToolCall, Turn
 from titan_rl.records.steps.step_names import step_name, steps_of
 
@@ -41,6 +43,8 @@ SCHEMA = pa.schema(
         "seat": pa.string(),
     }
 )
+RATIO = 256
+"""Bytes in memory for each of a file (data/storage/tables.py): a token of a tool takes 160, and in the file two."""
 _SHOWN = 200
 """Characters of another library's message."""
 
@@ -71,8 +75,10 @@ def recorded_steps(folder: Path) -> list[int]:
 
 
 def sample_names(folder: Path, step: int) -> set[tuple[str, int]]:
-    """Prompt and number of each of a step's samples. Errors: OSError or pyarrow.ArrowException for a damaged file."""
+    """Prompt and number of each of a step's samples. Errors: OSError, RefusedFile or
+    pyarrow.ArrowException for a damaged file."""
     names = ["prompt_id", "sample"]
+    check_table(_path(folder, step), names)
     return set(zip(*pq.read_table(_path(folder, step), columns=names, schema=SCHEMA).to_pydict().values(), strict=True))
 
 
@@ -125,12 +131,15 @@ def read_rollouts(folder: Path, step: int, limits: Limits | None = None) -> list
     path = _path(folder, step)
     groups: dict[str, Group] = {}
     try:
+        check_table(path, ratio=RATIO)
         for row in pq.read_table(path, schema=SCHEMA).to_pylist():
             group, rollout = _empty_group(row), _rollout(row)
             _check(rollout, limits)
             groups.setdefault(rollout.prompt_id, group).rollouts.append(rollout)
     except FileNotFoundError:
         raise
+    except RefusedFile as error:
+        raise RolloutsError(str(error)) from None
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
     if not groups:
@@ -145,12 +154,15 @@ def read_rollout(folder: Path, step: int, prompt_id: str, sample: int) -> tuple[
     """
     path, wanted = _path(folder, step), [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
     try:
+        check_table(path, ratio=RATIO)
         if not (rows := pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()):
             return None
         group, rollout = _empty_group(rows[0]), _rollout(rows[0])
         _check(rollout, None)
         group.rollouts.append(rollout)
         return group, rollout
+    except RefusedFile as error:
+        raise RolloutsError(str(error)) from None
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         raise RolloutsError(f"{path} cannot be read: {' '.join(str(error).split())[:_SHOWN]}") from None
 

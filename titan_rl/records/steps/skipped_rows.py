@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_lines
 from titan_rl.data.rows.datasets import TooLong
 from titan_rl.data.storage.files import LineFile, replace_text
 
@@ -56,7 +57,7 @@ def _record(row: TooLong) -> dict[str, Any]:
 def _read(path: Path) -> Iterator[dict[str, Any]]:
     """Of rows that met bad numbers. A line that is no record is passed over, such as one that the process died in: what
     it was to say will be met again."""
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for line in read_lines(path) if path.exists() else ():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

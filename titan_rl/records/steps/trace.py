@@ -8,9 +8,11 @@ At most MOST_SPANS a step, the longest, and at most twice LARGEST bytes: what is
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_lines
 from titan_rl.data.storage.files import LineFile
 from titan_rl.mesh.telemetry.step_record import ActorSpan
 
@@ -64,15 +66,15 @@ def trace_size(root: Path) -> int:
 def _lines(root: Path) -> Iterator[str]:
     for name in (_BEFORE, _NAME):
         if (path := root / name).is_file():
-            with open(path, errors="replace") as file:
-                yield from file
+            yield from (line.decode(errors="replace") for line in read_lines(path))
 
 
 def _as_step(line: str) -> tuple[int, list[ActorSpan]]:
     """-1 for what is no record."""
     try:
         record = json.loads(line)
-        return int(record["step"]), [span for each in record["spans"] if (span := _as_span(each)) is not None]
+        spans = record["spans"][:MOST_SPANS]
+        return int(record["step"]), [span for each in spans if (span := _as_span(each)) is not None]
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return -1, []
 
@@ -88,14 +90,14 @@ def _as_span(values: Any) -> ActorSpan | None:
 def lanes(spans: Sequence[ActorSpan]) -> list[int]:
     """For each span of an actor, in the order of their beginnings, the first lane that is free: spans beside each other
     are in different ones."""
-    free: list[float] = []
+    free: list[int] = []
+    taken: list[tuple[float, int]] = []
     found = []
     for span in spans:
-        lane = next((lane for lane, until in enumerate(free) if until <= span.begin + _TOUCH), len(free))
-        if lane == len(free):
-            free.append(0.0)
-        free[lane] = span.begin + span.seconds
-        found.append(lane)
+        while taken and taken[0][0] <= span.begin + _TOUCH:
+            heappush(free, heappop(taken)[1])
+        found.append(heappop(free) if free else len(taken))
+        heappush(taken, (span.begin + span.seconds, found[-1]))
     return found
 
 

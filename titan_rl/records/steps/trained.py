@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from titan_rl.data.storage.files import replacing, wanting
+from titan_rl.data.storage.tables import check_table
 from titan_rl.data.types import Batch, Group, Rollout, Row, is_model
 from titan_rl.mesh.telemetry.step_record import Found
 from titan_rl.records.steps.step_names import step_name
@@ -108,11 +109,12 @@ def trained_rows(groups: Iterable[Group], known: Mapping[tuple[str, int], list[P
 
 
 def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[str, Any] | None:
-    """Of one rollout, with arrays [M]; None where nothing is known of it. Errors: OSError or pyarrow.ArrowException for
-    a damaged file."""
+    """Of one rollout, with arrays [M]; None where nothing is known of it. Errors: OSError, RefusedFile or
+    pyarrow.ArrowException for a damaged file."""
     path = folder / f"{step_name(step)}.parquet"
     if not path.is_file() or path.is_symlink():
         return None
+    check_table(path)
     wanted = [("prompt_id", "=", prompt_id), ("sample", "=", sample)]
     rows = pq.read_table(path, schema=SCHEMA, filters=wanted).to_pylist()
     return rows[0] if rows else None

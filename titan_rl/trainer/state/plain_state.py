@@ -10,6 +10,7 @@ import math
 import pathlib
 import pickle
 import warnings
+import zipfile
 from enum import Enum
 from io import BytesIO
 from pathlib import Path
@@ -27,7 +28,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.serialization import _get_layout
 
-from titan_rl.data.storage.shards import StoreError, open_file, shards_of, sizes_of
+from titan_rl.config.io.bounded_files import RefusedFile, open_file
+from titan_rl.data.storage.shards import StoreError, shards_of, sizes_of
+from titan_rl.data.storage.shards import open_file as open_shard
 
 _CLASSES = (
     *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, _StorageInfo),
@@ -51,6 +54,8 @@ _ALLOWED = {(kind.__module__, kind.__qualname__): kind for kind in _CLASSES} | {
     ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,  # as Python 3.13 calls it
 }
 _METADATA = ".metadata"
+_METADATA_BYTES, _ITEM_BYTES = 64 << 20, 16 << 20
+"""Hundreds of thousands of tensors; numbers and text."""
 _SHOWN = 300
 """Characters of another library's message."""
 
@@ -108,7 +113,7 @@ class PlainPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
         path = self.mappings[read_item.dest_index.fqn]
-        set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
+        set_element(self.original_state_dict, path, _plain_value(value))
 
 
 def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
@@ -133,10 +138,12 @@ def load_state(state: dict[str, Any], folder: Path, *, no_dist: bool = False) ->
 def read_metadata(folder: Path) -> Metadata:
     """Which tensors a checkpoint has, and where. Errors: StateError for whatever is not as DCP writes it."""
     try:
-        with open(folder / _METADATA, "rb") as file:
+        with open_file(folder / _METADATA, _METADATA_BYTES) as file:
             found = _Unpickler(file).load()
     except StateError:
         raise
+    except RefusedFile as error:
+        raise StateError(str(error)) from None
     except OSError as error:
         raise StateError(f"its {_METADATA} cannot be read: {error.strerror}") from None
     except Exception as error:  # a pickle that is cut short or made up may raise anything
@@ -154,16 +161,27 @@ def state_flaw(folder: Path) -> str | None:
     return None
 
 
+def _plain_value(item: BytesIO) -> Any:
+    """Of an item as ``torch.save`` writes it: a zip archive of what is not compressed, which a forged one might be.
+    Errors: whatever made-up bytes raise."""
+    with zipfile.ZipFile(item) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise ValueError("a compressed item")
+    item.seek(0)
+    return torch.load(item, weights_only=True)
+
+
 def _check_values(metadata: Metadata, folder: Path) -> None:
     """Errors: StateError if an item that is no tensor is more than numbers and text."""
     for index, place in metadata.storage_data.items():
         if not isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
             continue
         try:
-            with open_file(folder, place.relative_path) as file:
+            if place.length > _ITEM_BYTES:
+                raise ValueError(place.length)
+            with open_shard(folder, place.relative_path) as file:
                 file.seek(place.offset)
-                item = BytesIO(file.read(place.length))
-            torch.load(item, weights_only=True)
+                _plain_value(BytesIO(file.read(place.length)))
         except Exception as error:  # whatever made-up bytes raise
             raise StateError(f"its {index.fqn} is no plain value ({type(error).__name__})") from None
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.config.load import ConfigError, nearest, read_toml
 
 _LLAMA = dict(
@@ -100,7 +101,7 @@ def _base(name: str) -> dict[str, Any]:
     if path.suffix != ".json":
         return read_toml(path)
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(read_json(path))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"--shape {name!r} cannot be read as a config.json: {error}") from None
 

@@ -1,12 +1,12 @@
 """Weights: which were loaded, what an update and a sync change, and what they must leave alone."""
 
-import json
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
 
+from titan_rl.config.io.bounded_files import read_json
 from titan_rl.data.types import Completion
 from titan_rl.diagnostics.doctor.actors_under_test import Patient, sample_of
 from titan_rl.diagnostics.doctor.context import Visit, usable
@@ -29,7 +29,7 @@ _LONG = 96
 def named_files(path: Path) -> dict[str, Path]:
     """Tensor to file: by the index, or of the one file. Read here anew, since the run's own reader is on trial."""
     if (path / _INDEX).is_file():
-        return {name: path / file for name, file in json.loads((path / _INDEX).read_text())["weight_map"].items()}
+        return {name: path / file for name, file in read_json(path / _INDEX)["weight_map"].items()}
     files = [path / _SINGLE] if (path / _SINGLE).is_file() else sorted(path.glob("*.safetensors"))[:1]
     return {name: file for file in files for name in _names(file)}
 

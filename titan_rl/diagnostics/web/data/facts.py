@@ -1,12 +1,12 @@
 """What a run directory says of a run, but for its rollouts: for people, in few words. Pure but for reading."""
 
-import json
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from titan_rl.config.io.bounded_files import read_json, read_text
 from titan_rl.diagnostics.ledger_report import discarded_of
 from titan_rl.mesh.processes.processes import memory_bytes, process_state
 from titan_rl.records.alarms.alarms import NAMES
@@ -45,12 +45,12 @@ class Actor:
 def state_of(run_dir: RunDir) -> tuple[str, str]:
     """``active`` or ``ended``, and what it does, or how it ended."""
     if run_dir.is_in_use():
-        with suppress(OSError):
-            step, _, phase = run_dir.phase.read_text().strip().partition(" ")
+        with suppress(OSError, ValueError):
+            step, _, phase = read_text(run_dir.phase).strip().partition(" ")
             return "active", f"step {step}, {phase}"
         return "active", "starting"
-    with suppress(OSError, ValueError):
-        summary = json.loads(run_dir.summary.read_text())
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        summary = read_json(run_dir.summary)
         return "ended", f"{summary['why_ended']} at step {summary['steps_done']}"
     return "ended", "without a word: it was killed"
 
@@ -68,7 +68,7 @@ def account_of(run_dir: RunDir) -> list[tuple[str, int]]:
 
 def plain_events(run_dir: RunDir) -> list[dict[str, Any]]:
     """Those that have a time and a kind, the last few hundred."""
-    events = (event for event in read_events(run_dir.root) if isinstance(event, dict))
+    events = read_events(run_dir.root)
     return [e for e in events if isinstance(e.get("time"), int | float) and isinstance(e.get("kind"), str)][-_MOST:]
 
 
@@ -89,7 +89,8 @@ def faults_of(events: Iterable[dict[str, Any]]) -> list[Fault]:
                 found.append(Fault(event["time"], what, str(event.get("why", "")), "discarded"))
             case "straggler":
                 what = f"{event.get('name')} is slow at step {event.get('step')}"
-                found.append(Fault(event["time"], what, f"{event.get('ratio', 0):.1f} times its peers' median", ""))
+                why = f"{_number(event.get('ratio')):.1f} times its peers' median"
+                found.append(Fault(event["time"], what, why, ""))
     return found[::-1]
 
 
@@ -119,7 +120,7 @@ def actors_of(run_dir: RunDir, events: Iterable[dict[str, Any]]) -> list[Actor]:
     pids: dict[str, int] = {}
     if run_dir.is_in_use():
         with suppress(OSError, ValueError, AttributeError):
-            pids = {str(name): int(pid) for pid, name in json.loads(run_dir.pids.read_text()).items()}
+            pids = {str(name): int(pid) for pid, name in read_json(run_dir.pids).items()}
     starts: dict[str, int] = dict.fromkeys(pids, 0)
     deaths: dict[str, int] = {}
     for event in events:
@@ -151,6 +152,10 @@ def alarms_of(records: list[dict[str, float]], events: Iterable[dict[str, Any]])
         }
         for place, event in enumerate(raised)
     ][::-1]
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, float) else 0.0
 
 
 def when(unix: float) -> str:

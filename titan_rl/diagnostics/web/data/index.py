@@ -12,9 +12,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from titan_rl.config.io.bounded_files import RefusedFile
+from titan_rl.data.storage.tables import check_table
 from titan_rl.diagnostics.web.data.selection import COLUMNS, Selection
 from titan_rl.records.ledger.audit import UnreadableLedger, read
 from titan_rl.records.run_directory.rundir import RunDir
+from titan_rl.records.steps.rollouts import RATIO
 from titan_rl.records.steps.step_names import step_name, step_of
 
 _FILES_AT_ONCE = 200
@@ -120,7 +123,7 @@ class RolloutIndex:
         try:
             self._insert(cursor, steps, with_trained)
             cursor.commit()
-        except duckdb.Error as error:
+        except (duckdb.Error, pa.ArrowException, RefusedFile, OSError) as error:
             cursor.rollback()
             if len(steps) > 1:
                 for step in steps:
@@ -132,6 +135,9 @@ class RolloutIndex:
                 self._take(steps, with_trained=False)
 
     def _insert(self, cursor: duckdb.DuckDBPyConnection, steps: list[int], with_trained: bool) -> None:
+        for path in (path for step in steps for path in self._paths(step)[: 1 + with_trained]):
+            if _stamp(path) is not None:
+                check_table(path, with_text=False, ratio=RATIO)
         files = [str(self._paths(step)[0]) for step in steps]
         trained = [str(path) for step in steps if with_trained and _stamp(path := self._paths(step)[1]) is not None]
         there = {row[0] for row in cursor.execute(f"describe select * from {_parquet(files)}").fetchall()}

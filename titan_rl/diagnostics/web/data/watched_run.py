@@ -1,6 +1,5 @@
 """One run that is watched: its directory, and what was read of it before."""
 
-import json
 import threading
 from contextlib import suppress
 from functools import cached_property
@@ -9,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+from titan_rl.config.io.bounded_files import TOKENIZER_BYTES, RefusedFile, check_file, read_json
 from titan_rl.config.load import ConfigError
 from titan_rl.data.types import Group
 from titan_rl.diagnostics.web.data.index import RolloutIndex
@@ -38,10 +38,11 @@ class Watched:
         """The run's own copy, or else the model's that it began with; None where neither can be read."""
         paths = [self.run_dir.base_model, self.run_dir.model]
         with suppress(OSError, ValueError, TypeError, KeyError):
-            paths.append(Path(json.loads(self.run_dir.config.read_text())["model"]["path"]))
+            paths.append(Path(read_json(self.run_dir.config)["model"]["path"]))
         for path in (path / "tokenizer.json" for path in paths):
             if path.is_file():
                 with suppress(Exception):  # the library raises a bare one
+                    check_file(path, TOKENIZER_BYTES)
                     return Tokenizer.from_file(str(path))
         return None
 
@@ -51,7 +52,7 @@ class Watched:
             return None
         group, rollout = found
         trained = None
-        with suppress(OSError, pa.ArrowException):
+        with suppress(OSError, pa.ArrowException, RefusedFile):
             trained = read_trained(self.run_dir.trained, step, prompt_id, sample)
         return group, Tokens(rollout, [self._piece(token) for token in rollout.tokens.tolist()], trained)
 

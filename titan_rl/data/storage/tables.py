@@ -1,0 +1,108 @@
+"""Parquet and Arrow files that somebody else may have made: what they become in memory, before they are read.
+
+A few kilobytes may hold gigabytes: values that are alike are stored once, and the rest is compressed. So a table may
+take a number of times its file's own size, and a small one as much as does no harm. Whoever wants more writes the
+file without compression.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from titan_rl.config.io.bounded_files import RefusedFile, open_file
+
+RATIO, _SMALL = 64, 128 << 20
+"""Bytes in memory for each byte of the file; and what is never too many."""
+_ROW_BYTES, _VALUE_BYTES = 64, 40
+"""Of a row and of a value as Python has them, besides text."""
+_TEXT = "BYTE_ARRAY"
+
+
+def check_table(
+    path: Path, columns: Iterable[str] | None = None, *, with_text: bool = True, ratio: int = RATIO
+) -> None:
+    """``columns``: all by default. ``with_text``: whether texts are counted as they are written out, for which they are
+    read once. Errors: RefusedFile for a Parquet file that would become too large; pyarrow.ArrowException; OSError."""
+    with open_file(path) as opened:
+        most = _Most(path, os.fstat(opened.fileno()).st_size, ratio)
+    with pq.ParquetFile(path) as file:
+        parts = _parts(file.metadata, None if columns is None else set(columns))
+        most.check(sum(part.total_uncompressed_size for part in parts))
+        values = sum(part.num_values for part in parts)
+        size = file.metadata.num_rows * _ROW_BYTES + values * _VALUE_BYTES
+        most.check(size)
+    texts = list(dict.fromkeys(part.path_in_schema for part in parts if part.physical_type == _TEXT))
+    if not (texts and with_text):
+        return
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        for text in texts:
+            for batch in file.iter_batches(columns=[text]):
+                size += _text_bytes(batch.column(0))
+                most.check(size)
+
+
+def _parts(metadata: Any, columns: set[str] | None) -> list[Any]:
+    """Columns of all groups of rows."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    parts = [group.column(number) for group in groups for number in range(metadata.num_columns)]
+    return [part for part in parts if columns is None or part.path_in_schema.partition(".")[0] in columns]
+
+
+def check_batch(path: Path, batch: pa.RecordBatch, size: int) -> int:
+    """``size`` with an Arrow file's next batch. Errors: RefusedFile for too many bytes."""
+    size += batch.nbytes + batch.num_rows * (_ROW_BYTES + batch.num_columns * _VALUE_BYTES)
+    size += sum(_text_bytes(column) for column in batch.columns)
+    _Most(path, path.stat().st_size, RATIO).check(size)
+    return size
+
+
+@dataclass(frozen=True)
+class _Most:
+    """What a file may take."""
+
+    path: Path
+    file_bytes: int
+    ratio: int
+
+    def check(self, size: int) -> None:
+        """Errors: RefusedFile."""
+        if size > (most := max(_SMALL, self.ratio * self.file_bytes)):
+            raise RefusedFile(
+                f"{self.path} would take more than {most >> 20} MiB of memory, and has {self.file_bytes:,} bytes: it "
+                f"is damaged, or made to fill the memory; if it is what you want, write it without compression and "
+                f"dictionaries"
+            )
+
+
+def _text_bytes(column: pa.Array) -> int:
+    """Of values that stand in a dictionary, written out, however deep in lists they are."""
+    while not pa.types.is_dictionary(column.type):
+        if pa.types.is_struct(column.type):
+            return sum(_text_bytes(column.field(number)) for number in range(column.type.num_fields))
+        if not _is_list(column.type):
+            return _sum(_lengths(column))
+        column = column.flatten()
+    lengths = _lengths(column.dictionary)
+    return _sum(None if lengths is None else lengths.take(column.indices))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _sum(lengths: Any) -> int:
+    return 0 if lengths is None else int(pc.call_function("sum", [lengths]).as_py() or 0)
+
+
+def _lengths(column: pa.Array) -> Any:
+    """Of each text; None if there are none in it."""
+    kind = column.type
+    is_text = any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary))
+    return pc.call_function("binary_length", [column]).cast(pa.int64()) if is_text else None
