@@ -210,8 +210,8 @@ class _Run:
 
     def _told(self, report: Report) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
-        why = self.why or ("memory" if report["why"] == "memory" else None)
         try:
+            why = self.why or ("memory" if report["why"] == "memory" else None)
             how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
         except (ValueError, TypeError, LookupError, OverflowError):
             raise SandboxFailed("the box has no report on a program") from None
