@@ -3,12 +3,13 @@ VENV ?= .venv
 MODE ?=
 CONFIG ?= configs/quickstart.toml
 ARGS ?=
+FUZZ_SECONDS ?= 60
 BIN := $(VENV)/bin
 # pinned workers, one for each core, and one for tests that wait (tests/support/scheduling.py)
 WORKERS ?= -n auto
 PYTEST := $(BIN)/python -m pytest -q $(WORKERS) --dist loadfile
 
-.PHONY: help install train test fast nightly lint
+.PHONY: help install train test fast fuzz nightly lint
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,6 +25,9 @@ test: install ## run the tests, with real actors; ARGS are pytest's
 
 fast: install ## run the tests that start no actors
 	$(PYTEST) -m "not slow and not confirms" $(ARGS)
+
+fuzz: install ## let each fuzzer go on for FUZZ_SECONDS=60, with other examples every time
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) -m fuzz -rP $(ARGS)
 
 nightly: install ## run what only confirms other tests, `titan-rl chaos` and benches
 	$(PYTEST) -m confirms $(ARGS)

@@ -11,7 +11,14 @@ import tomli
 from tree import CONFIGS
 
 from titan_rl.algorithms.registry import make_algorithm
-from titan_rl.config.load import ConfigError, as_dict, load_config, load_resolved, parse_overrides
+from titan_rl.config.load import (
+    ConfigError,
+    as_dict,
+    load_config,
+    load_resolved,
+    override_arguments,
+    parse_overrides,
+)
 from titan_rl.config.sections.schema import OUR_SECTIONS, Config
 from titan_rl.controller.preflight.checks import check_model, resolve
 from titan_rl.environments.registry import make_task
@@ -149,6 +156,28 @@ def test_bad_form_of_an_override(arguments):
     with pytest.raises(ConfigError) as caught:
         parse_overrides(arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        (f"--training.{'a.' * 3000}b=1", "nests more than 30 deep"),
+        (f"--task.options={'[' * 60}{']' * 60}", "nests more than 30 deep"),
+        (
+            '--task.options={"file": ["a\\u0000b"]}',
+            "task.options.file.0 = 'a\\x00b' cannot be a setting: it has a null byte",
+        ),
+        ("--run.dir=\udcff", "cannot be a run directory: it is not UTF-8"),
+    ],
+)
+def test_what_no_setting_can_be_is_one_line(argument, said):
+    told = mistake(argument)
+    assert said in told and "\n" not in told and len(told) < 300
+
+
+def test_an_override_says_what_was_set():
+    tables = {"run": {"dir": "a\x7fb"}, "task": {"options": {"list": [1, "\x7f"]}}}
+    assert parse_overrides(override_arguments(tables)) == tables
 
 
 def test_override_goes_over_the_file_and_keeps_the_rest(tmp_path):

@@ -77,6 +77,24 @@ def test_a_mistake_is_one_line_of_text(text, capsys):
     assert not out and is_text(err) and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("size", ["²", "9" * 5000, "999999999", "x", "-1"])
+def test_a_terminal_has_a_size_whatever_the_environment_says(size, monkeypatch):
+    with monkeypatch.context() as patch:  # pytest itself draws as wide as it is told
+        patch.setattr(sys, "stdout", io.StringIO())
+        patch.setenv("COLUMNS", size)
+        patch.setenv("LINES", size)
+        terminal = Terminal()
+    terminal.print(Table("a"))
+    assert terminal.width == 80
+
+
+def test_a_terminal_that_lacks_a_sign_is_shown_its_code(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    table = Table(title="é →")
+    assert command_line.answer(lambda arguments: say("é →") or Terminal().print(table) or 0, []) == 0
+    assert sys.stdout.buffer.getvalue().startswith(b"\xe9 \\u2192\n")
+
+
 def calls(path):
     """Names that a file calls, with the first argument."""
     for node in ast.walk(ast.parse(path.read_text())):

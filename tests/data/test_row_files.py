@@ -11,11 +11,16 @@ from row_tasks import mistake, rows_task, sums, write
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.schema import TaskConfig
-from titan_rl.data.rows.row_files import _rows
+from titan_rl.data.rows.row_files import _rows, find_file
 from titan_rl.environments.prompts.row_files import read_rows
 from titan_rl.environments.prompts.stream import held_out_prompts
 from titan_rl.environments.registry import make_task
 from titan_rl.environments.rollout.prompt_checks import training_prompts
+
+
+def test_the_folder_of_a_user_who_has_none_is_one_line():
+    with pytest.raises(ConfigError, match="^data.file = '~nobody_of_that_name/a.jsonl': .*give the whole path$"):
+        find_file("data.file", "~nobody_of_that_name/a.jsonl", [])
 
 
 @pytest.mark.parametrize("column", ["prompt", "question"])

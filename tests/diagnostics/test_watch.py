@@ -21,7 +21,7 @@ from titan_rl.diagnostics.bench.page.browser import browser_page, why_no_browser
 from titan_rl.diagnostics.bench.page.watch import served
 from titan_rl.diagnostics.web.data.facts import account_of, actors_of, faults_of, plain_events, state_of
 from titan_rl.diagnostics.web.data.index import RolloutIndex
-from titan_rl.diagnostics.web.data.selection import RIGHT, Selection, selection_of
+from titan_rl.diagnostics.web.data.selection import RIGHT, Selection, selection_of, whole_number
 from titan_rl.diagnostics.web.guard import Guard
 from titan_rl.diagnostics.web.html.timeline import busy_share, draw
 from titan_rl.diagnostics.web.html.tokens import COLOURS, Tokens, facts_of
@@ -289,6 +289,9 @@ def test_an_address_tells_the_selection(selection):
 def test_an_address_of_nonsense_is_the_first_view():
     nonsense = {"sort": "-1; drop table rollouts", "least_reward": "x", "groups": "2", "page": "-1"}
     assert selection_of(nonsense) == Selection()
+    for text in ("9" * 5000, "9" * 10, "-1", "x", "", "²"):  # the first has more digits than Python reads
+        assert whole_number({"page": text}, "page") is None
+    assert whole_number({"page": "12"}, "page") == 12 and whole_number({}, "page") is None
 
 
 # the curves

@@ -32,7 +32,13 @@ def ring(folder):
     return folder / "ring"
 
 
+def not_utf_8(folder):
+    (path := folder / os.fsdecode(b"\xff")).mkdir()
+    return path
+
+
 PLACES = {
+    "no UTF-8": (not_utf_8, "is not UTF-8"),
     "a file": (file, "is not a folder"),
     "below a file": (lambda folder: file(folder) / "run", "Not a directory"),
     "a long name": (lambda folder: folder / ("x" * 300), "name too long"),

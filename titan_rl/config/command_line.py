@@ -4,6 +4,7 @@ like, exit codes, and that a command is started once.
 
 import argparse
 import atexit
+import io
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.printable import printable, say
 from titan_rl.config.load import is_override, join_overrides, parse_overrides
-from titan_rl.config.torchrun import World, refusal, tell_torchrun, world_of
+from titan_rl.config.torchrun import World, number_of, refusal, tell_torchrun, world_of
 
 Join = Callable[[World], None]
 
@@ -63,8 +64,10 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
 
     ``join``: what torchrun's processes do before the command; it comes back in one of them.
     """
-    world = world_of(os.environ)
+    world = None
+    _say_what_cannot_be_written()
     try:
+        world = world_of(os.environ)
         check_started_once(os.environ, joins_torchrun=join is not None)
         if join is not None and world is not None and world.size > 1:
             join(world)
@@ -87,6 +90,12 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python will flush it once more
         return EXIT_UNREAD
+
+
+def _say_what_cannot_be_written() -> None:
+    """On a terminal that is not UTF-8 a sign that it lacks is shown as its code, as Python does on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextmanager
@@ -147,7 +156,7 @@ def check_started_once(environment: Mapping[str, str], *, joins_torchrun: bool =
     the others exit without a word. ``joins_torchrun``: whether torchrun's copies become one run."""
     for starter, size, rank in _STARTERS:
         number = environment.get(size, "")
-        if not number.isdecimal() or int(number) < 2:
+        if not number.isdecimal() or number_of(environment, size) < 2:
             continue
         why = (
             f"{starter} starts {number} controllers ({size} = {number}), and a run has one, which starts all other "

@@ -42,6 +42,8 @@ SWITCHES = {"sft": ("steps", 0), "lora": ("rank", 0), "curriculum": ("least_chan
 """Keys that turn their whole section off, by a value: given over a file, what the file says in it no longer counts."""
 T = TypeVar("T")
 _NUM_NAMED = 40
+_DEPTH = 30
+"""Tables and lists within each other, from a section on."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -168,8 +170,9 @@ def _overrides(table: dict[str, Any], prefix: str) -> Iterator[str]:
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _overrides(value, f"{prefix}{key}.")
-        else:  # numbers, strings, booleans and lists of them look the same in JSON and in TOML
-            yield f"--{prefix}{key}={json.dumps(value, ensure_ascii=False)}"
+        else:  # numbers, strings, booleans and lists of them look the same in JSON and in TOML, but for DEL
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            yield f"--{prefix}{key}={text}"
 
 
 def _toml_value(text: str) -> Any:
@@ -237,6 +240,7 @@ def load_config(
     overrides = overrides or {}
     tables = _merge(_without_switched_off(read_toml(file) if file else {}, overrides), overrides)
     _check_sections(tables)
+    _check_values(tables)
     config = _build(tables)
     if not config.run.plugin_path:
         folders = ([file.resolve().parent] if file else []) + [Path.cwd()]
@@ -299,6 +303,33 @@ def _check_sections(tables: dict[str, Any]) -> None:
         for key in table:
             if (name, key) in RENAMED_KEYS:
                 raise ConfigError(f"{name}.{key} is called {name}.{RENAMED_KEYS[name, key]} now: rename the key")
+
+
+def _check_values(tables: dict[str, Any]) -> None:
+    """Errors: ConfigError for what no setting can be: nests that nothing could walk, text that no file could have as
+    its name."""
+    level: list[tuple[str, Any]] = list(tables.items())
+    for _ in range(_DEPTH):
+        level = [(f"{name}.{key}", value) for name, table in level for key, value in _inside(name, table)]
+    if level:
+        raise ConfigError(f"{level[0][0][:80]}... nests more than {_DEPTH} deep: no setting does")
+
+
+def _inside(name: str, value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a table or a list holds. Errors: ConfigError for text that it should not be."""
+    if isinstance(value, str) and ("\0" in value or not _is_whole(value)):
+        what = "run directory" if name == "run.dir" else "setting"
+        why = "has a null byte" if "\0" in value else "is not UTF-8"
+        raise ConfigError(f"{name} = {value!r:.200} cannot be a {what}: it {why}; give another")
+    return value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _build(tables: dict[str, dict[str, Any]]) -> Config:

@@ -30,6 +30,7 @@ _ITS_OWN = (*_NUMBERS, *_SIZES, "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT")
 _ITS_DEFAULTS = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """It sets these where nobody did. Each actor gets threads of its own (mesh/resources/cores.py)."""
 _RUN = "titan_rl_run.json"
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,23 @@ class World:
         return self.attempt.parent
 
 
+def number_of(environment: Mapping[str, str], name: str) -> int:
+    """What a launcher has set a variable to; 0 if it is not set. Errors: ConfigError."""
+    text = environment.get(name) or "0"
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ConfigError(f"{name} = {text!r:.60} in the environment is no number of processes: unset {name}")
+    return int(text)
+
+
 def world_of(environment: Mapping[str, str]) -> World | None:
-    """None where torchrun started nothing."""
+    """None where torchrun started nothing. Errors: ConfigError."""
     if "TORCHELASTIC_RUN_ID" not in environment or not environment.get("WORLD_SIZE", "").isdecimal():
         return None
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
     return World(
-        rank=int(environment.get("RANK", "0")),
-        size=int(environment["WORLD_SIZE"]),
-        restarts=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        rank=number_of(environment, "RANK"),
+        size=number_of(environment, "WORLD_SIZE"),
+        restarts=number_of(environment, "TORCHELASTIC_RESTART_COUNT"),
         error_file=Path(error_file) if error_file else None,
     )
 
@@ -157,8 +166,9 @@ def begun_run(world: World) -> str | None:
     """The run directory that an earlier start of this job has begun."""
     if not world.restarts or world.error_file is None or _openness(world.job):
         return None
-    with suppress(OSError, ValueError):
-        return json.loads((world.job / _RUN).read_text())
+    with suppress(OSError, ValueError, RecursionError):
+        run = json.loads((world.job / _RUN).read_text())
+        return run if isinstance(run, str) else None
     return None
 
 

@@ -84,6 +84,62 @@ def test_a_compact_argument_is_what_its_schema_asks_for(answer, wanted):
     assert read_calls(answer, "compact", TYPED) == [wanted]
 
 
+UNFIT = {
+    "half a character": '"\\ud800"',
+    "half a character in a name": '{"\\udfff": 1}',
+    "more than a float": "1e999",
+    "no number": "NaN",
+    "deeper than it is handed on": "[" * 150 + "]" * 150,
+    "deeper than it is read": "[" * 50_000,
+    "more digits than are read": "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("value", UNFIT.values(), ids=UNFIT)
+def test_a_call_that_could_not_be_kept_is_told_to_the_model(value):
+    call = f'{{"name": "any", "arguments": {{"value": {value}}}}}'
+    [broken] = read_calls(f"<tool_call>{call}</tool_call>", "chat", TYPED)
+    assert isinstance(broken, Malformed) and len(broken.why) < 300 and broken.why.isprintable()
+    assert read_calls(call, "chat", TYPED) == []  # an answer that looks like one
+
+
+def test_arguments_too_deep_for_their_schema_are_told_to_the_model():
+    arguments: dict = {}
+    for _ in range(400):
+        arguments = {"in": arguments}
+    nests = Tool("nests", "", {"type": "object", "properties": {"in": {"$ref": "#"}}}, str)
+    assert nests.mistake(arguments) == "the arguments cannot be checked (RecursionError)"
+
+
+HALVES = {"type": "object", "properties": {"x": {"multipleOf": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "told"),
+    [
+        (HALVES, {"x": 10**400}, "cannot be checked"),
+        (parameters(word={}), {"word": "a", "more": 1}, "unexpected keyword argument 'more'"),
+        (parameters(word={}), {}, "missing a required argument: 'word'"),
+    ],
+)
+def test_arguments_that_the_machinery_stumbles_over_are_the_models(schema, arguments, told):
+    """Or it could choose that its answer is not trained on."""
+
+    def shout(word):
+        return word
+
+    environment = ToolEnvironment([Tool("any", "", schema, shout)])
+    reply = asyncio.run(environment.step(tagged({"name": "any", "arguments": arguments})))
+    assert told in reply.messages[0]["content"] and reply.calls[0].status == "error"
+
+
+def test_half_a_character_of_a_tool_is_a_question_mark():
+    environment = ToolEnvironment([tool(lambda word: "\udcff!")])
+    assert asyncio.run(environment.step(tagged(CALL))).messages == [{"role": "tool", "content": "?!"}]
+    with pytest.raises(ValueError, match="half a character"):
+        Reply([{"role": "user", "content": "\udcff!"}])
+
+
 @pytest.mark.parametrize("answer", ["now(3)", "two(1)", "two()"])
 def test_a_compact_call_has_one_argument_or_none_where_the_tool_takes_none(answer):
     [broken] = read_calls(answer, "compact", TYPED)

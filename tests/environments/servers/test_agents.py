@@ -1,6 +1,7 @@
 """Agents that drive the model themselves, with OpenAI's own client: what they were answered is what is trained."""
 
 import asyncio
+import json
 import random
 
 import httpx
@@ -564,10 +565,14 @@ def test_a_hostile_request_is_refused_and_the_server_goes_on():
             statuses.append((await raw.post(url, json=dict(messages=messages))).status_code)
             huge = await raw.post(f"{client.base_url}completions", json=dict(prompt=[1 << 40]))
             statuses.append(huge.status_code)
+            half = dict(role="user", content="\ud800")
+            for more in (dict(tools=5), dict(tools={"a": 1}), dict(messages=[half])):
+                content = json.dumps(dict(messages=ASKED) | more)  # httpx itself would not write half a character
+                statuses.append((await raw.post(url, content=content)).status_code)
         await chat(client, ASKED)
 
     [rollout] = drive(attacks)[0].rollouts
-    assert statuses == [400] * 8 and rollout.status == "ok"
+    assert statuses == [400] * 11 and rollout.status == "ok"
 
 
 def test_what_is_said_cannot_begin_a_turn_of_the_template():

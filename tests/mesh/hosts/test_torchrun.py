@@ -54,6 +54,19 @@ def test_what_torchrun_did_not_start_has_no_world(environment):
     assert world_of(environment) is None
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"])
+@pytest.mark.parametrize("value", ["9" * 5000, "x", "-1"])
+def test_what_is_no_number_of_processes_is_one_line(job, name, value, monkeypatch, capsys):
+    for variable, given in (variables(job, 0) | {name: value}).items():
+        monkeypatch.setenv(variable, given)
+    if (name, value.isdecimal()) == ("WORLD_SIZE", False):
+        assert world_of(os.environ) is None
+        return
+    assert command_line.answer(lambda arguments: 0, []) == command_line.EXIT_USER
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"titan-rl: {name} = ") and line.endswith(f"unset {name}") and len(line) < 200
+
+
 def test_one_node_and_a_folder_of_ones_own_are_wanted(job):
     assert refusal(variables(job, 0)) == ""
     assert "--nnodes=1" in refusal(variables(job, 0, WORLD_SIZE="4"))
@@ -153,6 +166,10 @@ def test_only_a_job_that_is_started_again_has_a_run(job):
     assert begun_run(again) is None  # the first start did not come so far
     note_run(first, Path("runs/a"))
     assert begun_run(again) == str(Path("runs/a").absolute()) and begun_run(first) is None
+    for damaged in ("[1]", "null", "[" * 100_000):
+        (job / "titan_rl_run.json").write_text(damaged)
+        assert begun_run(again) is None
+    note_run(first, Path("runs/a"))
     job.chmod(0o777)
     assert begun_run(again) is None
 

@@ -15,6 +15,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def whole_characters(text: str) -> str:
+    """Text that UTF-8 can hold: half a character becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def say(text: object, file: TextIO | None = None) -> None:
     """``print`` for text that holds what a run directory, a server, a data file or a model says; it is flushed."""
     print(printable_lines(str(text)), file=file, flush=True)

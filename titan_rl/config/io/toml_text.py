@@ -8,7 +8,7 @@ from typing import Any
 def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """One section after the other. What is None is left out: TOML has no such value, and it is the default."""
     return "\n\n".join(
-        "\n".join([f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in _set(table))])
+        "\n".join([f"[{_key(name)}]", *(f"{_key(key)} = {_value(value)}" for key, value in _set(table))])
         for name, table in tables.items()
     )
 
@@ -19,7 +19,7 @@ def _set(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _key(key: str) -> str:
     is_bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if is_bare else json.dumps(key)
+    return key if is_bare else _json(key)
 
 
 def _value(value: Any) -> str:
@@ -29,5 +29,10 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, bool | int | str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value) if isinstance(value, float) else json.dumps(str(value))
+        return _json(value)
+    return repr(value) if isinstance(value, float) else _json(str(value))
+
+
+def _json(value: bool | int | str) -> str:
+    """As TOML writes it, too: it has no pairs of escapes for one sign, and wants DEL as one."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

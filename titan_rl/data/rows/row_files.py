@@ -26,7 +26,7 @@ def find_file(setting: str, name: str, folders: Sequence[str], *, directories: b
     """A data file by its path, a relative one in ``folders``, in turn. ``directories``: one that ``datasets`` saved is
     as good. Errors: ConfigError."""
     suffixes = (*_JSON_LINES, *_PARQUET)
-    places = [Path(folder, Path(name).expanduser()) for folder in folders or ["."]]
+    places = [Path(folder, _without_tilde(setting, name)) for folder in folders or ["."]]
     for place in places:
         if directories and place.is_dir():
             return place
@@ -39,6 +39,14 @@ def find_file(setting: str, name: str, folders: Sequence[str], *, directories: b
     near = {path.name for place in places for path in place.parent.glob("*") if path.suffix in suffixes}
     hint = nearest(Path(name).name, near) if near else "correct the path"
     raise ConfigError(f"{setting} = {name!r}: there is no file {' or '.join(dict.fromkeys(map(str, places)))}: {hint}")
+
+
+def _without_tilde(setting: str, name: str) -> Path:
+    """Errors: ConfigError for the folder of a user who has none."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{setting} = {name!r}: {error}: give the whole path") from None
 
 
 def read_raw_rows(path: Path) -> Iterator[RawRow]:

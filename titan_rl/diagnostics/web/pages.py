@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from titan_rl.diagnostics.web.data.facts import state_of
+from titan_rl.diagnostics.web.data.selection import whole_number
 from titan_rl.diagnostics.web.data.watched_run import Watched
 from titan_rl.diagnostics.web.html.style import CSS
 from titan_rl.diagnostics.web.views.mesh import mesh
@@ -23,7 +24,7 @@ class Pages:
     def __init__(self, runs: list[Watched], query: Mapping[str, str]) -> None:
         """``runs``: those that are watched. ``query``: parameters of the address; what is none of ours is passed
         over."""
-        number = int(query["run"]) if query.get("run", "").isdecimal() else 0
+        number = whole_number(query, "run") or 0
         self.runs, self.run = runs, runs[number if number < len(runs) else 0]
         self.view = query["view"] if query.get("view") in _VIEWS else "curves"
         ui.add_css(CSS)

@@ -7,7 +7,6 @@ request needs no session of its own, and a generator that dies is replaced behin
 """
 
 import asyncio
-import json
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,9 +14,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from titan_rl.config.io.printable import printable
 from titan_rl.environments.agents.agent import ModelAccess
 from titan_rl.environments.agents.openai_requests import Asked, Refused, read_chat, read_completion
 from titan_rl.environments.agents.openai_responses import Answered
+from titan_rl.environments.conversation.untrusted_json import read_json
 from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, closed_to_others
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _MAX_BYTES = 16 << 20
 """Of a request."""
 _END_SECONDS = 2
+_SHOWN = 500
+"""Characters of why a request is refused."""
 
 Answer = Callable[[Asked], Awaitable[Answered]]
 """Errors: Refused."""
@@ -134,9 +137,9 @@ async def _body(request: "Request") -> dict[str, Any]:
         if len(data) > _MAX_BYTES:
             raise Refused(f"a request has at most {_MAX_BYTES} bytes", status=413)
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        body = None
+        body = read_json(data.decode())
+    except ValueError as error:
+        raise Refused(f"the body is no JSON object: {error}") from None
     if not isinstance(body, dict):
         raise Refused("the body is no JSON object")
     return body
@@ -166,5 +169,5 @@ async def _has_left(request: "Request") -> None:
 def _refusal(refused: Refused) -> "Response":
     from starlette.responses import JSONResponse
 
-    about = {"message": str(refused), "type": "invalid_request_error", "code": refused.code}
+    about = {"message": printable(str(refused), _SHOWN), "type": "invalid_request_error", "code": refused.code}
     return JSONResponse({"error": about}, status_code=refused.status)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from titan_rl.environments.conversation.tool_calls import Call, Malformed, read_calls
+from titan_rl.environments.conversation.untrusted_json import read_json
 
 
 class Refused(Exception):
@@ -96,8 +97,7 @@ def read_chat(body: Mapping[str, Any]) -> Asked:
     said = tuple(_said(message) for message in messages)
     if said[-1].role == "assistant":
         raise Refused("messages: the last one is the assistant's: there is nothing to answer")
-    tools = () if body.get("tool_choice") == "none" else tuple(_schema(tool) for tool in body.get("tools") or ())
-    return Asked(messages=said, tools=tools, **_wanted(body), wants_logprobs=body.get("logprobs") is True)
+    return Asked(messages=said, tools=_schemas(body), **_wanted(body), wants_logprobs=body.get("logprobs") is True)
 
 
 def read_completion(body: Mapping[str, Any]) -> Asked:
@@ -137,7 +137,7 @@ def _said(message: Any) -> Said:
     calls = message.get("tool_calls") or ()
     try:
         return Said(_ROLES.get(role, role), _text(message.get("content")), tuple(_called(call) for call in calls))
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (KeyError, TypeError, ValueError):
         raise Refused("messages: content is text, and tool_calls are functions with their arguments") from None
 
 
@@ -153,14 +153,22 @@ def _text(content: Any) -> str:
 
 
 def _called(call: Any) -> tuple[str, str]:
-    """Errors: KeyError, TypeError, ValueError, RecursionError."""
+    """Errors: KeyError, TypeError, ValueError."""
     function = call["function"]
-    return str(function["name"]), in_order(json.loads(function["arguments"] or "{}"))
+    return str(function["name"]), in_order(read_json(function["arguments"] or "{}"))
 
 
 def in_order(value: Any) -> str:
     """As JSON, the same for equal values."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _schemas(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Errors: Refused."""
+    tools = body.get("tools") or []
+    if not isinstance(tools, list):
+        raise Refused("tools: a list of {type: 'function', function: {name, parameters}} is wanted")
+    return () if body.get("tool_choice") == "none" else tuple(map(_schema, tools))
 
 
 def _schema(tool: Any) -> str:

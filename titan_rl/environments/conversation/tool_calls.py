@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from titan_rl.config.sections.kinds import Style
+from titan_rl.environments.conversation.untrusted_json import read_json
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _COMPACT = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
@@ -69,26 +70,16 @@ def _typed(text: str, schema: Any) -> Any:
     if not isinstance(schema, dict) or schema.get("type", "string") == "string":
         return text
     try:
-        return _parsed(text)
-    except (ValueError, RecursionError):
+        return read_json(text)
+    except ValueError:
         return text
 
 
 def _tagged(text: str) -> Call | Malformed:
     try:
-        return _call(_parsed(text))
-    except (ValueError, RecursionError) as error:  # deep nesting is the model's doing
-        why = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        return Malformed(text[:_SHOWN], f"a call must be one JSON object with name and arguments: {why}")
-
-
-def _parsed(text: str) -> Any:
-    """Errors: ValueError, also for NaN and Infinity, which are no JSON; RecursionError."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
+        return _call(read_json(text))
+    except ValueError as error:
+        return Malformed(text[:_SHOWN], f"a call must be one JSON object with name and arguments: {error}")
 
 
 def _call(value: Any) -> Call:
@@ -106,9 +97,9 @@ def _bare(answer: str) -> list[Call | Malformed]:
     if not answer.startswith(("{", "[")):
         return []
     try:
-        value = _parsed(answer)
+        value = read_json(answer)
         return [_call(each) for each in (value if isinstance(value, list) else [value])]
-    except (ValueError, RecursionError):
+    except ValueError:
         return []
 
 

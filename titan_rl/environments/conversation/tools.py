@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 from referencing import Registry
 
+from titan_rl.config.io.printable import whole_characters
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.kinds import Style
 from titan_rl.data.types import CallStatus, ToolCall
@@ -32,6 +33,7 @@ _RETRIES = 2
 _PAUSE_SECONDS = 0.1
 _NOTHING_ELSE = Registry()
 """A schema that refers to another address is not looked up there."""
+_ANY_ARGUMENTS = inspect.signature(lambda **arguments: "")
 
 
 Schema = dict[str, Any]
@@ -73,8 +75,24 @@ class Tool:
 
     def mistake(self, arguments: dict[str, Any]) -> str | None:
         """What of the arguments does not fit."""
-        error = best_match(Draft202012Validator(self.parameters, registry=_NOTHING_ELSE).iter_errors(arguments))
-        return error and f"{error.json_path.removeprefix('$.')}: {error.message}"
+        try:
+            error = best_match(Draft202012Validator(self.parameters, registry=_NOTHING_ELSE).iter_errors(arguments))
+        except (RecursionError, ArithmeticError) as error:  # what the model wrote is too deep or too large to check
+            return f"the arguments cannot be checked ({type(error).__name__})"
+        if error is not None:
+            return f"{error.json_path.removeprefix('$.')}: {error.message}"
+        try:
+            self._signature.bind(**arguments)
+        except TypeError as error:  # its schema lets through what the function has no place for
+            return str(error)
+        return None
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        try:
+            return inspect.signature(self.run)
+        except (TypeError, ValueError):  # of something written in C, which does not tell
+            return _ANY_ARGUMENTS
 
 
 def schema_of(tool: Tool | Schema) -> Schema:
@@ -107,6 +125,7 @@ class ToolEnvironment(OneAnswer):
 
     def _written(self, result: str) -> str:
         """Where no template sets it apart, a mark and a line's end do."""
+        result = whole_characters(result)
         return f"={result}\n" if self.style == "compact" else result
 
     async def _result(self, number: int, call: Call | Malformed) -> tuple[str, ToolCall]:

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Protocol
 
 from titan_rl.data.numbers import as_float
-from titan_rl.data.rows.row_fields import Message
+from titan_rl.data.rows.row_fields import Message, encodable
 from titan_rl.data.types import ToolCall
 
 
@@ -32,6 +32,7 @@ class Reply:
         for message in self.messages:
             if message.get("role") not in ("tool", "user") or not isinstance(message.get("content"), str):
                 raise ValueError("a reply's messages are {role, content} of a tool or a user, with text")
+            encodable("a reply", "content", message["content"])
         if self.reward is None:
             return
         if not isinstance(self.reward, Real) or not math.isfinite(as_float(self.reward)):

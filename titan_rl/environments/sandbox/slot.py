@@ -223,9 +223,9 @@ class _Run:
 
     def _told(self, report: Report) -> Outcome:
         """Errors: SandboxFailed for a program that did not begin."""
-        is_over = report["why"] == "memory" or (self.group is not None and self.group.has_ended_any())
-        why = self.why or ("memory" if is_over else None)
         try:
+            is_over = report["why"] == "memory" or (self.group is not None and self.group.has_ended_any())
+            why = self.why or ("memory" if is_over else None)
             how = Ended(why, int(report["exit"]), float(report["seconds"]), int(report["memory"]))
         except (ValueError, TypeError, LookupError, OverflowError):
             raise SandboxFailed("the box has no report on a program") from None

@@ -4,7 +4,7 @@
 could have redefined. inside/running.py has the other end.
 """
 
-import json
+from collections.abc import Hashable
 from typing import Any
 
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
@@ -46,17 +46,16 @@ def decode(value: Any, depth: int = 0) -> Any:
 
 def same(one: Any, other: Any) -> bool:
     """Equal, with equal types all the way down; a float that is no number is equal to none."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return _typed(one) == _typed(other) and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, set | frozenset):
-        return _typed(one) == _typed(other)
-    return one == other
+    return _typed(one) == _typed(other)
 
 
-def _typed(keys: Any) -> set[str]:
-    """Keys by their type as well: in a set 1 and True are one."""
-    return {json.dumps(encode(key), sort_keys=True) for key in keys}
+def _typed(value: Any) -> Hashable:
+    """Equal for values that are the same: in a set 1 and True are one, and the order of a set is anybody's."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind, tuple(map(_typed, value))
+    if kind in (set, frozenset):
+        return kind, frozenset(map(_typed, value))
+    if kind is dict:
+        return kind, frozenset((_typed(key), _typed(each)) for key, each in value.items())
+    return kind, object() if value != value else value

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from titan_rl.config.io.printable import whole_characters
 from titan_rl.config.load import ConfigError
 from titan_rl.config.plugins import check_signature, is_reference, resolve, what_happened
 from titan_rl.environments.conversation.tools import ToolError
@@ -85,5 +86,4 @@ def _field(observation: Any, path: str) -> Any:
 
 def as_text(value: Any) -> str:
     """Text as it is, anything else as JSON; half a character becomes a question mark."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text.encode("utf-8", "replace").decode()
+    return whole_characters(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))

@@ -19,6 +19,7 @@ _LONGEST_INSIDE = 120
 def check_place(root: Path, *, write: bool) -> None:
     """Errors: ConfigError unless a run directory is there and may be read, or, to ``write``, can be made there."""
     try:
+        _check_spelling(root)
         place = _nearest(root)
         _check_length(root, place)
         if not place.is_dir():
@@ -33,6 +34,14 @@ def check_place(root: Path, *, write: bool) -> None:
         raise ConfigError(
             f"{str(root)[:200]!r} cannot be a run directory: {why}; give a folder that can be {wanted}"
         ) from None
+
+
+def _check_spelling(root: Path) -> None:
+    """Errors: ValueError for a path that Parquet's reader cannot be given."""
+    try:
+        str(root.absolute()).encode()
+    except UnicodeEncodeError:
+        raise ValueError("its path is not UTF-8") from None
 
 
 def _nearest(root: Path) -> Path:

@@ -34,6 +34,8 @@ GROUP_COLUMNS = {
     "task": "any_value(task)",
 }
 """Of a prompt's answers in a step."""
+_MOST_DIGITS = 9
+"""Of a number in an address."""
 _TIES = {"reward": "advantage"}
 """What orders those that are alike: of answers with one reward, those that few others of their group have."""
 RANGES = ("step", "reward", "length", "disagreement", "staleness")
@@ -113,6 +115,12 @@ def selection_of(query: Mapping[str, str]) -> Selection:
     if (column := sort.removeprefix("-")) in found.columns:
         return replace(found, sort=column, descending=sort.startswith("-"))
     return found
+
+
+def whole_number(query: Mapping[str, str], name: str) -> int | None:
+    """What a parameter says; None for what is no number, or has more digits than one of ours."""
+    text = query.get(name, "")
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _number(text: str | None) -> float | None:

@@ -9,7 +9,7 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from titan_rl.diagnostics.web.data.index import Page
-from titan_rl.diagnostics.web.data.selection import COLUMNS, GROUP_COLUMNS, RANGES, selection_of
+from titan_rl.diagnostics.web.data.selection import COLUMNS, GROUP_COLUMNS, RANGES, selection_of, whole_number
 from titan_rl.diagnostics.web.data.watched_run import Watched
 from titan_rl.diagnostics.web.views.group import open_group
 from titan_rl.diagnostics.web.views.rollout import open_sheet
@@ -61,7 +61,7 @@ class RolloutsView:
         self._opened = {name: query[name] for name in ("rollout", "group") if name in query}
         self._hidden: set[str] = set()
         """Columns that say nothing of this run."""
-        self._first_page = int(query["page"]) if query.get("page", "").isdecimal() else 1
+        self._first_page = whole_number(query, "page") or 1
         with ui.element("div").classes("card"):
             self._filters()
         with ui.element("div").classes("card"):
@@ -207,7 +207,7 @@ class RolloutsView:
 def _row_of(place: str) -> dict[str, Any]:
     """Of an address: ``12/train/0000001``."""
     step, _, prompt_id = place.partition("/")
-    return {"step": step, "prompt_id": prompt_id}
+    return {"step": whole_number({"step": step}, "step"), "prompt_id": prompt_id}
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

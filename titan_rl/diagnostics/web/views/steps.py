@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from nicegui import ui
 
+from titan_rl.diagnostics.web.data.selection import whole_number
 from titan_rl.diagnostics.web.data.watched_run import Watched
 from titan_rl.diagnostics.web.html.timeline import draw
 from titan_rl.records.steps.trace import Trace, read_trace, trace_size
@@ -26,7 +27,7 @@ class StepsView:
     def __init__(self, run: Watched, query: Mapping[str, str], moved: Callable[[dict[str, str]], None]) -> None:
         """``query``: parameters of the address. ``moved``: is told them when they are others."""
         self.root, self._moved = run.run_dir.root, moved
-        self._asked = int(query["step"]) if query.get("step", "").isdecimal() else None
+        self._asked = whole_number(query, "step")
         self.size, self.trace = 0, Trace()
         self.place, self.together = -1, 1
         with ui.element("div").classes("card"):
