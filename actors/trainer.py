@@ -23,9 +23,9 @@ from titan_rl.mesh.supervision.abort_collectives import check_peers
 from titan_rl.mesh.telemetry.step_record import RankTold
 from titan_rl.mesh.telemetry.stragglers import seconds_wanted
 from titan_rl.trainer.model.cpu_allocator import Heap, release
-from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
+from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
 if TYPE_CHECKING:  # a process has these imported once it has joined
     from titan_rl.trainer.model.parameter_memory import Held

@@ -282,9 +282,10 @@ def _bench(options: argparse.Namespace, overrides: dict) -> int:
 
 
 def _tasks(options: argparse.Namespace, overrides: dict) -> int:
-    from titan_rl.environments import listing
+    from titan_rl.environments.reasoning_gym.families import described_families
+    from titan_rl.environments.registry import list_tasks
 
-    say(json.dumps(listing.families()) if options.json else "\n".join(listing.lines()))
+    say(json.dumps(list(described_families())) if options.json else "\n".join(list_tasks()))
     return 0
 
 

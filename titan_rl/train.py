@@ -157,8 +157,8 @@ def relieve_collector() -> None:
 
 async def run_to_end(session: "Session") -> int:
     """A session from its start to its end, whatever that is; the exit code."""
+    from titan_rl.controller.loop.shutdown import Lost, Stopped
     from titan_rl.controller.session import one_line
-    from titan_rl.controller.stopping import Lost, Stopped
 
     _stop_on_signals(session)
     error: BaseException | None = None

@@ -15,9 +15,8 @@ import pytest
 
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.console.end_summary import stopping
-from titan_rl.controller.loop.shutdown import Ending
+from titan_rl.controller.loop.shutdown import Ending, Stopped, StopRequest
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
-from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.processes.processes import ending, new_mark, running
 from titan_rl.mesh.processes.reaper import reap
@@ -348,7 +347,7 @@ import asyncio, sys, types
 from pathlib import Path
 sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
 from titan_rl.controller.console.display import Display
-from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.train import drive, run_to_end
 
 class Stub:

@@ -22,10 +22,10 @@ from titan_rl.models.spec import read_hf_config
 from titan_rl.models.weights.peft_files import CONFIG, WEIGHTS
 from titan_rl.models.weights.shards import is_adapter
 from titan_rl.trainer.model.lora_checks import check_lora
-from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.plain_state import StateError, read_metadata
 from titan_rl.trainer.state.snapshot import load_snapshot
+from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 

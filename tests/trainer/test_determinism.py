@@ -13,8 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from titan_rl.config.load import load_config
-from titan_rl.controller import run_device
-from titan_rl.controller.preflight import device as trainer_device
+from titan_rl.controller.preflight import device
 from titan_rl.controller.preflight.device import TRAINER_DEVICE
 from titan_rl.data.types import StepMetrics
 from titan_rl.diagnostics.replay import replay
@@ -105,14 +104,14 @@ def test_a_gpu_is_asked_of_the_trainer(monkeypatch):
             learner = SimpleNamespace(device=torch.device("cuda", 1), titan=SimpleNamespace(debug=debug))
             return [(pickle.dumps(pickle.loads(code)(learner)), "")]
 
-    monkeypatch.setattr(run_device, "DEVICE_TYPE", "cuda")
+    monkeypatch.setattr(device, "DEVICE_TYPE", "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     told = []
 
     def note(kind: str, **fields) -> None:
         told.append((kind, fields))
 
-    asyncio.run(trainer_device.note_trainer_device(Trainer(), load_config(None), note))
+    asyncio.run(device.note_trainer_device(Trainer(), load_config(None), note))
     assert told == [(TRAINER_DEVICE, {"device": "GPU 1", "deterministic": True, "torch": torch.__version__})]
 
 

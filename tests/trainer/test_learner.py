@@ -23,9 +23,9 @@ from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.layers import decoder
 from titan_rl.records.checkpoints.shard_store import ShardStore
 from titan_rl.trainer.objective.objective import agreement_sums, loss_and_sums
-from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import load_snapshot
+from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 

@@ -14,9 +14,9 @@ from local_trainer import LocalTrainer, make_steps
 from row_tasks import write
 
 from titan_rl.config.load import load_config
+from titan_rl.controller.loop.shutdown import StopRequest
 from titan_rl.controller.offline.controller import DataComponents, SupervisedController
 from titan_rl.controller.recovery.nonfinite_batches import BadBatches, BadNumbersError
-from titan_rl.controller.stopping import StopRequest
 from titan_rl.data.nonfinite import BadNumbers, Culprit
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer

@@ -17,8 +17,7 @@ from titan_rl.mesh.channel.sources import TornRead
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
-from titan_rl.trainer.state.snapshot_copied import CopiedSnapshots
-from titan_rl.trainer.state.snapshot_in_place import SnapshotsInPlace
+from titan_rl.trainer.state.snapshot_kinds import CopiedSnapshots, SnapshotsInPlace
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 

@@ -1,7 +1,7 @@
-"""The policy as it was when reinforcement learning began: what it is compared with, if supervised steps came before.
+"""The model that a run starts from, and the policy as reinforcement learning began, if supervised steps came before.
 
-It is written once, as a Hugging Face directory in the run directory, so whoever serves as the reference finds it there:
-ranks that replace others, a run that is resumed, a replay.
+The latter is written once, as a Hugging Face directory in the run directory, so whoever serves as the
+reference finds it there: ranks that replace others, a run that is resumed, a replay.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,18 @@ from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.trainer.roles.names import own_learned
+
+
+def base_model(config: Config, run_dir: RunDir) -> str:
+    """Directory of the model that a run starts from; ``tiny`` is made in the run directory."""
+    if config.model.path != "tiny":
+        return config.model.path
+    if not run_dir.base_model.exists():
+        from titan_rl.models.builtin.tiny import make_tiny
+
+        with replacing(run_dir.base_model) as folder:  # a run that is killed must not leave half a model
+            make_tiny(folder, seed=config.run.seed)
+    return str(run_dir.base_model)
 
 
 def keeps_policy(config: Config, algorithm: Algorithm) -> bool:

@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 from titan_rl.config.command_line import check_started_once
 from titan_rl.config.sections.schema import Config
-from titan_rl.controller.base_model import base_model
 from titan_rl.controller.console.display import Display
 from titan_rl.controller.console.end_summary import farewell, stopping
 from titan_rl.controller.console.sandbox_bounds import note_box_bounds
-from titan_rl.controller.initial_policy import kept_policy
+from titan_rl.controller.initial_policy import base_model, kept_policy
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.controller import Components, Controller
 from titan_rl.controller.loop.interface import Loop
@@ -31,6 +30,7 @@ from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.loop.scaling import grant_scale_requests
+from titan_rl.controller.loop.shutdown import Lost, Stopped, StopRequest
 from titan_rl.controller.offline.controller import DataComponents, SupervisedController
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps, HeldOut
@@ -47,7 +47,6 @@ from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
 from titan_rl.controller.recovery.nonfinite_batches import BadBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
-from titan_rl.controller.stopping import Lost, Stopped, StopRequest
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.callbacks import Log
 from titan_rl.data.rows.datasets import Dataset

@@ -13,8 +13,8 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.evaluate import evaluate
 from titan_rl.controller.planning.device_plan import plan_devices, this_machine
 from titan_rl.controller.preflight.checks import Checked
+from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.controller.preflight.host_checks import without_hosts
-from titan_rl.controller.run_device import is_on_cpu
 from titan_rl.mesh.meshes import ActorClasses, Listeners, Meshes, MeshOptions, Ranks, Whereabouts
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import longest_rollout

@@ -1,10 +1,10 @@
-"""The task that a config names.
+"""The task that a config names, and the list of all names (``titan-rl tasks``).
 
 It is made anew wherever it is needed: in the controller for the prompt stream, in verifiers to write out prompts, and
 in scorer processes, the only place where a model's answer meets the expected one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from titan_rl.config.load import ConfigError
@@ -91,3 +91,34 @@ def _of_others(task: TaskConfig, folders: Sequence[str]) -> Task:
     from titan_rl.environments.tasks.gymnasium_task import GymnasiumTask
 
     return GymnasiumTask(task, folders)
+
+
+_DESCRIBED = (
+    "jsonl  (rows of a file of your own: task.options.file)",
+    "code  (programs to write, from a file of your own; they run in a sandbox, against each row's tests)",
+    "math  (rows of your own, whose answers are mathematics: what equals the expected one is right)",
+    "mixture  (several of these in one run: a table [task.options.NAME] for each, with its weight)",
+    "openenv  (an environment behind an OpenEnv server: task.options.url, action, observation, prompt)",
+    "nemo_gym  (rows, tools and rewards of a NeMo Gym resources server: task.options.url, file)",
+    "verifiers  (environments of the verifiers library, with their own harness: task.options.env, python)",
+    "gymnasium  (an environment of gymnasium.make, in text: task.options.id, prompt)",
+)
+
+
+def list_tasks() -> Iterator[str]:
+    """A line for everything that can be trained on: its name and what it is."""
+    from titan_rl.environments.reasoning_gym.families import described_families  # its import takes a second
+
+    yield from _DESCRIBED
+    for name, task in BUILT_IN.items():
+        yield f"{name}  ({task.ABOUT})"
+    for family in described_families():
+        yield _family_line(**family)
+
+
+def _family_line(name: str, styles: list[str], scoring: str, constant_answer: dict | None) -> str:
+    also = "compact (exact) too" if "compact" in styles else ""
+    pay = "unknown what"
+    if constant_answer:
+        pay = "{family:.2f} by its scorer, {exact:.2f} exact".format(**constant_answer)
+    return f"{name:<24} {also:<20} scored {scoring + ';':<8} the best constant answer earns {pay}"

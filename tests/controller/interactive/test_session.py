@@ -7,8 +7,8 @@ import pytest
 import running
 
 from titan_rl.config.load import load_config, parse_overrides
+from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.controller.session import Session
-from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.records.metrics import read_metrics
 
 STEPS = 5

@@ -7,14 +7,13 @@ import pytest
 
 from titan_rl.cli import main
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.forecast.syncing import Route, syncing
 from titan_rl.controller.planning.forecast.generation import Engine, decode_step, generating
 from titan_rl.controller.planning.forecast.rates import as_toml, device_names, rates_of
 from titan_rl.controller.planning.forecast.shapes import SHAPES, known, shape_of
 from titan_rl.controller.planning.forecast.simulation import lengths, simulated
 from titan_rl.controller.planning.forecast.step import Scenario, forecast
 from titan_rl.controller.planning.forecast.training import Layout, bubble, num_rows, ring, train_flops, training
-from titan_rl.controller.planning.forecast.weight_sync import traffic
+from titan_rl.controller.planning.forecast.weight_sync import Route, syncing, traffic
 from titan_rl.controller.planning.forecast.work import Batch, Work
 from titan_rl.diagnostics.bench.planning.fitting import Measured, fitted, least_squares
 

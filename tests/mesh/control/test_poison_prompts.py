@@ -14,8 +14,7 @@ import pytest
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.admission import Admission
-from titan_rl.controller.loop.rollout_queue import RolloutQueue
-from titan_rl.controller.retries import sampled
+from titan_rl.controller.loop.rollout_queue import RolloutQueue, sampled
 from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.mesh.control import dispatcher as dispatch
 from titan_rl.mesh.control.dispatcher import Dispatcher
@@ -275,7 +274,7 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
         pauses.append(seconds)
         await wait(0)
 
-    monkeypatch.setattr("titan_rl.controller.retries.asyncio.sleep", no_wait)
+    monkeypatch.setattr("titan_rl.controller.loop.rollout_queue.asyncio.sleep", no_wait)
 
     async def run(good: set[str], count: int) -> list[Group]:
         faults = FaultsInARow()

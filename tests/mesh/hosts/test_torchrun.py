@@ -295,7 +295,7 @@ import asyncio, sys, types
 from pathlib import Path
 sys.modules["titan_rl.controller.session"] = types.SimpleNamespace(one_line=str)  # its imports take seconds
 from titan_rl import train
-from titan_rl.controller.stopping import Stopped, StopRequest
+from titan_rl.controller.loop.shutdown import Stopped, StopRequest
 from titan_rl.records.run_directory.rundir import RunDir
 
 FOLDER = Path(sys.argv[1])

@@ -16,8 +16,7 @@ from titan_rl.mesh.channel.snapshots.keeper import SnapshotKeeper
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.trainer import join as joining
 from titan_rl.trainer.roles import frozen_worker
-from titan_rl.trainer.state.snapshot_copied import CopiedSnapshots
-from titan_rl.trainer.state.snapshot_in_place import SnapshotsInPlace
+from titan_rl.trainer.state.snapshot_kinds import CopiedSnapshots, SnapshotsInPlace
 from titan_rl.trainer.step.learner import Learner
 
 

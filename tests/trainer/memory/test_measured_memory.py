@@ -13,7 +13,7 @@ from titan_rl.mesh.channel.plan import Interner
 from titan_rl.mesh.channel.writer import holdings
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.spec import read_hf_config
-from titan_rl.trainer.state.snapshot_copied import CopiedSnapshots
+from titan_rl.trainer.state.snapshot_kinds import CopiedSnapshots
 from titan_rl.trainer.step.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("process_group")

@@ -16,9 +16,9 @@ from titan_rl.controller.preflight.resume import first_change, flat
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.builtin.tiny import make_tiny
-from titan_rl.trainer.snapshot_kinds import make_snapshots
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import load_snapshot
+from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 from titan_rl.trainer.step.learner import Learner
 from titan_rl.trainer.titan_config import build_titan
 

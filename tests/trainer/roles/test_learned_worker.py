@@ -93,7 +93,7 @@ def spoil(role, *, yes: bool) -> None:
 
 def run_steps(side, case: Case, pull) -> list:
     """Of each step, what came of its updates; a checkpoint and a snapshot of all but the last are on the way."""
-    from titan_rl.trainer.snapshot_kinds import make_snapshots
+    from titan_rl.trainer.state.snapshot_kinds import make_snapshots
 
     snapshots = make_snapshots(dist.get_rank(), side, load_config(None, {}))
     side.before_update = snapshots.before_update

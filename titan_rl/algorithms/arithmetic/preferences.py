@@ -1,4 +1,5 @@
-"""Losses of preferences as pure functions: of pairs (DPO and its kin), of labels (KTO), of rewards (Bradley-Terry).
+"""Losses of offline algorithms as pure functions: likelihood, pairs (DPO and its kin), labels (KTO), rewards
+(Bradley-Terry). Those of policy gradients are kernels/policy_loss.py.
 
 A row holds whole samples, and of a pair both, the chosen one first; so a loss is a weighted sum over the pairs or
 samples of a row, and how rows are packed, split and spread changes nothing. What a sample weighs is the sum of its
@@ -160,3 +161,10 @@ def answers(inputs: LossInputs, *, mean: bool = False) -> Answers:
     reference_S = inputs.reference_logprob_S
     reference_N = torch.zeros_like(logprob_N) if reference_S is None else sums(reference_S, member_NS) / count_N
     return Answers(logprob_N, reference_N, pair_weights(inputs.weight_S, member_NS))
+
+
+def negative_log_likelihood(logprob_S: torch.Tensor, advantage_S: torch.Tensor, weight_S: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy weighted by the advantage; tokens of weight 0 count for nothing, whatever they hold."""
+    counted_S = weight_S > 0
+    logprob_S, advantage_S = (torch.where(counted_S, values_S, 0) for values_S in (logprob_S, advantage_S))
+    return -(logprob_S * advantage_S * weight_S).sum()

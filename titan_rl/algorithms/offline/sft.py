@@ -4,8 +4,8 @@ that."""
 
 import torch
 
+from titan_rl.algorithms.arithmetic.preferences import negative_log_likelihood
 from titan_rl.algorithms.base import Algorithm, LossInputs
-from titan_rl.algorithms.losses import negative_log_likelihood
 from titan_rl.data.types import Rollout
 
 

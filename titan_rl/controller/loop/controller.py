@@ -18,7 +18,7 @@ goes on meanwhile. Generators take a published version while the trainer goes on
     save       the trainer's state   the checkpoint before it            the ranks' writing threads (checkpointing.py)
 
 Every one of these waits has a deadline (``mesh.step_timeout``, ``verifier.episode_timeout``), and all but train and
-publish end when the user asks to stop (stopping.py).
+publish end when the user asks to stop (shutdown.py).
 """
 
 import asyncio
@@ -37,14 +37,13 @@ from titan_rl.controller.loop.interface import Loop
 from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.loop.rollout_queue import Collected, RolloutQueue
-from titan_rl.controller.loop.shutdown import Ending
+from titan_rl.controller.loop.shutdown import Ending, Stopped, StopRequest
 from titan_rl.controller.loop.step_recorder import Witness
 from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
 from titan_rl.controller.recovery.nonfinite_batches import BadBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
-from titan_rl.controller.stopping import Stopped, StopRequest
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
 from titan_rl.mesh.meshes import Meshes

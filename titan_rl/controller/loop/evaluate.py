@@ -1,7 +1,7 @@
 """Held-out accuracy: greedy answers to prompts that no run trains on."""
 
 from titan_rl.config.sections.schema import RolloutConfig
-from titan_rl.controller.retries import sampled
+from titan_rl.controller.loop.rollout_queue import sampled
 from titan_rl.data.types import Prompt, Sampling
 from titan_rl.environments.registry import correct
 from titan_rl.mesh.meshes import Meshes

@@ -12,7 +12,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.loop.interface import Loop
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter
-from titan_rl.controller.loop.shutdown import Ending
+from titan_rl.controller.loop.shutdown import Ending, StopRequest
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps, HeldOut
 from titan_rl.controller.preflight.device import tolerance_here
@@ -20,7 +20,6 @@ from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
 from titan_rl.controller.recovery.nonfinite_batches import BadBatches
-from titan_rl.controller.stopping import StopRequest
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes

@@ -24,7 +24,7 @@ from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import read_hf_config, spec_of
 from titan_rl.trainer.roles.names import learned_role, needed_roles
-from titan_rl.trainer.snapshot_kinds import spares_memory
+from titan_rl.trainer.state.snapshot_kinds import spares_memory
 from titan_rl.trainer.titan_config import TrainingConfig
 
 GIB = 2**30

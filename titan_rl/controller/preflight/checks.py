@@ -16,11 +16,11 @@ from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import MIXTURE, OWN_SCORE, TASKS_OF_OTHERS, Config
 from titan_rl.controller.preflight.data_checks import check_settings, load_dataset
+from titan_rl.controller.preflight.device import device_type, is_on_cpu
 from titan_rl.controller.preflight.engine_checks import check_engine
 from titan_rl.controller.preflight.host_checks import check_hosts
 from titan_rl.controller.preflight.ineffective_settings import check_read
 from titan_rl.controller.preflight.role_checks import check_reward_model, check_roles
-from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.rows.datasets import Dataset
 from titan_rl.data.storage.shards import StoreError
 from titan_rl.data.text.checks import TextUse, check_model_text

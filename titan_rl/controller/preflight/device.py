@@ -1,4 +1,7 @@
-"""What the trainer of a run computes on: a run's records say it, since it says what a step done again can promise."""
+"""The devices of a run: those of this machine, or those that its hosts are said to have.
+
+A run's records say what its trainer computed on, since that says what a step done again can promise.
+"""
 
 import pickle
 from dataclasses import asdict
@@ -6,12 +9,27 @@ from dataclasses import asdict
 import torch
 
 from titan_rl.config.sections.schema import Config
-from titan_rl.controller.run_device import device_type, is_on_cpu
 from titan_rl.data.callbacks import RecordEvent
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
+from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.trainer.model.determinism import TrainedOn, tolerance, trained_on
 from titan_rl.trainer.titan_config import build_titan
+
+_OF_HOSTS = "cuda"
+"""As torch calls NVIDIA's and AMD's GPUs alike."""
+
+
+def device_type(config: Config) -> str:
+    """``cpu``, or torch's word for a kind of GPU."""
+    if not config.hosts.is_on:
+        return DEVICE_TYPE
+    return _OF_HOSTS if config.hosts.gpus else "cpu"
+
+
+def is_on_cpu(config: Config) -> bool:
+    return device_type(config) == "cpu"
+
 
 TRAINER_DEVICE = "trainer_device"
 """The kind of event."""

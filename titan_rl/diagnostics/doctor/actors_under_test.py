@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from titan_rl.algorithms.batches.batching import step_batches
-from titan_rl.controller.base_model import base_model
+from titan_rl.controller.initial_policy import base_model
 from titan_rl.controller.interactive.trainer import token_table
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.controller.wiring import Actors

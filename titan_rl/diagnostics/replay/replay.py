@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.base_model import base_model
-from titan_rl.controller.initial_policy import check_kept, kept_policy
+from titan_rl.controller.initial_policy import base_model, check_kept, kept_policy
 from titan_rl.controller.preflight.checks import Checked, resolve, with_dataset
 from titan_rl.controller.preflight.device import trainer_device
 from titan_rl.controller.preflight.recorded_config import load_recorded, one_configuration

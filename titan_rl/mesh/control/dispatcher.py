@@ -49,7 +49,7 @@ class Dispatcher:
         self._at_engines, self._at_verifiers, self._at_refusals = (Suspects(limit) for _ in range(3))
         self._suspects = self._at_engines, self._at_verifiers, self._at_refusals
         self.faults = FaultsInARow()
-        """Also for what is given up elsewhere (controller/retries.py)."""
+        """Also for what is given up elsewhere (controller/loop/rollout_queue.py)."""
         self._attempts: dict[str, float] = {}
         """When the last attempt at each prompt under way began."""
         self._last_news = 0.0

@@ -2,7 +2,7 @@
 
 When a rank dies, the one that takes its place loads what was kept and the survivors load their own snapshots, so all go
 on from one step. Two steps are there: a rank may die in the middle of an update or of a copy, and all ranks need one
-common step. How the state gets there depends on where it is computed with (snapshot_copies.py, snapshot_in_place.py).
+common step. How the state gets there depends on where it is computed with (snapshot_kinds.py).
 """
 
 import pickle

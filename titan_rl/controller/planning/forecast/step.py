@@ -7,10 +7,10 @@ takes as long as the slower of the two (simulation.py has what lies between).
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from titan_rl.controller.forecast.syncing import Route, Syncing, syncing
 from titan_rl.controller.planning.forecast.generation import Engine, Generating, generating
 from titan_rl.controller.planning.forecast.rates import Rates
 from titan_rl.controller.planning.forecast.training import Layout, Training, training
+from titan_rl.controller.planning.forecast.weight_sync import Route, Syncing, syncing
 from titan_rl.controller.planning.forecast.work import Batch, Work
 
 

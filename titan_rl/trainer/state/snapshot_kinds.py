@@ -1,4 +1,6 @@
-"""Snapshots of a state that a CPU computes with: it lives in the shared memory itself, and beside it a copy.
+"""The two kinds of snapshots: copies of a state that lives elsewhere, and a state that lives in the shared memory.
+
+A GPU's state is copied after a step, beside the next forward. A CPU computes with the shared memory itself:
 
     update ─▶ take: it is stamped ─▶ all ranks have ended the step ─▶ forward, backward ─▶ it is copied ─▶ update
 
@@ -10,21 +12,53 @@ again: no moment holds both. Its pages are new then, which costs some time.
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from titan_rl.mesh.channel.memory.region import FAILED, WRITING
-from titan_rl.mesh.resources.released_memory import drop_shared_contents, give_back
-from titan_rl.trainer.state.snapshot import Snapshots
+from titan_rl.config.sections.schema import Config
+from titan_rl.trainer.model.parameter_memory import held_by
+from titan_rl.trainer.state.snapshot import Layout, Snapshots
 
 if TYPE_CHECKING:  # it brings TorchTitan along
     from titan_rl.trainer.rank_interface import Side
+from typing import TYPE_CHECKING
+
+import torch
+
+from titan_rl.mesh.channel.memory.region import FAILED, NUM_SLOTS, WRITING
+from titan_rl.mesh.resources.released_memory import drop_shared_contents, give_back
+
+if TYPE_CHECKING:  # it brings TorchTitan along
+    from titan_rl.trainer.rank_interface import Side
+
+
+class CopiedSnapshots(Snapshots):
+    """Both slots hold copies; the older goes."""
+
+    def take(self, step: int) -> None:
+        self.writer.wait()
+        self._forget_after(step)
+        stamps = self.region.header.stamps
+        slot = next((s for s in range(NUM_SLOTS) if stamps[s] == step), int(stamps.argmin()))
+        # made anew each time: loading a checkpoint replaces the moments' tensors
+        places = self.layout.places(self.region.slots[slot])
+        self.writer.copies[slot] = [(place, held.memory) for held, place in places]
+        self._begin(step, slot)
+
+    def before_move(self) -> None:
+        super().before_move()
+        self.writer.copies = [[] for _ in range(NUM_SLOTS)]
+
+    def settle(self) -> None:
+        """The step before it is still there."""
+
+    def before_update(self) -> None:
+        self.writer.wait_until_copied()
+
 
 _STATE, _COPY = 0, 1
 """Slots."""
 
 
 class SnapshotsInPlace(Snapshots):
-    """Made before anybody has a view of what is trained: that moves."""
+    """One slot is the state itself, the other a copy. Made before anybody has a view of what is trained: that moves."""
 
     def __init__(self, rank: int, learner: "Side", spares_memory: bool = False):
         super().__init__(rank, learner)
@@ -75,3 +109,23 @@ class SnapshotsInPlace(Snapshots):
 def _by_itself(place: torch.Tensor) -> torch.Tensor:
     """In a storage of its own over the same memory, since a checkpoint copies whole storages."""
     return torch.from_numpy(place.reshape(-1).view(torch.uint8).numpy()).view(place.dtype).view(place.shape)
+
+
+def spares_memory(config: Config) -> bool:
+    """Whether a rank on a CPU does so (``SnapshotsInPlace``): in turns, when it gives all back in each step anyway, and
+    not where another host reads the copy by RDMA, whose pages must stay."""
+    return config.placement.mode == "colocated" and not config.hosts.is_on
+
+
+def make_snapshots(rank: int, learner: "Side", config: Config, before: Snapshots | None = None) -> Snapshots:
+    """Of a ``trainer.rank_interface.Side``, before anybody else has a view of what it trains: that may move.
+
+    ``before``: of this rank's learner before. Copies go on in its memory, where what it took is still to be read until
+    these are opened: on a GPU's host it is as much as the state twice over, and takes long to pin.
+    """
+    if learner.device.type == "cpu" and not learner.has_views:
+        return SnapshotsInPlace(rank, learner, spares_memory(config))
+    size = Layout(held_by(learner)).size
+    if isinstance(before, CopiedSnapshots) and (before.region.slot_bytes, before.region.blocks) == size:
+        return CopiedSnapshots(rank, learner, before.region)
+    return CopiedSnapshots(rank, learner)
