@@ -78,7 +78,7 @@ class Generator(Actor):
     @concurrent_endpoint
     async def apply(self, version: int) -> EngineStatistics:
         """Rank 0, when all ranks have fetched: use the version from the next step on. Statistics of the one before."""
-        return await asyncio.wrap_future(self.engine.update(version))
+        return await asyncio.wrap_future(self.engine.apply(version))
 
     @concurrent_endpoint
     async def sleep(self) -> None:

@@ -323,11 +323,11 @@ class Trainer(Actor):
         return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]
 
     @endpoint
-    def publish(self, version: int, epoch: int = 0) -> None:
-        """Begin to stage the weights for the generators; the next update waits until they are copied. Errors:
+    def stage(self, version: int, epoch: int = 0) -> None:
+        """Begin to copy the weights into this rank's region; the next update waits until they are copied. Errors:
         ValueError if the regions of that epoch were closed, or are not open yet."""
         assert self.writer is not None
-        self.writer.publish(version, epoch)
+        self.writer.stage(version, epoch)
 
     @endpoint
     def begin_checkpoint(self, folder: str, shards: str = "") -> None:

@@ -550,8 +550,8 @@ def test_both_sides_hold_what_the_index_names_and_not_the_stale_shard(model, tmp
             generator = meshes.generators.replicas[0].leader
             prompt = np.arange(10, 40, dtype=np.int32)
             loaded = await generator.generate.call_one(Request(prompt, [1, 2], 16, 1.0))
-            await meshes.weights.publish(0)
-            await meshes.weights.deliver(0)
+            await meshes.weights.stage(0)
+            await meshes.weights.announce(0)
             wanted = {name: sha256(values).hexdigest() for name, (_, _, values) in tensors.items()}
             assert await generator.digests.call_one() == wanted
             assert await meshes.trainer.call(TrainerEndpoints.digests()) == [wanted]

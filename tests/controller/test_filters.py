@@ -126,14 +126,14 @@ class Stream:
 class Dispatcher:
     """Answers after a time drawn by ``seed``. What a group earns depends on its prompt and on the version alone."""
 
-    def __init__(self, seed: int, publishing, share: float):
-        self.chance, self.publishing, self.share = random.Random(seed), publishing, share
+    def __init__(self, seed: int, admission: Admission, share: float):
+        self.chance, self.admission, self.share = random.Random(seed), admission, share
         self.asked: list[str] = []
         self.faults = FaultsInARow()
 
     async def run_group(self, prompt, sampling) -> Group:
         self.asked.append(prompt.id)
-        version = self.publishing.admission.version
+        version = self.admission.version
         await asyncio.sleep(self.chance.random() * 0.003)
         lucky = random.Random(f"{prompt.id} {version}").random() < self.share
         return group([1.0, 0.0, 0.0, 1.0] if lucky else [1.0] * 4, name=prompt.id)
@@ -142,10 +142,9 @@ class Dispatcher:
 def make_queue(ledger: Ledger, config: Config, *, seed=0, share=0.4, position=0) -> RolloutQueue:
     admission = Admission(config.rollout.prompts_per_step, config.rollout.max_staleness)
     admission.advance(0)
-    publishing = SimpleNamespace(pending=None, admission=admission)
-    dispatcher = Dispatcher(seed, publishing, share)
+    dispatcher = Dispatcher(seed, admission, share)
     return RolloutQueue(
-        *(config, Stream(position), ledger, dispatcher, admission, publishing),
+        *(config, Stream(position), ledger, dispatcher, admission, SimpleNamespace(pending=None)),
         max_tokens=64,
         on_score_failed=lambda *_: None,
     )

@@ -11,10 +11,10 @@ from waiting import eventually
 
 from titan_rl.config.sections.schema import Config, RolloutConfig
 from titan_rl.controller.loop.admission import Admission
-from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
 from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.weight_sync import WeightSync
 
 
 def simulate(seed: int, groups_per_step: int, max_staleness: int, start: int, num_steps: int = 30) -> list[int]:
@@ -78,15 +78,17 @@ def test_on_policy_admits_one_batch_at_a_time():
     assert admission.num_free == 3
 
 
-class Weights:
+class Weights(WeightSync):
     """Generators that take a moment to take a version."""
 
-    live = -1
+    def __init__(self) -> None:
+        super().__init__(*[None] * 5)
+        self.live = -1
 
-    async def publish(self, version: int) -> None:
+    async def stage(self, version: int) -> None:
         pass
 
-    async def deliver(self, version: int) -> list:
+    async def announce(self, version: int) -> list:
         await asyncio.sleep(0.01)
         self.live = version
         return []
@@ -107,11 +109,16 @@ def make_queue(max_staleness: int) -> tuple[RolloutQueue, Sampler]:
     config = Config(rollout=RolloutConfig(prompts_per_step=2, group_size=2, max_staleness=max_staleness))
     ledger = SimpleNamespace(settle=lambda *_: None, count_retry=None)
     sampler = Sampler(weights := Weights())
-    publishing = Publishing(weights, admission := Admission(2, max_staleness))
+    admission = Admission(2, max_staleness)
     queue = RolloutQueue(
-        *(config, iter([]), ledger, sampler, admission, publishing), max_tokens=64, on_score_failed=lambda *_: None
+        *(config, iter([]), ledger, sampler, admission, weights), max_tokens=64, on_score_failed=lambda *_: None
     )
     return queue, sampler
+
+
+async def send(queue: RolloutQueue, version: int) -> None:
+    """As the controller does: a version that is live lets more groups be admitted."""
+    await queue.weights.send(version, lambda statistics, seconds: queue.admission.advance(version))
 
 
 def prompts(count: int) -> deque[Prompt]:
@@ -127,7 +134,7 @@ def test_a_run_that_goes_on_samples_nothing_under_what_its_generators_held_befor
     async def go_on() -> None:
         for version in (8, 5):
             queue.restart(prompts(count), version)
-            await queue.publishing.publish(version)
+            await send(queue, version)
             await queue.collect()
 
     asyncio.run(go_on())
@@ -140,13 +147,13 @@ def test_a_batch_that_was_ready_keeps_no_other_from_being_sampled():
 
     async def collect_two() -> None:
         queue.restart(prompts(8), 0)
-        await queue.publishing.publish(0)
+        await send(queue, 0)
         await queue.collect()
         await eventually(lambda: all(each.group.done() for each in queue._in_flight), "the end of all sampling")
-        await queue.publishing.publish(1)
+        await send(queue, 1)
         await queue.collect()
         assert sampler.asked_under == [0] * 4
-        await queue.publishing.delivered()
+        await queue.weights.until_live()
         await asyncio.sleep(0.01)
         assert sampler.asked_under == [0] * 4 + [1] * 2
 

@@ -152,7 +152,7 @@ def test_generators_get_merged_weights(base, dtype):
     setup = ReaderSetup(plan.reads(0, 0), [writer.region.handle(over_rdma=False)], ["shared_memory"])
     reader = WeightReader(setup, CPU)
     for version in range(3):
-        writer.publish(version)
+        writer.stage(version)
         wanted = {name: values.to(getattr(torch, dtype)) for name, values in merged(learner).items()}
         asyncio.run(reader.fetch(version, 10.0))
         got = {name: values.clone() for name, _, _, values in reader.pieces()}

@@ -26,7 +26,6 @@ from titan_rl.controller.initial_policy import base_model, kept_policy
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.controller import Components, Controller
 from titan_rl.controller.loop.interface import Loop
-from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.loop.scaling import grant_scale_requests
@@ -318,16 +317,13 @@ class Session:
         config, rollout = self.config, self.config.rollout
         reporter, checkpointing, bad_batches = self._common(meshes)
         admission = Admission(rollout.prompts_per_step, rollout.max_staleness)
-        publishing = Publishing(meshes.weights, admission)
         queue = RolloutQueue(
-            *(config, self.stream, self.ledger, meshes.dispatcher, admission, publishing),
+            *(config, self.stream, self.ledger, meshes.dispatcher, admission, meshes.weights),
             max_tokens=meshes.max_tokens,
             on_score_failed=reporter.score_failed,
         )
         frozen = self._frozen(meshes)
-        parts = Components(
-            *(meshes, queue, publishing, recovery, checkpointing, bad_batches, frozen, reporter, self.progress)
-        )
+        parts = Components(*(meshes, queue, recovery, checkpointing, bad_batches, frozen, reporter, self.progress))
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
             *(self.checked.held_out, self.stop_request, parts),

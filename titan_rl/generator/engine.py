@@ -133,7 +133,7 @@ class GenerationEngine:
     def bytes_stored(self) -> int:
         return self.on_worker(transfer_engine).bytes_stored
 
-    def update(self, version: int) -> Future:
+    def apply(self, version: int) -> Future:
         """Apply a version that all ranks have fetched, between two steps.
 
         If the config says ``drain``, running requests finish first; otherwise they continue under the new version, with

@@ -1,8 +1,8 @@
 """All actors of a run, wired: started together, replaced when they die, and gone when the run is.
 
     ActorProcesses ◀─ Roles ◀─ Trainers ◀─ WeightLink ◀─ Generators ◀─ TrainerSnapshots ◀─ TrainerMesh
-                                                            ▲                                  ▲
-                                        Verifiers ◀─ Dispatcher ◀───────────────────────── WeightSync
+                                                            ▲                                   ▲
+                                        Verifiers ◀──────────────────────────────────────── WeightSync ◀─ Dispatcher
 
 Each is given what it needs when it is made, and knows nothing of what stands to its right. What has to follow a repair
 of the trainer (its snapshots, the weight channel) is handed to TrainerMesh as a list.
@@ -218,9 +218,6 @@ class Meshes:
         seconds = config.mesh.step_timeout
         self._turns = Turns(self.trainers, self.generators, link, seconds, self.record) if is_colocated else Apart()
         self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)
-        self.dispatcher = Dispatcher(
-            config, self.generators, self.verifiers, reissued=listeners.reissued, awake=lambda: self.weights.wake()
-        )
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         self._owners = [owner for part, owner in owners.items() if part in parts]
         standbys = [owner.standby for owner in self._owners]
@@ -228,15 +225,18 @@ class Meshes:
         links = [link] if "generators" in parts else []
         followers = links if self._snapshots is None else [self._snapshots, *links]
         self.trainer = TrainerMesh(
-            *(self.trainers, self._snapshots, followers, standbys),
+            self.trainers,
+            self._snapshots,
+            followers,
+            standbys,
             turns=self._turns,
-            turn_taken=lambda: self._background.start(self.weights.wake()),
             catch_up=catch_up,
             say=say,
             tell=tell,
         )
-        self.weights = WeightSync(
-            *(self.trainer, link, self.generators, self.dispatcher, self.stragglers), turns=self._turns
+        self.weights = WeightSync(self.trainer, link, self.generators, self.verifiers, self.stragglers)
+        self.dispatcher = Dispatcher(
+            config, self.generators, self.verifiers, reissued=listeners.reissued, weights=self.weights
         )
 
     def _make_hosts(
@@ -281,6 +281,7 @@ class Meshes:
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
             await self.weights.connect()
+            self._background.start(self.weights.watch())
         if "trainer" in self.parts:
             if self._snapshots is not None:
                 await self._snapshots.reopen()
@@ -358,7 +359,7 @@ class Meshes:
         """Stop all actors; what is still there after a while is killed. Never raises, never hangs."""
         self._background.cancel()
         self.processes.are_stopping = True
-        for owner in (*self._owners, self.trainer):
+        for owner in (*self._owners, self.trainer, self.weights):
             owner.stop()
         stops = [asyncio.ensure_future(self._stop(process)) for process in reversed(self.processes.all)]
         if stops:

@@ -19,7 +19,7 @@ def check(house: House) -> dict[str, Any]:
     plan = house.plan(trainer)
     region = house.open_region(trainer, plan.slot(0))
     for version in (0, 1, 2):
-        trainer.publish(version)
+        trainer.stage(version)
         trainer.writer.wait()
     reads = plan.reads(0, 0)
     setup = ReaderSetup(reads, [region], ["cuda_ipc" if house.bench.on_gpu else "shared_memory"])

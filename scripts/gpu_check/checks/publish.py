@@ -19,7 +19,7 @@ def check(house: House) -> dict[str, Any]:
     versions = iter(range(0, 1000, 2))  # all go to one slot
 
     def publish() -> None:
-        trainer.publish(next(versions))
+        trainer.stage(next(versions))
         trainer.writer.wait()
 
     first, alone = bench.once(publish), bench.seconds(publish)
@@ -51,7 +51,7 @@ def check(house: House) -> dict[str, Any]:
 def _beside(house: House, trainer: DirectTrainer, rows: list[Row], version: int) -> tuple[float, float]:
     """Seconds of a step that begins with the publish, and until the version is there."""
     stamped, begun = [], time.perf_counter()
-    trainer.publish(version)
+    trainer.stage(version)
     watcher = threading.Thread(target=lambda: (trainer.writer.wait(), stamped.append(time.perf_counter() - begun)))
     watcher.start()
     house.step(trainer, rows)

@@ -63,7 +63,7 @@ class Channel:
         for name, values in values_of(version).items():
             self.parameters[name].copy_(values)
         for writer in self.writers:
-            writer.publish(version)
+            writer.stage(version)
 
     def fetch(self, version: int, timeout: float = 5) -> dict[str, torch.Tensor]:
         asyncio.run(self.reader.fetch(version, timeout))
@@ -179,7 +179,7 @@ def test_the_version_before_the_one_that_is_wanted_is_not_taken_for_it():
 
 def test_one_rank_behind_makes_the_version_invisible():
     channel = Channel(ranks=2)
-    channel.writers[0].publish(1)
+    channel.writers[0].stage(1)
     with pytest.raises(TornRead, match="rank 1"):
         channel.fetch(1, timeout=0.1)
 
@@ -403,7 +403,7 @@ def test_cuda_ipc_between_two_processes():
     needs = interner.units(("", Need(name, whole(shape), "float32")) for name, shape in SHAPES.items())
     plan = Plan([holdings(shards, interner)], [needs])
     writer = WeightWriter(0, shards, plan.slot(0), torch.device("cuda"))
-    writer.publish(1)
+    writer.stage(1)
     setup = ReaderSetup(plan.reads(0, 0), [writer.region.handle(over_rdma=False)], ["cuda_ipc"])
     context = torch.multiprocessing.get_context("spawn")
     child = context.Process(target=_fetch_on_gpu, args=(setup,))

@@ -80,7 +80,7 @@ class World:
         for name, values in values_of(version).items():
             self.parameters[name].copy_(values)
         for rank in range(self.ranks) if ranks is None else ranks:
-            self.writers[rank].publish(version)
+            self.writers[rank].stage(version)
             self.writers[rank].wait()
 
     def parent(self, child: int, place: int | None) -> Parent | None:
@@ -275,7 +275,7 @@ def test_a_trainer_that_was_declared_lost_publishes_nothing_that_anybody_takes()
     world.writers = [world.writer(rank, 2) for rank in range(world.ranks)]
     world.readers[0] = world.reader(0, 2)
     for writer in lost:
-        writer.publish(3)
+        writer.stage(3)
         writer.wait()
     world.publish(2)
     asyncio.run(world.fetch(2, of=[0], routes=[Route(2)]))
@@ -304,7 +304,7 @@ def test_who_is_of_an_earlier_epoch_hands_nothing_on(impatient):
 def test_a_rank_refuses_to_publish_for_another_epoch():
     world = World(["a"])
     with pytest.raises(ValueError, match="asked for in epoch 2, and this rank is in 1"):
-        world.writers[0].publish(1, 2)
+        world.writers[0].stage(1, 2)
 
 
 def test_regions_that_were_withdrawn_end_all_waits_at_once():

@@ -34,8 +34,8 @@ def model(tmp_path_factory) -> str:
 
 
 async def sync(meshes: Meshes, version: int) -> None:
-    await meshes.weights.publish(version)
-    await meshes.weights.deliver(version)
+    await meshes.weights.stage(version)
+    await meshes.weights.announce(version)
 
 
 def tokens_of_version(group, version: int) -> list:
@@ -57,10 +57,10 @@ async def update_under_way(meshes: Meshes):
     # how long a machine takes for the tokens is not known: what is delivered lies ready, and is delivered ever later
     for version, head_start in enumerate((0.02, 0.05, 0.1, 0.2, 0.4, 0.8), start=1):
         await learn(meshes, 1)
-        await meshes.weights.publish(version)
+        await meshes.weights.stage(version)
         running = ask(meshes, list(range(1, 17)), 120)
         await asyncio.sleep(head_start)
-        await meshes.weights.deliver(version)
+        await meshes.weights.announce(version)
         fresh = ask(meshes, list(range(101, 109)), 20)
         group = await running
         if {version - 1, version} <= {int(v) for c in group[1] for v in c.versions}:
@@ -122,10 +122,10 @@ def test_drain_lets_running_requests_end_under_their_version(model, tmp_path):
         async with meshes_of(model, tmp_path, generator={"update": "drain"}) as meshes:
             await sync(meshes, 0)
             await learn(meshes, 1)
-            await meshes.weights.publish(1)
+            await meshes.weights.stage(1)
             running = ask(meshes, list(range(1, 17)), 120)
             await asyncio.sleep(0.05)
-            delivery = asyncio.ensure_future(meshes.weights.deliver(1))
+            delivery = asyncio.ensure_future(meshes.weights.announce(1))
             later = ask(meshes, [5], 8)
             assert {int(v) for c in (await running)[1] for v in c.versions} == {0}
             await delivery
@@ -143,11 +143,11 @@ def test_a_replica_that_fails_an_update_is_replaced(model, tmp_path):
         tables = dict(generator={"replicas": 2}, parallelism=layout, mesh=mesh)
         async with meshes_of(model, tmp_path, say=said.append, **tables) as meshes:
             await sync(meshes, 0)
-            await meshes.weights.publish(1)
+            await meshes.weights.stage(1)
             await asyncio.sleep(0.5)  # it is stamped
             flip_a_byte_that_only_one_replica_reads(meshes, replica=1, version=1)
             first = meshes.generators.replicas[1]
-            statistics = await meshes.weights.deliver(1)
+            statistics = await meshes.weights.announce(1)
             assert len(statistics) == 1 and meshes.generators.router.healthy == [0]
             await asyncio.wait_for(first.ranks[0].died, 10)
             assert "generator 1 failed weights version 1" in said[0] and "checksum" in said[0]
@@ -179,8 +179,8 @@ def test_a_trainer_rank_killed_in_a_sync_is_named(model, tmp_path):
             await sync(meshes, 0)
             target = pid_of(meshes, "trainer rank 1")
             os.kill(target, signal.SIGSTOP)  # it will never stage its part
-            publishing = asyncio.ensure_future(meshes.weights.link.publish(1))
-            delivery = asyncio.ensure_future(meshes.weights.deliver(1))
+            publishing = asyncio.ensure_future(meshes.weights.link.stage(1))
+            delivery = asyncio.ensure_future(meshes.weights.announce(1))
             await asyncio.sleep(0.3)
             assert not delivery.done()
             os.kill(target, signal.SIGKILL)
@@ -201,7 +201,7 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             await sync(meshes, 0)
             replica = meshes.generators.replicas[0]
             target = pid_of(meshes, "generator 0 rank 1")
-            await meshes.weights.publish(1)
+            await meshes.weights.stage(1)
             await call_all(replica.ranks, GeneratorEndpoints.fetch(1, 30.0), seconds=30, what="fetching")
             os.kill(target, signal.SIGSTOP)  # both have the bytes, and one will never apply them
             request = GeneratorEndpoints.apply(1)
@@ -216,7 +216,7 @@ def test_a_generator_rank_killed_in_an_update_leaves_no_mixed_engine(model, tmp_
             router = meshes.generators.router
             await eventually(lambda: router.healthy == [0], "the replacement of generator 0", seconds=120)
             assert meshes.generators.replicas[0] is not replica
-            await meshes.weights.deliver(1)
+            await meshes.weights.announce(1)
             assert await worst_difference(meshes, await ask(meshes, [1], 4)) < 1e-4
 
     asyncio.run(run())
@@ -236,8 +236,8 @@ def test_a_trainer_can_be_followed_by_another(model, tmp_path):
             takeover = WeightLink(second.trainers, "rdma_tcp", 60.0)
             await takeover.connect(replicas)
             assert takeover.transports == "rdma_tcp (2 pairs)"
-            await takeover.publish(1)
-            assert len(await takeover.deliver(1, lambda: replicas, lambda number, reason: None)) == 1
+            await takeover.stage(1)
+            assert len(await takeover.announce(1, lambda: replicas, lambda number, reason: None)) == 1
             assert await worst_difference(second, await ask(meshes, [1, 2], 16)) < 1e-4
 
     asyncio.run(run())

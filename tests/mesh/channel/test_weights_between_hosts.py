@@ -73,13 +73,13 @@ async def count_bytes(meshes, link) -> int:
     for count in (1, 2, len(relays)):
         version += 1
         await learn(meshes, version)
-        await link.publish(version)
-        statistics = await link.deliver(version, partial(list, relays[:count]), raise_it)
+        await link.stage(version)
+        statistics = await link.announce(version, partial(list, relays[:count]), raise_it)
         assert sum(one.bytes_from_trainers for one in statistics) == nbytes
         assert sum(one.bytes_from_generators for one in statistics) == (count - 1) * nbytes
     version += 1
-    await link.publish(version)
-    await meshes.weights.deliver(version)
+    await link.stage(version)
+    await meshes.weights.announce(version)
     for replica in replicas:
         assert await worst_difference(meshes, await ask(meshes, [1, 2], 8, replica.number)) < 1e-4
     return version
@@ -91,10 +91,10 @@ async def kill_one_that_hands_on(meshes, link, version: int) -> None:
     replicas = list(meshes.generators.replicas.values())
     relays = [r for r in replicas if link.routes._seats[r][0].relay is not None]
     await learn(meshes, version)
-    await meshes.weights.publish(version)
+    await meshes.weights.stage(version)
     root = relays[0]
     pid = pid_of(meshes, root.ranks[0].name)
-    delivery = asyncio.ensure_future(meshes.weights.deliver(version))
+    delivery = asyncio.ensure_future(meshes.weights.announce(version))
     os.kill(pid, signal.SIGKILL)
     statistics = await asyncio.wait_for(delivery, 60 + IDLE_SECONDS)
     assert {one.generator for one in statistics} >= {r.number for r in replicas} - {root.number}

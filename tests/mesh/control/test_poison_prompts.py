@@ -82,7 +82,9 @@ class Mesh:
             fail=self.fail,
             processes=SimpleNamespace(tell=lambda kind, **fields: self.events.append({"kind": kind, **fields})),
         )
-        self.verifiers = SimpleNamespace(router=Router("verifier", range(verifiers)), procs={})
+        self.verifiers = SimpleNamespace(
+            router=Router("verifier", range(verifiers)), procs={}, note_scoring=lambda name, seconds: None
+        )
         for number in range(engines):
             self.generators.replicas[number] = Replica(number, [Process(f"generator {number}", self)])
         for number in range(verifiers):
@@ -474,11 +476,11 @@ def test_a_batch_is_full_without_the_poison_and_the_ledger_names_it(monkeypatch,
         mesh.config.rollout.prompts_per_step, mesh.config.rollout.group_size = 8, 2
         monkeypatch.setattr(dispatch, "call", mesh.call)
         stream = (prompt(f"train/{number:07d}") for number in count())
-        publishing = SimpleNamespace(pending=None)
+        weights = SimpleNamespace(pending=None)
         admission = Admission(8, 0)
         admission.advance(0)
         queue = RolloutQueue(
-            *(mesh.config, stream, ledger, mesh.dispatcher, admission, publishing), max_tokens=64, on_score_failed=print
+            *(mesh.config, stream, ledger, mesh.dispatcher, admission, weights), max_tokens=64, on_score_failed=print
         )
         groups = (await queue.collect()).groups
         queue.settle(groups, [], 1)

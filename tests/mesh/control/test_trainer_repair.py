@@ -260,22 +260,22 @@ def test_an_actor_that_raises_the_same_again_and_again_ends_the_run():
     asyncio.run(run())
 
 
-class FakeDispatcher:
+class FakeVerifiers:
     def take_scoring_seconds(self) -> dict:
         return {}
 
 
 class StuckLink(WeightLink):
-    """Publishing reaches nobody, and the first delivery waits for ever; notes the versions."""
+    """What is staged reaches nobody, and the first announcement waits for ever; notes the versions."""
 
     def __init__(self, trainers: FakeTrainers):
         super().__init__(trainers, "auto", seconds=1.0)
         self.delivered = []
 
-    async def publish(self, version: int) -> None:
+    async def stage(self, version: int) -> None:
         self.published = version
 
-    async def deliver(self, version: int, healthy, failed) -> list:
+    async def announce(self, version: int, healthy, failed) -> list:
         self.delivered.append(version)
         if len(self.delivered) == 1:
             await asyncio.Event().wait()
@@ -289,10 +289,10 @@ def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
         mesh, _, _ = make(set(), steps=[5, 6])
         link = StuckLink(mesh.trainers)
         mesh.followers = [mesh.snapshots, link]
-        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeDispatcher(), Stragglers(), Apart())
+        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeVerifiers(), Stragglers())
         await mesh.begin_at(5)
-        await weights.publish(5)
-        delivery = asyncio.ensure_future(weights.deliver(5))
+        await weights.stage(5)
+        delivery = asyncio.ensure_future(weights.announce(5))
         await mesh.train([], 6)
         mesh.trainers.ranks[1].died.set_result(time.monotonic())
         await delivery
@@ -311,7 +311,7 @@ class SlowLink(WeightLink):
     async def _connect(self, replica: Replica) -> None:
         await self.may_connect.wait()
 
-    async def _deliver_to(self, replica: Replica, version: int, routes: list) -> None:
+    async def _fetch_and_apply(self, replica: Replica, version: int, routes: list) -> None:
         self.taken.append((replica.number, version))
 
 
@@ -327,7 +327,7 @@ def test_a_replica_that_is_brought_up_as_a_version_goes_out_takes_that_version_t
 
         coming = asyncio.ensure_future(comes(Replica(1)))
         await asyncio.sleep(0)
-        delivery = asyncio.ensure_future(link.deliver(5, lambda: list(healthy), failed=None))
+        delivery = asyncio.ensure_future(link.announce(5, lambda: list(healthy), failed=None))
         await asyncio.sleep(0)
         link.may_connect.set()
         await asyncio.gather(coming, delivery)

@@ -41,7 +41,7 @@ def main(path: str) -> None:
     setup = ReaderSetup(plan.reads(0, 0), [writer.region.handle(over_rdma=False)], ["shared_memory"])
     llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {"setups": {0: setup}}})
 
-    writer.publish(7)
+    writer.stage(7)
     llm.collective_rpc("start_weight_update")
     llm.collective_rpc("update_weights", kwargs={"update_info": {"version": 7}})
     llm.collective_rpc("finish_weight_update")

@@ -71,7 +71,7 @@ def train_in_all_ways(trainer: Trainer, folder: Path) -> None:
     rows = batch_of(0).rows[0]
     trainer.learner.train(rows, True)
     call(trainer, "take_snapshot", 1)
-    call(trainer, "publish", 1)
+    call(trainer, "stage", 1)
     call(trainer, "begin_checkpoint", str(folder))
     trainer.saver.wait()
     trainer.gradients = trainer.learner.gradients(rows)

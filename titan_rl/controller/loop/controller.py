@@ -10,7 +10,7 @@ goes on meanwhile. Generators take a published version while the trainer goes on
     stage      consumes              waits for                           who unblocks it
     ---------  --------------------  ----------------------------------  ------------------------------------------
     sample     prompts (rollout_     the group that was admitted first;  a verifier's answer; a version that goes live
-               queue.py)             a free slot (admission.py)          (publishing.py), which frees slots
+               queue.py)             a free slot (admission.py)          (weight_sync.py), which frees slots
     train      groups, as batches    every trainer rank's answer         the ranks; one that died is replaced first
                                                                          (mesh/control/trainer_repair.py)
     publish    the new weights       the version before to be live;      the generators; those that fail are taken out
@@ -34,7 +34,6 @@ from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.loop.evaluate import evaluate
 from titan_rl.controller.loop.interface import Loop
-from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.loop.rollout_queue import Collected, RolloutQueue
 from titan_rl.controller.loop.shutdown import Ending, Stopped, StopRequest
@@ -46,6 +45,7 @@ from titan_rl.controller.recovery.nonfinite_batches import BadBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
+from titan_rl.mesh.control.weight_sync import OnLive
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.mesh.processes.deadlines import within
 from titan_rl.records.checkpoints.checkpoints import ControllerState
@@ -66,7 +66,6 @@ class Components:
 
     meshes: Meshes
     queue: RolloutQueue
-    publishing: Publishing
     recovery: Recovery
     checkpointing: Checkpointing
     bad_batches: BadBatches
@@ -91,7 +90,7 @@ class Controller(Loop):
         self.config, self.algorithm, self.layout = config, algorithm, layout
         self.run_dir, self.held_out, self.stop = run_dir, held_out, stop
         self.meshes, self.trainer = components.meshes, components.meshes.trainer
-        self.queue, self.publishing, self.recovery = components.queue, components.publishing, components.recovery
+        self.queue, self.weights, self.recovery = components.queue, components.meshes.weights, components.recovery
         self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
         self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
@@ -115,7 +114,7 @@ class Controller(Loop):
         await self.frozen.begin()
         await self.trainer.begin_at(0)
         self.queue.admission.restart(0)
-        await self.publishing.publish(0)
+        await self._send_weights(0)
         self.progress.held_out_before = await self.evaluate("before reinforcement learning")
         if self.config.recovery.bad_numbers == "rollback":
             await self.save()  # something to go back to from the first step on
@@ -129,7 +128,7 @@ class Controller(Loop):
         path = await self.recovery.load_newest(self.trainer)
         if path is None:
             await self.begin()
-            await self.publishing.delivered()
+            await self.weights.until_live()
         else:
             self.checkpointing.started_from(self.progress.step)
             await self.frozen.begin()
@@ -147,12 +146,12 @@ class Controller(Loop):
     async def _go_on_from_here(self) -> None:
         """The trainer is at ``progress.step`` by another way than the step before."""
         self.queue.restart(self.recovery.rewind(self.progress.step), self.progress.step)
-        await self.publishing.publish(self.progress.step)
+        await self._send_weights(self.progress.step)
 
     async def take_settings(self, algorithm: Algorithm, effects: Effects) -> None:
         """Settings have changed between two steps, of which the newest checkpoint is the last (changes.py)."""
         self.algorithm = self.recovery.algorithm = algorithm
-        await self.publishing.delivered()
+        await self.weights.until_live()
         if Effect.SAMPLING in effects:  # what is under way was asked for under the settings before
             self.queue.restart(self.recovery.rewind(self.progress.step), self.progress.step)
             self.queue.admission.advance(self.progress.step)
@@ -176,13 +175,13 @@ class Controller(Loop):
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
-                await within(_DELIVERY_SECONDS, "the last weight update", self.publishing.delivered())
+                await within(_DELIVERY_SECONDS, "the last weight update", self.weights.until_live())
         await self.ending.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
         """What is under way besides the step at hand."""
         self.queue.cancel()
-        self.publishing.cancel()
+        self.weights.cancel()
 
     # one step
 
@@ -193,8 +192,11 @@ class Controller(Loop):
         await self.publish(StepReport(self.progress.step, collected, batches, metrics, timer))
 
     async def publish(self, report: StepReport) -> None:
-        """The weights of a step, and what is due after it."""
-        await self._publish(report)
+        """The weights of a step, which is reported when they are live; and what is due after it."""
+        self.reporter.enter(report.step, "publishing")
+        await self.weights.until_live()
+        await self._send_weights(report.step, partial(self._report, report))
+        report.timer.end("publish")
         if self._is_due(self.config.eval.every) and self.progress.step < self.progress.steps_asked:
             await self.evaluate(f"at step {self.progress.step}")
         if self._is_due(self.config.checkpoint.every):
@@ -274,7 +276,7 @@ class Controller(Loop):
 
     async def _roll_back(self) -> None:
         """Everything as it was at the newest checkpoint; what was discarded stays so."""
-        await self.publishing.delivered()
+        await self.weights.until_live()
         await self.checkpointing.finish()
         self.queue.cancel()
         path = await self.recovery.load_newest(self.trainer)
@@ -285,17 +287,18 @@ class Controller(Loop):
         self.log(f"back to {path}, {self.queue.num_waiting} prompts pending")
         self.bad_batches.rolled_back()
 
-    async def _publish(self, report: StepReport) -> None:
-        """The weights of a step; it is reported when they are live."""
-        self.reporter.enter(report.step, "publishing")
-        await self.publishing.delivered()
+    async def _send_weights(self, version: int, then: OnLive = lambda statistics, seconds: None) -> None:
+        """A version that is live lets more groups be admitted."""
 
-        def then(statistics: list[EngineStatistics], seconds: float) -> None:
-            self.reporter.step(report, statistics, seconds)
-            self.witness.live(report)
+        def on_live(statistics: list[EngineStatistics], seconds: float) -> None:
+            self.queue.admission.advance(version)
+            then(statistics, seconds)
 
-        await self.publishing.publish(report.step, then)
-        report.timer.end("publish")
+        await self.weights.send(version, on_live)
+
+    def _report(self, report: StepReport, statistics: list[EngineStatistics], seconds: float) -> None:
+        self.reporter.step(report, statistics, seconds)
+        self.witness.live(report)
 
     # what happens besides steps
 
@@ -304,12 +307,12 @@ class Controller(Loop):
 
     async def reported(self) -> None:
         """Until the last step is."""
-        await self.publishing.delivered()
+        await self.weights.until_live()
         await self.witness.written()
 
     async def evaluate(self, when: str) -> Proportion:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""
-        await self.publishing.delivered()
+        await self.weights.until_live()
         self.reporter.display.enter("evaluating")
         work = evaluate(self.meshes, self.held_out, self.config.rollout)
         with self.meshes.record.span("evaluate", "controller"):

@@ -17,11 +17,11 @@ from titan_rl.algorithms.batches.batching import discard_reason, sample_outcomes
 from titan_rl.algorithms.batches.filters import Selection
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.admission import Admission
-from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.data.types import Group, Prompt, Sampling, Status
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.control.dispatcher import POISON, Dispatcher
 from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.deadlines import DeadlineError
 from titan_rl.records.ledger.ledger import Ledger, Outcomes
@@ -69,14 +69,14 @@ class RolloutQueue:
         ledger: Ledger,
         dispatcher: Dispatcher,
         admission: Admission,
-        publishing: Publishing,
+        weights: WeightSync,
         *,
         max_tokens: int,
         on_score_failed: OnScoreFailed,
     ):
         """``max_tokens``: of a rollout, prompt included. ``on_score_failed`` hears of samples without a score."""
         self.config, self.stream, self.ledger, self.dispatcher = config, stream, ledger, dispatcher
-        self.admission, self.publishing, self.on_score_failed = admission, publishing, on_score_failed
+        self.admission, self.weights, self.on_score_failed = admission, weights, on_score_failed
         self.max_tokens = max_tokens
         self._in_flight: deque[InFlight] = deque()
         self._backlog: deque[Prompt] = deque()
@@ -147,18 +147,18 @@ class RolloutQueue:
             first = self._in_flight[0].group if self._in_flight else None
             if first is not None and first.done():
                 return self._in_flight.popleft().group.result()
-            delivery = self.publishing.pending
-            waited_for = {task for task in (first, delivery) if task}
+            pending = self.weights.pending
+            waited_for = {task for task in (first, pending) if task}
             await asyncio.wait(waited_for, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if delivery is not None and delivery.done():
-                await self.publishing.delivered()
+            if pending is not None and pending.done():
+                await self.weights.until_live()
 
     async def _admit_ahead(self) -> None:
         """Once the version on its way is live, whose slots would stay empty until the next ``collect`` otherwise: where
         sampling is faster than training, two batches would then be sampled at once, and none beside the training of
         every second step."""
-        if self.publishing.pending is not None:
-            await asyncio.wait([self.publishing.pending])  # who owns it tells what it failed of
+        if self.weights.pending is not None:
+            await asyncio.wait([self.weights.pending])  # who owns it tells what it failed of
         self._admit()
 
     def _end_ahead(self) -> None:

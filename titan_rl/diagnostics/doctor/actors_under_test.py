@@ -113,8 +113,8 @@ class Patient:
     async def sync(self) -> int:
         """The trainer's weights become the generators' next version."""
         self.version += 1
-        await self.meshes.weights.publish(self.version)
-        await self.meshes.weights.deliver(self.version)
+        await self.meshes.weights.stage(self.version)
+        await self.meshes.weights.announce(self.version)
         return self.version
 
     async def ask_trainer(self, function: "Callable[[Learner], T]") -> list[T]:

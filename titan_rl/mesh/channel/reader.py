@@ -101,7 +101,13 @@ class WeightReader:
         if self._relay is not None:
             self._relay.begin(stamp)
         try:
-            await self._fetch(wanted, route, fetched)
+            if any(isinstance(source, Tcp) for source in self._sources.values()):
+                self._overwrite()
+            # all stripes at once, each repeated by itself: what another host lacks may depend on one alone
+            shares = self._parents.shares(route, range(len(self.plan.reads)))
+            by_parent = {parent: places for parent, places in shares.items() if parent is not None}
+            handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in by_parent.items())
+            await ended(self._from_trainers(shares[None], wanted), *handed)
         except BaseException:
             self._fail(stamp)
             raise
@@ -114,16 +120,6 @@ class WeightReader:
     def _bytes_received(self) -> int:
         """Over TCP from trainers, ever."""
         return sum(source.client.bytes_received for source in self._sources.values() if isinstance(source, Tcp))
-
-    async def _fetch(self, wanted: Version, route: Route, fetched: Fetched) -> None:
-        """All stripes at once, each repeated by itself: what another host lacks may depend on one alone. Errors:
-        TornRead."""
-        if any(isinstance(source, Tcp) for source in self._sources.values()):
-            self._overwrite()
-        shares = self._parents.shares(route, range(len(self.plan.reads)))
-        by_parent = {parent: places for parent, places in shares.items() if parent is not None}
-        handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in by_parent.items())
-        await ended(self._from_trainers(shares[None], wanted), *handed)
 
     def _overwrite(self) -> None:
         """``buffer`` holds no complete version from here on."""
@@ -174,7 +170,7 @@ class WeightReader:
         """Those that are not here yet, again and again. Errors: TornRead."""
         while True:
             try:
-                return await self._from_trainers_once([p for p in places if not self._has(p, wanted.stamp)], wanted)
+                return await self._read_from_trainers([p for p in places if not self._has(p, wanted.stamp)], wanted)
             except Gone:
                 self._fail(wanted.stamp)  # at once: another host may wait for this one, and this one for that
                 raise
@@ -190,7 +186,7 @@ class WeightReader:
         if self._relay is not None:
             self._relay.fail(stamp)
 
-    async def _from_trainers_once(self, places: list[int], wanted: Version) -> None:
+    async def _read_from_trainers(self, places: list[int], wanted: Version) -> None:
         by_source: dict[Source, list[tuple[int, Read]]] = {}
         for place, read in self._planned(places):
             by_source.setdefault(self._sources[read.holder], []).append((place, read))
@@ -198,7 +194,7 @@ class WeightReader:
         near = [(source, *one) for source, found in by_source.items() if not isinstance(source, Tcp) for one in found]
         count = streams_each(len(remote))
         asks = (self._from_trainer(source, found, wanted, count) for source, found in remote.items())
-        await ended(self._poll(near, wanted), *asks)
+        await ended(self._copy_mapped(near, wanted), *asks)
 
     async def _from_trainer(self, source: Tcp, found: list[tuple[int, Read]], wanted: Version, count: int) -> None:
         place_of = {read: place for place, read in found}
@@ -227,7 +223,7 @@ class WeightReader:
         if self._relay is not None:
             self._relay.close()
 
-    async def _poll(self, near: list[tuple[Polled, int, Read]], wanted: Version) -> None:
+    async def _copy_mapped(self, near: list[tuple[Polled, int, Read]], wanted: Version) -> None:
         """Blocks of regions whose header tells when they are there."""
         reads, slot = [(source, read) for source, _, read in near], wanted.slot
         sources = dict.fromkeys(source for source, _ in reads)

@@ -60,8 +60,8 @@ class WeightWriter(SlotWriter):
         region = Region(rank, layout.nbytes, layout.blocks, _HOST if on_host else device, filled_from=device)
         super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots], stream_for(device))
 
-    def publish(self, version: int, epoch: int | None = None) -> None:
-        """Begin to stage a version: the next forward and backward may run meanwhile, the next update may not. Errors:
+    def stage(self, version: int, epoch: int | None = None) -> None:
+        """Begin to copy a version into its slot: the next forward and backward may run meanwhile, the next update may not. Errors:
         ValueError if it is asked for under another epoch."""
         if epoch is not None and epoch != self.epoch:
             raise ValueError(f"version {version} was asked for in epoch {epoch}, and this rank is in {self.epoch}")

@@ -27,7 +27,11 @@ from titan_rl.mesh.weights.channel_link import WeightLink
 
 
 class Apart:
-    """Everybody has devices of his own: it is always everybody's turn."""
+    """No colocation: all actors always own their devices."""
+
+    def __init__(self) -> None:
+        self.interrupted = asyncio.Event()
+        """Set when only a repair of the trainer has taken the generators' turn, which they are to have back."""
 
     @property
     def is_trainers(self) -> bool:
@@ -55,6 +59,7 @@ class Turns(Apart):
         record: StepRecord | None = None,
     ):
         """``seconds``: of any call. ``record``: how long the turn took to change."""
+        super().__init__()
         self._record = record or StepRecord()
         self.trainers, self.generators, self.link, self.seconds = trainers, generators, link, seconds
         self._is_trainers = True

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from titan_rl.config.sections.schema import Config
@@ -10,6 +10,7 @@ from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sam
 from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.control.poison_prompts import Suspects
 from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, VerifierEndpoints
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import NoneLeft, Router
@@ -25,10 +26,6 @@ _END_SECONDS = 5.0
 """How long the death of a process that was killed is waited for."""
 
 
-async def _always() -> None:
-    """Of engines that never sleep."""
-
-
 class Dispatcher:
     """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails."""
 
@@ -39,12 +36,12 @@ class Dispatcher:
         verifiers: Verifiers,
         *,
         reissued: Callable[[str], None],
-        awake: Callable[[], Awaitable[None]] = _always,
+        weights: WeightSync | None = None,
     ):
         """``reissued(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed.
-        ``awake``: has generators wake up if they sleep."""
+        ``weights``: has generators wake up that sleep; None if they never do."""
         self.config, self.generators, self.verifiers, self._reissued = config, generators, verifiers, reissued
-        self._awake = awake
+        self._weights = weights
         limit = config.rollout.max_retries
         self._at_engines, self._at_verifiers, self._at_refusals = (Suspects(limit) for _ in range(3))
         self._suspects = self._at_engines, self._at_verifiers, self._at_refusals
@@ -56,7 +53,6 @@ class Dispatcher:
         """When a group was done, or it was said that none is."""
         self._reasons: dict[str, list[str]] = {}
         """What went wrong with each prompt under way, each reason once."""
-        self._scoring_seconds: dict[str, list[float]] = {}
 
     async def run_group(self, prompt: Prompt, sampling: Sampling) -> Group:
         """Sample and score a prompt, on the verifier and the replica that have the fewest groups.
@@ -80,7 +76,7 @@ class Dispatcher:
     async def _try(self, prompt: Prompt, sampling: Sampling) -> Group | None:
         """None if somebody died or failed meanwhile. One that was there at a death is sampled alone."""
         patience, name = self.config.mesh.start_timeout, prompt.id
-        await self._awake()
+        await self._wake_generators()
         async with (
             self.generators.router.choose(patience, alone=self._at_engines.is_suspect(name)) as number,
             self.verifiers.router.choose(patience, alone=self._at_verifiers.is_suspect(name)) as verifier,
@@ -96,13 +92,17 @@ class Dispatcher:
                 self._reissued(name)
             return None
         group.verifier = f"verifier {verifier}"
-        self._scoring_seconds.setdefault(group.verifier, []).append(group.seconds_score)
+        self.verifiers.note_scoring(group.verifier, group.seconds_score)
         self.generators.router.worked()
         self.verifiers.router.worked()
         self._last_news = time.monotonic()
         if any(rollout.status not in ("infra_error", "timeout") for rollout in group.rollouts):
             self.faults.answered()
         return group
+
+    async def _wake_generators(self) -> None:
+        if self._weights is not None:
+            await self._weights.wake()
 
     async def _run_group_on(self, number: int, replica: Replica, prompt: Prompt, sampling: Sampling) -> Group | None:
         """None if somebody died or failed meanwhile."""
@@ -137,7 +137,7 @@ class Dispatcher:
         """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
         why = ""
         for _ in range(1 + self.config.rollout.max_retries):
-            await self._awake()
+            await self._wake_generators()
             async with self.generators.router.choose(self.config.mesh.start_timeout) as number:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue
@@ -213,11 +213,6 @@ class Dispatcher:
             count = suspects.num_deaths(prompt_id)
             self.generators.say(f"prompt {prompt_id} is discarded as poison at its fault number {count}: {why}")
             self.generators.processes.tell(POISON, prompt=prompt_id, faults=count, why=why)
-
-    def take_scoring_seconds(self) -> dict[str, list[float]]:
-        """Of each group, by verifier, since this was last asked."""
-        taken, self._scoring_seconds = self._scoring_seconds, {}
-        return taken
 
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
         """Worked examples, as rollouts."""

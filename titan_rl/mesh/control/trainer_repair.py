@@ -63,18 +63,16 @@ class TrainerMesh:
         standbys: Sequence[Standby],
         *,
         turns: Apart,
-        turn_taken: Callable[[], object] = lambda: None,
         catch_up: CatchUp | None,
         say: Callable[[str], None],
         tell: Callable[..., None],
     ):
         """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
         ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
-        the imports of earlier ones would slow the start. ``turns``: taken for whatever computes. ``turn_taken`` hears
-        of it where only a repair did, so that generators wait for it."""
+        the imports of earlier ones would slow the start. ``turns``: taken for whatever computes."""
         self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
         self._catch_up, self.say, self.tell = catch_up, say, tell
-        self.turns, self._turn_taken = turns, turn_taken
+        self.turns = turns
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
@@ -228,7 +226,7 @@ class TrainerMesh:
         await self.turns.take(dead=True)
         await self._repair()
         if is_interrupted and not computes:
-            self._turn_taken()
+            self.turns.interrupted.set()
 
     async def _repair(self) -> None:
         dead = self.trainers.dead

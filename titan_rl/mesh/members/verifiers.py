@@ -31,6 +31,7 @@ class Verifiers:
         """Id of the scorer process that each verifier began with."""
         self.standby = Standby(processes, config, "verifier", environment, actor, model_path)
         self._replacements = Replacements(self.router, say)
+        self._scoring_seconds: dict[str, list[float]] = {}
 
     async def start(self) -> None:
         await asyncio.gather(*(self._start_one(number) for number in range(self.config.verifier.procs)))
@@ -60,6 +61,15 @@ class Verifiers:
         for answer in await asyncio.gather(*setting_up, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, ActorDied):
                 raise answer
+
+    def note_scoring(self, name: str, seconds: float) -> None:
+        """How long a verifier, by its name, has scored one group."""
+        self._scoring_seconds.setdefault(name, []).append(seconds)
+
+    def take_scoring_seconds(self) -> dict[str, list[float]]:
+        """Of each group, by verifier, since this was last asked."""
+        taken, self._scoring_seconds = self._scoring_seconds, {}
+        return taken
 
     def _on_death(self, number: int, process: ActorProcess) -> None:
         if self.procs.get(number) is not process:

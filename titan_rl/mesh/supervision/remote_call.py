@@ -2,9 +2,9 @@
 
     class TrainerEndpoints:
         @stub
-        def publish(self, version: int, epoch: int = 0) -> None: ...
+        def stage(self, version: int, epoch: int = 0) -> None: ...
 
-    await call(process, TrainerEndpoints.publish(7), seconds=60, what="publishing")
+    await call(process, TrainerEndpoints.stage(7), seconds=60, what="staging")
 
 The mesh may not import the actors' classes. That stubs and endpoints agree is a test
 (tests/mesh/processes/test_calls.py)."""

@@ -173,7 +173,7 @@ class WeightLink:
         async with self._lock:
             await self._connect(replica)
             if self.version is not None:
-                await self._deliver_to(replica, self.version, self.routes.alone(replica, self.epoch))
+                await self._fetch_and_apply(replica, self.version, self.routes.alone(replica, self.epoch))
                 self.routes.hold([*self.routes.holders, replica])
             self._connected.append(replica)
 
@@ -198,22 +198,22 @@ class WeightLink:
         place, under their own number.
         """
         if self.published is not None:
-            await self.publish(step)
+            await self.stage(step)
 
     # versions
 
-    async def publish(self, version: int) -> None:
-        """Every trainer rank begins to stage its shards. The version before must be delivered."""
+    async def stage(self, version: int) -> None:
+        """Every trainer rank begins to copy its shards. The version before must be live."""
         what = f"publishing weights version {version}"
         ranks = self.trainers.of_policy
         with self._record.span("publish", *(rank.name for rank in ranks)):
-            await call_all(ranks, TrainerEndpoints.publish(version, self.epoch), seconds=self.seconds, what=what)
+            await call_all(ranks, TrainerEndpoints.stage(version, self.epoch), seconds=self.seconds, what=what)
         self.published = version
 
-    async def deliver(
+    async def announce(
         self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """The replicas that may get work take the version; statistics of the version before, of those that did.
+        """The replicas that may get work fetch and apply a staged version; statistics of the one before, of those that did.
 
         ``healthy`` names them, and is asked only when nobody else is brought up: who is meanwhile, is so to the version
         before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and
@@ -222,7 +222,7 @@ class WeightLink:
         async with self._lock:
             replicas = healthy()
             routes = self.routes.together(replicas, self.epoch)
-            works = (self._deliver_to(r, version, route) for r, route in zip(replicas, routes, strict=True))
+            works = (self._fetch_and_apply(r, version, route) for r, route in zip(replicas, routes, strict=True))
             done = await asyncio.gather(*works, return_exceptions=True)
             self.version = version
             took = [r for r, result in zip(replicas, done, strict=True) if isinstance(result, EngineStatistics)]
@@ -234,7 +234,7 @@ class WeightLink:
                 raise result
         return [result for result in done if isinstance(result, EngineStatistics)]
 
-    async def _deliver_to(self, replica: Replica, version: int, routes: list[Route]) -> EngineStatistics:
+    async def _fetch_and_apply(self, replica: Replica, version: int, routes: list[Route]) -> EngineStatistics:
         what = f"updating generator {replica.number} to version {version}"
         # the reader's own deadline comes first, and says which rank it waited for
         fetches = [

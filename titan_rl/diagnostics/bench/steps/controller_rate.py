@@ -18,7 +18,6 @@ from titan_rl.algorithms.batches.batching import step_batches
 from titan_rl.config.load import load_config
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.loop.admission import Admission
-from titan_rl.controller.loop.publishing import Publishing
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.preflight.checks import Checked, resolve
 from titan_rl.diagnostics.bench.harness import row
@@ -26,6 +25,7 @@ from titan_rl.diagnostics.bench.steps.instant_verifier import InstantVerifier
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.control.dispatcher import Dispatcher
 from titan_rl.mesh.control.generators import Generators
+from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import Router
 from titan_rl.mesh.members.verifiers import Verifiers
@@ -82,9 +82,9 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
     config = checked.config
     ledger, stream = Ledger(folder / "ledger.db"), PromptStream(checked.task, config.run.seed)
     admission = Admission(config.rollout.prompts_per_step, 0)
-    publishing = cast(Publishing, SimpleNamespace(pending=None))  # a queue asks no more of it
+    weights = cast(WeightSync, SimpleNamespace(pending=None))  # a queue asks no more of it
     queue = RolloutQueue(
-        *(config, stream, ledger, _dispatcher(config, verifier), admission, publishing),
+        *(config, stream, ledger, _dispatcher(config, verifier), admission, weights),
         max_tokens=checked.titan.training.seq_len,
         on_score_failed=lambda *_: None,
     )
@@ -112,6 +112,8 @@ async def _rate(checked: Checked, verifier: ActorProcess, folder: Path) -> tuple
 def _dispatcher(config: Config, verifier: ActorProcess) -> Dispatcher:
     replica = Replica(0, [verifier])  # its leader is only passed on
     generators = SimpleNamespace(router=Router("generator", [0]), replicas={0: replica})
-    verifiers = SimpleNamespace(router=Router("verifier", [0]), procs={0: verifier})
+    verifiers = SimpleNamespace(
+        router=Router("verifier", [0]), procs={0: verifier}, note_scoring=lambda name, seconds: None
+    )
     # a dispatcher asks no more of either
     return Dispatcher(config, cast(Generators, generators), cast(Verifiers, verifiers), reissued=lambda name: None)

@@ -46,7 +46,7 @@ class HostActor(Actor):
         needs = interner.units([("", Need("weight", box, "float32"))])
         self.plan = Plan([holdings(shards, interner)], [needs])
         self.writer = WeightWriter(0, shards, self.plan.slot(0), _CPU)
-        self.writer.publish(0)
+        self.writer.stage(0)
         self.writer.wait()
         slot = self.writer.region.slots[0]
         self.buffers = [RDMABuffer(slot[start:stop]) for start, stop in self.plan.slot(0).blocks]
@@ -67,7 +67,7 @@ class HostActor(Actor):
 
     @concurrent_endpoint
     async def publish(self, version: int) -> None:
-        self.writer.publish(version)
+        self.writer.stage(version)
         self.writer.wait()
 
     @concurrent_endpoint

@@ -98,8 +98,8 @@ async def _one_pair(
     await link.connect(replicas)
     random = np.random.default_rng(version)
     await trainers.trainer.train([batch_of([guess(random) for _ in range(_PROMPTS)], titan, random)], 1)
-    await link.publish(version)
-    await link.deliver(version, lambda: replicas, _raise)
+    await link.stage(version)
+    await link.announce(version, lambda: replicas, _raise)
     worst = 0.0
     for replica in replicas:
         groups = await asyncio.gather(*(_sample(replica, random) for _ in range(_PROMPTS)))

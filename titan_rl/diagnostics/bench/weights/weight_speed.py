@@ -94,14 +94,14 @@ async def _time_all(meshes: Meshes) -> list[dict[str, Any]]:
     for _ in range(_ROUNDS):
         version += 1
         start = time.perf_counter()
-        await meshes.weights.publish(version)
+        await meshes.weights.stage(version)
         await trainer.wait_for_stamp.call_one()
         note("publish", time.perf_counter() - start)
         note("memcpy", await generator.memcpy_seconds.call_one(3))
         note("fetch", await generator.fetch_seconds.call_one(version, 3))
         note("load_weights", await generator.load_weights_seconds.call_one())
         start = time.perf_counter()
-        await meshes.weights.deliver(version)
+        await meshes.weights.announce(version)
         note("update", time.perf_counter() - start)
         note("cast and copy", await trainer.cast_and_copy.call_one(3))
     buffers = await trainer.tensor_buffers.call_one()
@@ -135,8 +135,8 @@ async def _warm(meshes: Meshes) -> int:
     await meshes.trainer.train([_batch(meshes)], 1)
     last = 3
     for version in range(last + 1):
-        await meshes.weights.publish(version)
-        await meshes.weights.deliver(version)
+        await meshes.weights.stage(version)
+        await meshes.weights.announce(version)
     return last
 
 
@@ -154,8 +154,8 @@ async def _lost_time(meshes: Meshes) -> list[dict[str, Any]]:
         quiet.append(time.perf_counter() - start)
         version += 1
         start = time.perf_counter()
-        await meshes.weights.publish(version)
-        delivery = asyncio.create_task(meshes.weights.deliver(version))
+        await meshes.weights.stage(version)
+        delivery = asyncio.create_task(meshes.weights.announce(version))
         await meshes.trainer.train([batch], 1)
         busy.append(time.perf_counter() - start)
         await delivery
@@ -189,8 +189,8 @@ async def _messages(num_layers: int, folder: Path) -> tuple[int, int]:
     try:
         await meshes.start()
         with patch.object(mesh_calls, "call_each", counted):
-            await meshes.weights.publish(0)
-            await meshes.weights.deliver(0)
+            await meshes.weights.stage(0)
+            await meshes.weights.announce(0)
     finally:
         await meshes.stop()
     return len(sent), sum(sent)
