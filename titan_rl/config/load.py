@@ -44,6 +44,8 @@ T = TypeVar("T")
 _NUM_NAMED = 40
 _DEPTH = 30
 """Tables and lists within each other, from a section on."""
+Settings = dict[str, Any]
+"""A configuration, flat: ``training.seq_len`` to 512."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -412,3 +414,13 @@ def as_dict(config: Config) -> dict[str, Any]:
     tables = {name: asdict(getattr(config, name)) for name in OUR_SECTIONS}
     tables["algorithm"] |= tables["algorithm"].pop("options")
     return tables
+
+
+def flat(values: Any, name: str = "") -> Settings:
+    """Nested tables, and lists of tables, by dotted keys."""
+    if isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
+        values = {str(number): value for number, value in enumerate(values)}
+    if not isinstance(values, dict):
+        return {name: json.loads(json.dumps(values, default=str))}
+    inner = (flat(value, f"{name}.{key}" if name else str(key)) for key, value in values.items())
+    return {key: value for table in inner for key, value in table.items()}

@@ -10,9 +10,9 @@ from batches import batch_of, with_fault
 from mistakes import assert_one_line
 from transformers import AutoModelForCausalLM
 
-from titan_rl.config.load import ConfigError, load_config
+from titan_rl.config.load import ConfigError, flat, load_config
 from titan_rl.controller.preflight.checks import check
-from titan_rl.controller.preflight.resume import first_change, flat
+from titan_rl.controller.preflight.resume import first_change
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Row, StepMetrics
 from titan_rl.models.builtin.tiny import make_tiny

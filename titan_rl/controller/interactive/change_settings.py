@@ -14,11 +14,10 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from titan_rl.algorithms.base import Algorithm
-from titan_rl.config.load import ConfigError, with_overrides, written
+from titan_rl.config.load import ConfigError, flat, with_overrides, written
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.checks import Checked, check, recheck_updates
 from titan_rl.controller.preflight.live_settings import Effect, Effects, effects_of
-from titan_rl.controller.preflight.resume import flat
 from titan_rl.controller.preflight.setting_changes import Change, record_changes
 from titan_rl.controller.recovery.checkpointing import SaveError
 from titan_rl.controller.session import Session

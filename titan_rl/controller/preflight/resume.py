@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from titan_rl.config.load import ConfigError, read_resolved
+from titan_rl.config.load import ConfigError, Settings, flat, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.initial_policy import check_resumed
 from titan_rl.controller.preflight.checks import Checked, check_model, read_config
@@ -69,9 +69,6 @@ file may move (records/run_directory/sources.py). ``_NUMERIC``: free, but a repl
 _OPEN = ("task.options.", "task.rewards.", "task.judge.", "optimizer.param_groups.")
 _OPEN += tuple(f"{role}.{table}." for role in LEARNED for table in ("optimizer", "lr_scheduler"))
 """Tables without a fixed list of keys."""
-
-Settings = dict[str, Any]
-"""A configuration, flat: ``training.seq_len`` to 512."""
 
 
 def check_resumable(run_dir: RunDir, checked: Checked) -> int:
@@ -175,16 +172,6 @@ def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> 
 def read_settings(path: Path) -> Settings:
     """Of a run's record, as plain values: nothing that it names is looked for. Errors: ConfigError."""
     return flat(read_resolved(path))
-
-
-def flat(values: Any, name: str = "") -> Settings:
-    """Nested tables, and lists of tables, by dotted keys."""
-    if isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
-        values = {str(number): value for number, value in enumerate(values)}
-    if not isinstance(values, dict):
-        return {name: json.loads(json.dumps(values, default=str))}
-    inner = (flat(value, f"{name}.{key}" if name else str(key)) for key, value in values.items())
-    return {key: value for table in inner for key, value in table.items()}
 
 
 def _rule(key: str) -> int:

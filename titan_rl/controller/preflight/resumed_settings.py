@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from titan_rl.config.load import ConfigError, load_config, read_resolved
+from titan_rl.config.load import ConfigError, Settings, flat, load_config, read_resolved
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.checks import Checked
-from titan_rl.controller.preflight.resume import Settings, changes, flat
+from titan_rl.controller.preflight.resume import changes
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.audit import read
 from titan_rl.records.ledger.ledger import last_trained_step

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from titan_rl.config.io.bounded_files import read_json
-from titan_rl.config.load import ConfigError, overriding, with_overrides, written
+from titan_rl.config.load import ConfigError, flat, overriding, with_overrides, written
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.live_settings import effects_of
-from titan_rl.controller.preflight.resume import flat
 from titan_rl.data.storage.files import replace_text
 from titan_rl.records.run_directory.rundir import RunDir
 
