@@ -11,6 +11,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.config.load import ConfigError, as_dict
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.storage.files import replacing
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.meshes import Meshes
 from titan_rl.records.run_directory.rundir import RunDir
@@ -82,7 +83,7 @@ async def keep_policy(config: Config, algorithm: Algorithm, run_dir: RunDir, mes
         return
     if not run_dir.kept_policy.exists():
         with replacing(run_dir.kept_policy) as folder:
-            await meshes.trainer.call(TrainerEndpoints.save_hf(str(folder)))
+            await meshes.trainer.call(TrainerEndpoints.save_hf(HostPath(folder)))
     for role in _begin_as_policy(config, algorithm):
-        await meshes.trainer.call(TrainerEndpoints.load_role(role, path))
-        await meshes.roles.load_role(role, path)
+        await meshes.trainer.call(TrainerEndpoints.load_role(role, HostPath(path)))
+        await meshes.roles.load_role(role, HostPath(path))

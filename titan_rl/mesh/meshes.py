@@ -29,12 +29,14 @@ from titan_rl.mesh.control.trainer_repair import CatchUp, TrainerMesh
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.forking.forking import FORK_SERVERS
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.remote_hosts import HostNeeds, RemoteHosts
 from titan_rl.mesh.launch.base import HostLauncher, Launcher
 from titan_rl.mesh.launch.local import LocalLauncher
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
 from titan_rl.mesh.members.roles import RoleProcesses, Roles
+from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.mesh.members.verifiers import Verifiers
 from titan_rl.mesh.processes.background import BackgroundTasks
@@ -194,30 +196,31 @@ class Meshes:
             lost=listeners.lost,
             remote=self._remote,
         )
-        common, paths = (self.processes, config, model_path), (model_path, kept_policy)
+        run = RunContext(self.processes, config, HostPath(model_path), HostPath(kept_policy), scratch, say)
         environment = trainer_environment(threads)
         self.roles = Roles(
             [
-                RoleProcesses(
-                    *(role, actors.role, self.processes, config, paths, count, environment, scratch, say),
-                    seats=seats_of(devices, role),
-                )
+                RoleProcesses(role, actors.role, run, count, environment, seats_of(devices, role))
                 for role, count in ranks.own_roles.items()
             ]
         )
         self.trainers = Trainers(
-            *(actors.trainer, self.processes, config, paths, ranks.of_trainer, environment),
-            *(scratch, self.stragglers, self.roles),
+            actors.trainer,
+            run,
+            ranks.of_trainer,
+            environment,
+            self.stragglers,
+            self.roles,
             seats=seats_of(devices, *ranks.of_trainer),
             record=self.record,
         )
         link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, tell)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
-        self.generators = Generators(actors.generator, *common, max_tokens, environment, scratch, link, say, devices)
+        self.generators = Generators(actors.generator, run, max_tokens, environment, link, devices)
         seconds = config.mesh.step_timeout
         self._turns = Turns(self.trainers, self.generators, link, seconds, self.record) if is_colocated else Apart()
-        self.verifiers = Verifiers(actors.verifier, *common, verifier_environment(), say)
+        self.verifiers = Verifiers(actors.verifier, run, verifier_environment())
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         self._owners = [owner for part, owner in owners.items() if part in parts]
         standbys = [owner.standby for owner in self._owners]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 import socket
 import stat
 from pathlib import Path
@@ -20,6 +21,7 @@ from titan_rl.mesh.control.trainer_snapshots import can_map
 from titan_rl.mesh.hosts.agent import Beat, Lease
 from titan_rl.mesh.hosts.command import checked_address
 from titan_rl.mesh.hosts.host_files import WrongFiles, bring, fetch
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.hosts.remote_hosts import HostNeeds, NoHosts, RemoteHosts
 from titan_rl.mesh.hosts.remote_processes import RemoteProcesses
@@ -31,6 +33,8 @@ from titan_rl.mesh.resources.network import HOST_ADDRESS, address_for, has_addre
 from titan_rl.mesh.resources.rendezvous import open_store, store_at
 from titan_rl.mesh.supervision.abort_collectives import hang_up
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.calls import call
+from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.run_files import collect
 from titan_rl.records.run_directory.controller_epochs import next_epoch
 
@@ -186,14 +190,44 @@ def test_snapshots_are_kept_where_memory_can_be_mapped():
     asyncio.run(run())
 
 
-def test_paths_below_the_run_directory_are_others_on_a_host():
-    async def run():
-        host = Host("host 0", None, paths={"runs/x": "/tmp/s/run", "/models/m": "/tmp/s/model"})
-        assert host.here("runs/x/checkpoints/writing-1") == "/tmp/s/run/checkpoints/writing-1"
-        assert host.here("/models/m") == "/tmp/s/model" and host.here("/models/mm") == "/models/mm"
-        assert host.here(7) == 7 and Host("controller", None).here("runs/x") == "runs/x"
+def at_a_host(*arguments):
+    """What an endpoint gets there of these arguments, the last of them by its name."""
 
-    asyncio.run(run())
+    async def run():
+        got = []
+
+        async def call_one(*positional, last):
+            got.extend(pickle.loads(pickle.dumps([*positional, last])))
+
+        paths = {"runs/x": "/tmp/s/run", "/models/m": "/tmp/s/model"}
+        process = SimpleNamespace(
+            host=Host("host 0", None, paths=paths),
+            actor=SimpleNamespace(do=SimpleNamespace(call_one=call_one)),
+            is_dead=False,
+            died=asyncio.get_running_loop().create_future(),
+            wakes=set(),
+        )
+        *positional, last = arguments
+        await call(process, RemoteCall("do", tuple(positional), {"last": last}), seconds=5, what="working")
+        return got
+
+    return asyncio.run(run())
+
+
+def test_paths_below_the_run_directory_are_others_on_a_host():
+    paths = "runs/x", "runs/x/checkpoints/writing-1", "/models/m", "/models/mm"
+    assert at_a_host(*map(HostPath, paths)) == [
+        "/tmp/s/run",
+        "/tmp/s/run/checkpoints/writing-1",
+        "/tmp/s/model",
+        "/models/mm",
+    ]
+
+
+def test_text_that_begins_like_a_path_of_the_run_arrives_as_it_is():
+    """A prompt, say, or an answer."""
+    texts = "runs/x/notes.txt holds what?", "runs/x", "/models/m/config.json", 7
+    assert at_a_host(*texts) == list(texts)
 
 
 # what is done to processes there
@@ -444,7 +478,7 @@ def test_its_files_do_not_come_into_the_run_directory(tmp_path):
 
         host = lost_host(tmp_path, manifest=manifest, read=read)
         process = SimpleNamespace(host=host, name="trainer rank 0", why="died")
-        collecting = asyncio.ensure_future(collect([process], str(tmp_path / "run")))
+        collecting = asyncio.ensure_future(collect([process], HostPath(tmp_path / "run")))
         await asked.wait()
         host.died.set_result(None)
         with pytest.raises(ActorDied):

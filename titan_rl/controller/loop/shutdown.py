@@ -12,6 +12,7 @@ from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.nonfinite_batches import BadBatches, BadNumbersError
 from titan_rl.data.callbacks import Log
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.processes.deadlines import within
 from titan_rl.records.run_directory.rundir import RunDir
@@ -137,5 +138,5 @@ class Ending:
 
     async def _save_model(self) -> None:
         run_dir = self.run_dir
-        folders = str(run_dir.model), str(run_dir.adapter), str(run_dir.root)
+        folders = HostPath(run_dir.model), HostPath(run_dir.adapter), HostPath(run_dir.root)
         await self.trainer.call(TrainerEndpoints.save_hf(*folders, self.export_dtype))

@@ -10,6 +10,7 @@ from pathlib import Path
 from titan_rl.data.callbacks import Log
 from titan_rl.data.types import Row
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder, ControllerState
@@ -47,7 +48,7 @@ class WayBack(ABC):
         if (found := await self._newest_complete()) is None:
             return None
         path, state = found
-        await trainer.call(TrainerEndpoints.load_checkpoint(str(path)))
+        await trainer.call(TrainerEndpoints.load_checkpoint(HostPath(path)))
         await trainer.begin_at(state.step)
         self.folder.drop_after(state.step)
         self._go_to(state)
@@ -74,7 +75,7 @@ class WayBack(ABC):
         """From a disk or from the beginning; the step that the ranks are at then."""
         if (found := await self._newest_complete()) is not None:
             path, state = found
-            await trainers.call(TrainerEndpoints.load_checkpoint(str(path)), what=f"loading {path}")
+            await trainers.call(TrainerEndpoints.load_checkpoint(HostPath(path)), what=f"loading {path}")
             return state.step
         if self._sft_rows:
             await trainers.sft(self._sft_rows)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from titan_rl.data.callbacks import Log, RecordMetrics
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.processes.deadlines import within
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder, ControllerState
@@ -35,7 +36,7 @@ async def written(trainer: TrainerMesh, folder: Path, timeout: float) -> None:
             if failures := sorted({outcome for outcome in outcomes if outcome}):
                 raise SaveError(failures[0])
             if None not in outcomes:
-                return await trainer.collect(str(folder))
+                return await trainer.collect(HostPath(folder))
             await asyncio.sleep(_POLL_SECONDS)
 
     await within(timeout, f"writing {folder}", wait())
@@ -74,7 +75,7 @@ class Checkpointing:
         except OSError as error:
             self._warn(state.step, error)
             return
-        await self.trainer.call(TrainerEndpoints.begin_checkpoint(str(folder), self.folder.shards(folder)))
+        await self.trainer.call(TrainerEndpoints.begin_checkpoint(HostPath(folder), self.folder.shards(folder)))
         self._writing = asyncio.create_task(self._write(folder, state, start, time.perf_counter() - start))
 
     async def _write(self, folder: Path, state: ControllerState, start: float, seconds_begin: float) -> None:

@@ -31,6 +31,7 @@ from titan_rl.diagnostics.replay.comparison import (
     equal_in_words,
     recorded_places,
 )
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.run_directory.path_checks import check_no_modules
@@ -72,7 +73,7 @@ async def replay_steps(
         trainer = actors.meshes.trainer
         hear_of(await trainer_device(trainer, actors.checked.config))
         if plan.checkpoint is not None:
-            await trainer.call(TrainerEndpoints.load_checkpoint(str(plan.checkpoint)))
+            await trainer.call(TrainerEndpoints.load_checkpoint(HostPath(plan.checkpoint)))
         elif plan.sft and config.sft.steps:
             await trainer.sft(await asyncio.to_thread(again.sft_rows))
         for step in range(plan.first, plan.last + 1):
@@ -80,7 +81,7 @@ async def replay_steps(
             all_metrics.append(metrics)
             tell(step, metrics)
         if plan.keep_in is not None:
-            await trainer.call(TrainerEndpoints.begin_checkpoint(str(plan.keep_in)))
+            await trainer.call(TrainerEndpoints.begin_checkpoint(HostPath(plan.keep_in)))
             await written(trainer, plan.keep_in, config.mesh.step_timeout)
         return all_metrics
 

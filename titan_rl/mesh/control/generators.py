@@ -6,17 +6,16 @@ that is taken away ends its groups first.
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
-from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.control.startup_gate import Door
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
 from titan_rl.mesh.members.replacements import Replacements
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.members.router import Router
+from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.processes.background import BackgroundTasks
 from titan_rl.mesh.resources.devices import Devices, EngineSeats
-from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.weights.channel_link import WeightLink
@@ -36,28 +35,31 @@ class Generators:
     def __init__(
         self,
         actor: type,
-        processes: ActorProcesses,
-        config: Config,
-        model_path: str,
+        run: RunContext,
         max_tokens: int,
         environment: dict[str, str],
-        scratch: Path,
         link: WeightLink,
-        say: Callable[[str], None],
         devices: Devices | None = None,
     ):
         """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer.
         ``devices``: where a run's processes are on GPUs; None on a CPU."""
-        self.processes, self.config, self.scratch, self.link, self.say = processes, config, scratch, link, say
+        config = run.config
+        self.processes, self.config, self.scratch, self.link, self.say = (
+            run.processes,
+            config,
+            run.scratch,
+            link,
+            run.say,
+        )
         self.router = Router("generator", range(config.generator.replicas))
         self.replicas: dict[int, Replica] = {}
         self._seats = EngineSeats(None if devices is None else devices.table.engines())
         settings = config.generator if devices is None else devices.of_engine(config.generator)
-        arguments = environment, actor, settings, model_path, max_tokens, config.placement.mode == "colocated"
-        self.standby = Standby(processes, config, "generator", *arguments)
+        arguments = environment, actor, settings, run.model_path, max_tokens, config.placement.mode == "colocated"
+        self.standby = Standby(run.processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = self._num_spares_lost = 0
-        self._replacements = Replacements(self.router, say)
+        self._replacements = Replacements(self.router, run.say)
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0

@@ -17,6 +17,7 @@ from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.control.colocation import Apart
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.members.trainers import Trainers
 from titan_rl.mesh.processes.background import BackgroundTasks
@@ -137,7 +138,7 @@ class TrainerMesh:
         what, computes = f"trainer {request.endpoint}", request.endpoint in _COMPUTE
         return await self.ask(lambda: self.trainers.call(request, what=what), computes=computes)
 
-    async def collect(self, folder: str) -> None:
+    async def collect(self, folder: HostPath) -> None:
         """Have what all ranks have written into a folder here, wherever they are."""
         await collect(self.trainers.ranks, folder)
 

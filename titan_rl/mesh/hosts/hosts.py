@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from monarch.actor import attach_to_workers, this_host
 from monarch.job import new_service_proc_id, service_proc_addr
 
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.launch.base import Launcher
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.processes.logs import log_file
@@ -75,12 +76,8 @@ class Host:
         return scratch if self.facts is None else Path(self.facts.scratch)
 
     def here(self, argument: Any) -> Any:
-        """An argument of a call as it is meant there: a path below those of ``paths`` is another one."""
-        if isinstance(argument, str):
-            for path, there in self.paths.items():
-                if argument == path or argument.startswith(f"{path}/"):
-                    return there + argument[len(path) :]
-        return argument
+        """An argument of a call as it is meant there: a ``HostPath`` may be another one, and nothing else is."""
+        return argument.at(self.paths) if isinstance(argument, HostPath) else argument
 
 
 class Hosts:

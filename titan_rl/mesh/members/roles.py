@@ -6,14 +6,14 @@ another reads its weights from the directory: there is no other state, so nothin
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
 
-from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import RoleEndpoints
+from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Seat
-from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
 from titan_rl.mesh.supervision.remote_call import RemoteCall
@@ -32,21 +32,16 @@ class RoleProcesses:
         self,
         role: str,
         actor: type,
-        processes: ActorProcesses,
-        config: Config,
-        paths: tuple[str, str],
+        run: RunContext,
         world_size: int,
         environment: dict[str, str],
-        scratch: Path,
-        say: Callable[[str], None],
         seats: Sequence[Seat] = (),
     ):
-        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``seats``: each
-        rank's GPU; none on a CPU."""
-        self.role, self.processes, self.config, self.world_size = role, processes, config, world_size
-        self.scratch, self.say, self._seats = scratch, say, seats
+        """``seats``: each rank's GPU; none on a CPU."""
+        self.role, self.processes, self.config, self.world_size = role, run.processes, run.config, world_size
+        self.scratch, self.say, self._seats = run.scratch, run.say, seats
         self.ranks: list[ActorProcess] = []
-        self._spawn_arguments = environment, actor, role, *paths
+        self._spawn_arguments = environment, actor, role, run.model_path, run.kept_policy
         self._num_rendezvous = 0
         self._lock = asyncio.Lock()
         self._peers = PeersAreTold(lambda: self.ranks)
@@ -125,7 +120,7 @@ class Roles:
         answers = await asyncio.gather(*(role.call(RoleEndpoints.find(batches)) for role in self.roles.values()))
         return [handles for ranks in answers for handles in ranks if handles is not None]
 
-    async def load_role(self, role: str, path: str) -> None:
+    async def load_role(self, role: str, path: HostPath) -> None:
         """Other weights, if the role has processes of its own."""
         if role in self.roles:
             await spread(self.roles[role].ranks, path)

@@ -6,17 +6,16 @@ place, and all join a new process group.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
-from titan_rl.config.sections.schema import Config
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.channel.batches import StagedRows
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.members.roles import Roles
+from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Seat
-from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
+from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call, call_each
 from titan_rl.mesh.supervision.peers import PeersAreTold
 from titan_rl.mesh.supervision.remote_call import RemoteCall
@@ -39,26 +38,25 @@ class Trainers:
     def __init__(
         self,
         actor: type,
-        processes: ActorProcesses,
-        config: Config,
-        paths: tuple[str, str],
+        run: RunContext,
         sides: Mapping[str, int],
         environment: dict[str, str],
-        scratch: Path,
         stragglers: Stragglers,
         roles: Roles,
         seats: Sequence[Seat] = (),
         record: StepRecord | None = None,
     ):
-        """``paths``: of the model that the run starts from, and of the policy that it keeps (or ""). ``sides``: the
-        number of ranks of the policy, and behind them of the role that learns in processes of its own, if there is one.
+        """``sides``: the number of ranks of the policy, and behind them of the role that learns in processes of its
+        own, if there is one.
         ``stragglers``: gets every step's times of each rank. ``roles``: what else is asked about a step's rows.
         ``seats``: each rank's GPU; none on a CPU. ``record``: gets what ranks tell of a step besides."""
-        self.processes, self.config, self.scratch = processes, config, scratch
+        self.processes, self.config, self.scratch = run.processes, run.config, run.scratch
         self._sides = [(side, rank) for side, count in sides.items() for rank in range(count)]
         """Of each rank: its side, and its rank there."""
         self.world_size, self._policy_ranks = len(self._sides), next(iter(sides.values()))
-        self.standby = Standby(processes, config, "trainer", environment, actor, *paths)
+        self.standby = Standby(
+            run.processes, run.config, "trainer", environment, actor, run.model_path, run.kept_policy
+        )
         self.ranks: list[ActorProcess] = []
         self._peers = PeersAreTold(lambda: self.ranks)
         self._stragglers, self.roles, self._seats = stragglers, roles, seats

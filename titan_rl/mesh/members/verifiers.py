@@ -1,13 +1,12 @@
 """The verifier processes. One that dies is replaced, and its groups are sampled again through another."""
 
 import asyncio
-from collections.abc import Callable
 
-from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.members.endpoints import VerifierEndpoints
 from titan_rl.mesh.members.replacements import Replacements
 from titan_rl.mesh.members.router import Router
-from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess, ActorProcesses
+from titan_rl.mesh.members.run_context import RunContext
+from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.supervision.standby import Standby
 
@@ -15,22 +14,14 @@ from titan_rl.mesh.supervision.standby import Standby
 class Verifiers:
     """Owns the verifier processes; each has a scorer process below it."""
 
-    def __init__(
-        self,
-        actor: type,
-        processes: ActorProcesses,
-        config: Config,
-        model_path: str,
-        environment: dict[str, str],
-        say: Callable[[str], None],
-    ):
-        self.processes, self.config, self.say = processes, config, say
-        self.router = Router("verifier", range(config.verifier.procs))
+    def __init__(self, actor: type, run: RunContext, environment: dict[str, str]):
+        self.processes, self.config, self.say = run.processes, run.config, run.say
+        self.router = Router("verifier", range(run.config.verifier.procs))
         self.procs: dict[int, ActorProcess] = {}
         self.scorers: dict[int, int] = {}
         """Id of the scorer process that each verifier began with."""
-        self.standby = Standby(processes, config, "verifier", environment, actor, model_path)
-        self._replacements = Replacements(self.router, say)
+        self.standby = Standby(run.processes, run.config, "verifier", environment, actor, run.model_path)
+        self._replacements = Replacements(self.router, run.say)
         self._scoring_seconds: dict[str, list[float]] = {}
 
     async def start(self) -> None:

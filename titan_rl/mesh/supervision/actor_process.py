@@ -192,7 +192,11 @@ class ActorProcesses:
         self.logs, self.mark, self.tell, self._lost = logs, new_mark(), tell, lost
         self._environment = self.mark | {"TMPDIR": str(scratch)}
         self.hosts = Hosts(
-            *(num_hosts, self._environment, scratch, logs, launcher),
+            num_hosts,
+            self._environment,
+            scratch,
+            logs,
+            launcher,
             on_start=self._on_host_start,
             on_death=self._on_host_death,
             ranks=ranks,

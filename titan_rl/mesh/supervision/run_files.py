@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterable
 from pathlib import Path
 
 from titan_rl.mesh.hosts.host_files import bring, fetch
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.deadlines import together
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
@@ -17,21 +18,21 @@ _CHECKPOINTS = "checkpoints/"
 """Which may be in the making, and are collected one by one."""
 
 
-async def spread(processes: Iterable[ActorProcess], *paths: str) -> None:
+async def spread(processes: Iterable[ActorProcess], *paths: HostPath) -> None:
     """Have these folders on the hosts of these processes. Errors: ActorDied if one of those is lost."""
     await together(
-        _on(process, bring(process.host.remote_agent, Path(path), process.host.here(path)))
+        _on(process, bring(process.host.remote_agent, Path(path), path.at(process.host.paths)))
         for process in _one_a_host(processes)
         for path in paths
         if path
     )
 
 
-async def collect(processes: Iterable[ActorProcess], *paths: str) -> None:
+async def collect(processes: Iterable[ActorProcess], *paths: HostPath) -> None:
     """Have what they have written below these folders here, and no longer there. Errors: ActorDied, as above."""
     for path in filter(None, paths):
         for process in _one_a_host(processes):  # one after the other: they may hold the same files
-            agent, there = process.host.remote_agent, process.host.here(path)
+            agent, there = process.host.remote_agent, path.at(process.host.paths)
             await _on(process, fetch(agent, there, Path(path), leaving=_CHECKPOINTS))
             await _on(process, agent.remove.call_one(there, _CHECKPOINTS))
 
