@@ -162,7 +162,7 @@ def make_process(processes: ActorProcesses, name: str, sidecar=None) -> ActorPro
     died = asyncio.get_running_loop().create_future()
     host = Host("host 0", None, died=died, kinds=[name.split()[0]])
     process = ActorProcess(name, None, None, sidecar, host)
-    process.on_death.append(processes._on_death)
+    process.deaths.register("record", processes._record_death)
     processes.all.append(process)
     return process
 

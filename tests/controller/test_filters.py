@@ -17,7 +17,7 @@ from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfi
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
-from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import FaultsInARow
 from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import read_metrics

@@ -13,7 +13,7 @@ from titan_rl.config.sections.schema import Config, RolloutConfig
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
-from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import FaultsInARow
 from titan_rl.mesh.control.weight_sync import WeightSync
 
 

@@ -14,7 +14,7 @@ from faults import check_records, last_step, pid_of, replay, wait_for, wait_for_
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
 from titan_rl.mesh.control.colocation import Turns
-from titan_rl.mesh.control.startup_gate import Door
+from titan_rl.mesh.control.generators import Door
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.weights.channel_link import WeightLink

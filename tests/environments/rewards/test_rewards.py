@@ -20,7 +20,7 @@ from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.functions import as_parts
 from titan_rl.environments.rollout.group import run_group
 from titan_rl.environments.scoring.scorer import Scorer
-from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import FaultsInARow
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 REWARDS = '''

@@ -18,8 +18,7 @@ from titan_rl.controller.loop.rollout_queue import RolloutQueue, sampled
 from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.mesh.control import dispatcher as dispatch
 from titan_rl.mesh.control.dispatcher import Dispatcher
-from titan_rl.mesh.control.poison_prompts import Suspects
-from titan_rl.mesh.control.repeated_faults import EveryPromptFails, FaultsInARow
+from titan_rl.mesh.control.poison_prompts import EveryPromptFails, FaultsInARow, Suspects
 from titan_rl.mesh.members.replica import Replica, actor_of
 from titan_rl.mesh.members.router import Router
 from titan_rl.mesh.processes.deadlines import DeadlineError, together

@@ -1,14 +1,16 @@
 """Several ranks die at once: each is replaced, and every rank goes back to one common step. Processes are fakes."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from titan_rl.mesh.control.trainer_snapshots import Found, TrainerSnapshots
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.hosts import Host
+from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.members.trainers import Trainers
+from titan_rl.mesh.supervision.deaths import DeathHandlers
 
 CONFIG = SimpleNamespace(
     mesh=SimpleNamespace(start_timeout=5.0, step_timeout=5.0), recovery=SimpleNamespace(has_standbys=False)
@@ -20,7 +22,7 @@ class FakeProcess:
 
     def __init__(self, name: str, is_dead: bool = False):
         self.name, self.is_dead, self.asked = name, is_dead, []
-        self.host, self.wakes, self.on_death, self.why = Host("controller", None), set(), [], "died"
+        self.host, self.wakes, self.deaths, self.why = Host("controller", None), set(), DeathHandlers(), "died"
         self.actor = SimpleNamespace(prepare=self._endpoint("prepare"), restore=self._endpoint("restore"))
 
     def _endpoint(self, name: str) -> SimpleNamespace:
@@ -46,7 +48,7 @@ class FakeProcesses:
 
 def trainers_of(processes: FakeProcesses, *ranks: FakeProcess) -> Trainers:
     trainers = Trainers(
-        object, processes, CONFIG, ("", ""), {"trainer": len(ranks)}, {}, Path(), stragglers=None, roles=None
+        object, RunContext(processes, CONFIG, HostPath()), {"trainer": len(ranks)}, {}, stragglers=None, roles=None
     )
     trainers.ranks = list(ranks)
     return trainers

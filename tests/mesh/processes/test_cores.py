@@ -2,7 +2,6 @@
 
 import asyncio
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +12,12 @@ from titan_rl.config.sections.hosts import HostsConfig, hosts_of
 from titan_rl.config.sections.placement import PlacementConfig
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.mesh.control import generators
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.members import trainers
+from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Crew, Devices, EngineSeats, Seat, place, seats_of
+from titan_rl.mesh.supervision.deaths import DeathHandlers
 from titan_rl.models import device
 
 
@@ -158,7 +160,7 @@ def joined(monkeypatch) -> list[tuple]:
 
     class FakeStandby:
         async def take(self, name, on=None):
-            return SimpleNamespace(name=name, kill=lambda: None, on_death=[], host=Host("controller", None))
+            return SimpleNamespace(name=name, kill=lambda: None, deaths=DeathHandlers(), host=Host("controller", None))
 
     for module in (trainers, generators):
         monkeypatch.setattr(module, "call_each", call_each)
@@ -175,7 +177,8 @@ def test_ranks_are_told_their_gpus(on_gpus, joined):
     devices = devices_for(2, 1) if on_gpus else None
     sides, rest = {"trainer": 1, "critic": 1}, (None, None)
     ranks = trainers.Trainers(
-        *(None, None, load_config(None, {}), ("", ""), sides, {}, Path(), *rest), seats=seats_of(devices, "trainer")
+        *(None, RunContext(None, load_config(None, {}), HostPath()), sides, {}, *rest),
+        seats=seats_of(devices, "trainer"),
     )
     asyncio.run(ranks.start())
     assert [arguments[5:] for arguments in joined] == ([(0,), (1,)] if on_gpus else [(), ()])
@@ -185,7 +188,8 @@ def test_an_engine_s_ranks_are_told_all_its_gpus_and_a_dead_one_s_are_free_again
     config = load_config(None, {"generator": {"replicas": 2, "tensor_parallel": 2}})
     processes = SimpleNamespace(forget=lambda process: None, is_there=lambda host: True)
     link, said = None, []
-    engines = generators.Generators(None, processes, config, "", 0, {}, Path(), link, said.append, devices_for(2, 2, 2))
+    run = RunContext(processes, config, HostPath(), say=said.append)
+    engines = generators.Generators(None, run, 0, {}, link, devices_for(2, 2, 2))
 
     async def one_dies() -> None:
         first, second = await asyncio.gather(engines._start_one(0), engines._start_one(1))

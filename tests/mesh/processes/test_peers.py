@@ -10,6 +10,7 @@ import torch.distributed as dist
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots, by_preference
 from titan_rl.mesh.supervision import abort_collectives
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.deaths import DeathHandlers
 from titan_rl.mesh.supervision.peers import PeersAreTold
 from titan_rl.trainer.distributed.process_group import join_group, leave_group, peers_are_told
 
@@ -32,7 +33,7 @@ def process(name: str, host: str = "", is_dead: bool = False):
         host=host_named(host),
         is_dead=is_dead,
         is_stopping=False,
-        on_death=[],
+        deaths=DeathHandlers(),
         asked=asked,
         ask_sidecar=ask_sidecar,
     )
@@ -40,8 +41,7 @@ def process(name: str, host: str = "", is_dead: bool = False):
 
 async def die(one) -> None:
     one.is_dead = True
-    for callback in one.on_death:
-        callback(one)
+    one.deaths.run(one)
     await asyncio.sleep(0.01)
 
 

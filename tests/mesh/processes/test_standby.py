@@ -7,6 +7,7 @@ import pytest
 
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.supervision.actor_process import ActorDied
+from titan_rl.mesh.supervision.deaths import DeathHandlers
 from titan_rl.mesh.supervision.standby import Standby, State
 
 
@@ -16,7 +17,7 @@ def remote(number: int) -> Host:
 
 class FakeProcess:
     def __init__(self, name: str, prepare):
-        self.name, self.pid, self.why, self.on_death, self.wakes = name, 0, "died", [], set()
+        self.name, self.pid, self.why, self.deaths, self.wakes = name, 0, "died", DeathHandlers(), set()
         self.died, self.host = asyncio.get_running_loop().create_future(), Host("controller", None)
         self.actor = SimpleNamespace(prepare=SimpleNamespace(call_one=prepare))
 
@@ -26,8 +27,7 @@ class FakeProcess:
 
     def end(self) -> None:
         self.died.set_result(0.0)
-        for callback in self.on_death:
-            callback(self)
+        self.deaths.run(self)
         for wake in list(self.wakes):
             wake()
 

@@ -20,7 +20,7 @@ from titan_rl.controller.loop.admission import Admission
 from titan_rl.data.types import Group, Prompt, Sampling, Status
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.control.dispatcher import POISON, Dispatcher
-from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import FaultsInARow
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.deadlines import DeadlineError

@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
 from titan_rl.mesh.control.generators import Generators
-from titan_rl.mesh.control.poison_prompts import Suspects
-from titan_rl.mesh.control.repeated_faults import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import FaultsInARow, Suspects
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, VerifierEndpoints
 from titan_rl.mesh.members.replica import Replica

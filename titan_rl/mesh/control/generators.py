@@ -5,13 +5,12 @@ that is taken away ends its groups first.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from titan_rl.mesh.control.startup_gate import Door
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints
-from titan_rl.mesh.members.replacements import Replacements
 from titan_rl.mesh.members.replica import Replica
-from titan_rl.mesh.members.router import Router
+from titan_rl.mesh.members.router import Replacements, Router
 from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.processes.background import BackgroundTasks
 from titan_rl.mesh.resources.devices import Devices, EngineSeats
@@ -19,6 +18,38 @@ from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call_each
 from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.weights.channel_link import WeightLink
+
+
+class Door:
+    """Work that may only begin at times, and is let end before they are over. Open until it is shut."""
+
+    def __init__(self) -> None:
+        self._open, self._empty = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._empty.set()
+        self._num_inside = 0
+
+    @asynccontextmanager
+    async def inside(self) -> AsyncIterator[None]:
+        """Waits while it is shut; the block works inside."""
+        await self._open.wait()
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def shut(self) -> None:
+        """Nobody else comes in; until all who are inside have left."""
+        self._open.clear()
+        await self._empty.wait()
+
 
 _MAX_BRING_UPS = 5
 _PAUSE_SECONDS = 1.0
@@ -121,10 +152,10 @@ class Generators:
     def _take_in(self, replica: Replica) -> None:
         self.replicas[replica.number] = replica
         for rank in replica.ranks:
-            rank.on_death.append(lambda rank: self._on_death(replica, rank))
-            rank.on_death.append(lambda rank: self._tell_of_change())
+            rank.deaths.register("generator", lambda rank: self._begin_replacing(replica, rank))
+            rank.deaths.register("snapshots", lambda rank: self._tell_of_change())
         if dead := [rank for rank in replica.ranks if rank.is_dead]:
-            self._on_death(replica, dead[0])
+            self._begin_replacing(replica, dead[0])
         self._tell_of_change()
 
     def _end(self, replica: Replica) -> None:
@@ -136,7 +167,7 @@ class Generators:
 
     # faults
 
-    def _on_death(self, replica: Replica, rank: ActorProcess) -> None:
+    def _begin_replacing(self, replica: Replica, rank: ActorProcess) -> None:
         """An engine cannot go on without one of its ranks: the others are ended, and it is replaced."""
         number = replica.number
         if self.replicas.get(number) is not replica:
@@ -147,7 +178,7 @@ class Generators:
         self.say(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
         self._replacements.begin(number, lambda: self._bring(number))
 
-    def _on_death_of_spare(self, replica: Replica, rank: ActorProcess) -> None:
+    def _replace_spare(self, replica: Replica, rank: ActorProcess) -> None:
         """Another one, if this one was still waiting, and not too many died so since an engine was replaced."""
         if replica not in self._spares:
             return
@@ -224,7 +255,7 @@ class Generators:
                 self._num_spares_coming -= 1
             self._spares.append(replica)
             for rank in replica.ranks:
-                rank.on_death.append(lambda rank: self._on_death_of_spare(replica, rank))
+                rank.deaths.register("spare", lambda rank: self._replace_spare(replica, rank))
             self.processes.tell("spare_waits", pid=replica.ranks[0].pid)
 
         for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):

@@ -1,4 +1,6 @@
-"""Who was there when an actor died: a prompt that kills its engine must not end the run, nor take its neighbours along.
+"""Prompts that fail: one that kills its engine is poison; a fault that every prompt meets is the run's.
+
+A poison prompt must not end the run, nor take its neighbours along:
 
     sampled beside others ── the engine dies ──▶ a suspect, sampled alone ── dies again ──▶ poison, which is discarded
                                                           └── is answered ──▶ innocent
@@ -6,7 +8,11 @@
 So one death is shared by all that were there, and every further one is the suspect's own.
 """
 
+import re
+import time
 from collections import Counter
+
+from titan_rl.mesh.supervision.actor_process import ActorFault
 
 
 class Suspects:
@@ -37,3 +43,58 @@ class Suspects:
         """It is done, or given up."""
         self._deaths.pop(prompt_id, None)
         self._died_alone.discard(prompt_id)
+
+
+NUM_PROMPTS = 3
+_PAUSE_FACTOR = 4
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+
+
+class EveryPromptFails(ActorFault):
+    """Different prompts in a row were given up for one reason."""
+
+
+class FaultsInARow:
+    """Owns the prompts that were given up, one after the other, since the last that was answered.
+
+        a prompt is given up ──▶ another, begun after that, is for the same reason ──▶ a third is ──▶ the run ends by name
+                  └──────────────── any prompt is answered: none in a row ◀───────────────┘
+
+    Prompts that are under way together count as one: what they need may be away for a moment. Each of the three has had
+    all its retries; samples that were too slow have none, and count where all of a group were.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: list[str] = []
+        self._reason, self._since = "", 0.0
+        self._ended: EveryPromptFails | None = None
+
+    def answered(self) -> None:
+        """A prompt had at least one sample that the machinery did not fail, and that was in time."""
+        self._prompts.clear()
+
+    def given_up(self, prompt_id: str, reason: str, began: float) -> None:
+        """``began``: when its last attempt did, by ``time.monotonic``. Errors: EveryPromptFails."""
+        self.check()
+        reason = _ADDRESS.sub("0x...", reason.replace(prompt_id, "a prompt"))
+        if self._prompts and reason == self._reason:
+            if prompt_id in self._prompts or began < self._since:
+                return
+        else:
+            self._prompts.clear()
+        self._prompts.append(prompt_id)
+        self._reason, self._since = reason, time.monotonic()
+        if len(self._prompts) == NUM_PROMPTS:
+            names = ", ".join(self._prompts)
+            self._ended = EveryPromptFails(f"{NUM_PROMPTS} prompts in a row ({names}) were given up alike: {reason}")
+        self.check()
+
+    def check(self) -> None:
+        """Errors: EveryPromptFails, once it was raised."""
+        if self._ended is not None:
+            raise self._ended
+
+    @property
+    def patience(self) -> float:
+        """How many times as long as at first to wait before a retry: what all need may be on its way back."""
+        return float(_PAUSE_FACTOR ** len(self._prompts))

@@ -20,8 +20,7 @@ from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.launch.base import Launcher
 from titan_rl.mesh.launch.torchrun import OtherRanks
 from titan_rl.mesh.processes.logs import log_file
-from titan_rl.mesh.processes.process_table import LOCAL, ProcessTable
-from titan_rl.mesh.processes.processes import watch
+from titan_rl.mesh.processes.processes import LOCAL, ProcessTable, watch
 
 if TYPE_CHECKING:
     from titan_rl.mesh.hosts.agent import HostAgent, HostFacts

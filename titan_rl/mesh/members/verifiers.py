@@ -3,8 +3,7 @@
 import asyncio
 
 from titan_rl.mesh.members.endpoints import VerifierEndpoints
-from titan_rl.mesh.members.replacements import Replacements
-from titan_rl.mesh.members.router import Router
+from titan_rl.mesh.members.router import Replacements, Router
 from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.calls import call
@@ -36,9 +35,9 @@ class Verifiers:
             self.processes.forget(process)
             raise
         self.procs[number] = process
-        process.on_death.append(lambda process: self._on_death(number, process))
+        process.deaths.register("verifier", lambda process: self._begin_replacing(number, process))
         if process.is_dead:
-            self._on_death(number, process)
+            self._begin_replacing(number, process)
 
     async def _set_up(self, number: int, process: ActorProcess) -> None:
         """With the settings that hold now."""
@@ -62,7 +61,7 @@ class Verifiers:
         taken, self._scoring_seconds = self._scoring_seconds, {}
         return taken
 
-    def _on_death(self, number: int, process: ActorProcess) -> None:
+    def _begin_replacing(self, number: int, process: ActorProcess) -> None:
         if self.procs.get(number) is not process:
             return
         self.router.take_out(number, f"{process.name} {process.why}")

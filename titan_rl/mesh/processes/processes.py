@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 MARK = "TITAN_RL_MESH"
 GONE = "gone"
@@ -121,3 +122,42 @@ def _is_tracker(pid: int) -> bool:
     with suppress(OSError):
         return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+class ProcessTable(Protocol):
+    """Of one host."""
+
+    def watch(self, pid: int, ended: Callable[[], None]) -> None:
+        """As ``processes.watch``."""
+        ...
+
+    def signal(self, pids: Iterable[int], number: int) -> None:
+        """Those that are gone are passed over."""
+        ...
+
+    def is_stopped(self, pid: int) -> bool:
+        """As far as is known here."""
+        ...
+
+    def is_gone(self, pid: int) -> bool:
+        """As far as is known here."""
+        ...
+
+
+class LocalProcesses:
+    """Of this host."""
+
+    def watch(self, pid: int, ended: Callable[[], None]) -> None:
+        watch(pid, ended)
+
+    def signal(self, pids: Iterable[int], number: int) -> None:
+        send(pids, number)
+
+    def is_stopped(self, pid: int) -> bool:
+        return is_stopped(pid)
+
+    def is_gone(self, pid: int) -> bool:
+        return is_gone(pid)
+
+
+LOCAL = LocalProcesses()

@@ -29,6 +29,7 @@ from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 from titan_rl.mesh.processes.processes import is_stopped, kill, new_mark
 from titan_rl.mesh.resources.cores import fork_environment
+from titan_rl.mesh.supervision.deaths import DeathHandlers
 from titan_rl.mesh.supervision.remote_call import RemoteCall, SidecarEndpoints
 from titan_rl.mesh.supervision.sidecar import Sidecar
 
@@ -85,8 +86,8 @@ class ActorProcess:
     """Whether it was told to go, and its end is no fault."""
     died: asyncio.Future = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the process is gone; its result is the time (``time.monotonic``)."""
-    on_death: list[Callable[["ActorProcess"], None]] = field(default_factory=list)
-    """Called once, in order, when the process is gone."""
+    deaths: "DeathHandlers[ActorProcess]" = field(default_factory=lambda: DeathHandlers())
+    """Who hears of it when the process is gone."""
     wakes: set[Callable[[], None]] = field(default_factory=set)
     """Of those who wait for an answer, or for this death (calls.py): a future takes longer to let go of one of them the
     more there are."""
@@ -102,8 +103,7 @@ class ActorProcess:
         """It is known to be gone."""
         if not self.is_dead:
             self.died.set_result(time.monotonic())
-            for callback in self.on_death:
-                callback(self)
+            self.deaths.run(self)
             for wake in list(self.wakes):
                 wake()
 
@@ -138,6 +138,10 @@ class ActorProcess:
         self._signal(signal.SIGCONT)
         await asyncio.wait({self.died}, timeout=_STACK_SECONDS)
         self.kill()
+
+
+def _forget_on_host(process: ActorProcess) -> None:
+    process.host.kinds.remove(process.kind)
 
 
 async def _unless_lost(host: Host, asking: Awaitable[None]) -> None:
@@ -231,7 +235,8 @@ class ActorProcesses:
         process = ActorProcess(name, procs, working, sidecar, host)
         self.all.append(process)
         process.pid = await self._start(process, tag)
-        process.on_death.append(self._on_death)
+        process.deaths.register("host", _forget_on_host)
+        process.deaths.register("record", self._record_death)
         host.processes.watch(process.pid, process.end)
         self.tell("started", name=process.name, pid=process.pid, **host.told)
         return process
@@ -265,8 +270,7 @@ class ActorProcesses:
             raise ActorDied([process], "it was spawned")
         return starting.result()
 
-    def _on_death(self, process: ActorProcess) -> None:
-        process.host.kinds.remove(process.kind)
+    def _record_death(self, process: ActorProcess) -> None:
         if process.why == DIED and process.host.processes.is_gone(process.host.pid):  # which may be told of only later
             process.why = f"lost {process.host.name}"
         if self.are_stopping or process.is_stopping:

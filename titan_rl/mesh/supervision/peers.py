@@ -17,7 +17,7 @@ from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
 class PeersAreTold:
-    """Owns the telling. Its callbacks are for ``ActorProcess.on_death``."""
+    """Owns the telling of ranks whose peer has died."""
 
     def __init__(self, peers: Callable[[], Iterable[ActorProcess]]):
         """``peers``: all ranks that have collectives with each other now."""
@@ -25,10 +25,10 @@ class PeersAreTold:
 
     def watch(self, process: ActorProcess) -> ActorProcess:
         """From now on its peers hear of its death."""
-        process.on_death.append(self._on_death)
+        process.deaths.register("peers", self._tell_peers_of)
         return process
 
-    def _on_death(self, dead: ActorProcess) -> None:
+    def _tell_peers_of(self, dead: ActorProcess) -> None:
         peers = list(self._peers())
         if dead in peers and not dead.is_stopping:
             for peer in peers:

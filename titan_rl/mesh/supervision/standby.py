@@ -69,7 +69,7 @@ class Standby:
             raise
         candidate.state = State.READY
         self.processes.tell("standby_waits", of=self.kind, pid=process.pid)
-        process.on_death.append(lambda process: self._on_death(candidate, process))
+        process.deaths.register("standby", lambda process: self._replace(candidate, process))
         return process
 
     async def _spawn_and_import(self) -> ActorProcess:
@@ -78,7 +78,7 @@ class Standby:
         await call(process, PreparedEndpoints.prepare(), seconds=seconds, what=what)
         return process
 
-    def _on_death(self, candidate: _Candidate, process: ActorProcess) -> None:
+    def _replace(self, candidate: _Candidate, process: ActorProcess) -> None:
         """Another one is made, if this one was still waiting, and not too many died so."""
         candidate.state = State.LOST
         if self._candidate is candidate:
