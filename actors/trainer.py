@@ -32,8 +32,7 @@ if TYPE_CHECKING:  # a process has these imported once it has joined
     from titan_rl.trainer.model.parameter_memory import Held
     from titan_rl.trainer.objective.preparation import Found
     from titan_rl.trainer.rank_interface import Side
-    from titan_rl.trainer.step.learner import Learner
-    from titan_rl.trainer.step.update import Gradients
+    from titan_rl.trainer.step.learner import Gradients, Learner
 
 
 class Trainer(Actor):
@@ -283,13 +282,12 @@ class Trainer(Actor):
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
         """Apply them; as one update of ``train``."""
         from titan_rl.trainer.distributed.process_group import peers_are_told
-        from titan_rl.trainer.step.update import apply_gradients
 
         with peers_are_told():
             fail_if_told()
             made = self.gradients
             assert made is not None
-            answer = made if isinstance(made, BadNumbers) else apply_gradients(self.policy_side, made, has_signal)
+            answer = made if isinstance(made, BadNumbers) else self.policy_side.apply_gradients(made, has_signal)
             self._end_step(snapshot)
             return answer
 

@@ -19,8 +19,7 @@ from titan_rl.diagnostics.doctor.probes import actors as probes
 from titan_rl.diagnostics.doctor.probes import bandit
 from titan_rl.diagnostics.doctor.runner import examine, look_over
 from titan_rl.models.builtin.tiny import make_tiny
-from titan_rl.trainer.step.learner import Learner
-from titan_rl.trainer.step.update import Gradients, apply_gradients
+from titan_rl.trainer.step.learner import Gradients, Learner
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = tuple(healthy_runs.healthy_runs(Path(), Path(), Path()))
@@ -114,7 +113,7 @@ class LocalPatient(Patient):
         return self.made.metrics
 
     async def optim_step(self, step):
-        return apply_gradients(self.learner, self.made, self.signal)
+        return self.learner.apply_gradients(self.made, self.signal)
 
 
 @pytest.fixture(scope="module")

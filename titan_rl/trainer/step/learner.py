@@ -9,7 +9,10 @@ in preparation.py; nothing here knows of actors.
 Dimensions: S trained tokens of a row.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,11 +34,20 @@ from titan_rl.trainer.distributed.ranks import (
     is_finite_everywhere,
     is_first_of_rows,
     parallel_dims,
+    reduced,
 )
 from titan_rl.trainer.learning import LearningModel
 from titan_rl.trainer.model.optimizer import build_optimizer, set_optimizer
 from titan_rl.trainer.model.sharded_model import Columns, make_sharded
-from titan_rl.trainer.objective.objective import add_sums, expected_gradient, loss_and_sums, loss_inputs, zero_totals
+from titan_rl.trainer.objective.nonfinite import find_culprits
+from titan_rl.trainer.objective.objective import (
+    add_sums,
+    expected_gradient,
+    loss_and_sums,
+    loss_inputs,
+    step_metrics,
+    zero_totals,
+)
 from titan_rl.trainer.objective.preparation import (
     Found,
     as_array,
@@ -62,9 +74,19 @@ from titan_rl.trainer.state.checkpoint_state import (
     role_state,
 )
 from titan_rl.trainer.step.supervised import supervised_steps
-from titan_rl.trainer.step.update import Gradients, apply_gradients, make_gradients
 from titan_rl.trainer.titan_config import TitanConfig, build_titan
 from titan_rl.trainer.whole_rollouts import JoinedLoss, joined_loss
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """They are in the parameters, clipped; here is what is known of them. Until they are applied nothing changes."""
+
+    rows: list[Row]
+    metrics: StepMetrics
+    """Of all ranks together: the same on each."""
+    taught: Taught | None
+    """The role that has begun to learn from the rows, and is to end it."""
 
 
 class Learner(Side):
@@ -147,10 +169,10 @@ class Learner(Side):
         return self._with_advantages(self._compared(batches))
 
     def gradients(self, rows: list[Row], found: Sequence[Found] = ()) -> Gradients | BadNumbers:
-        """Those of a step's one update, for a loop of one's own: ``update.apply_gradients`` comes next."""
+        """Those of a step's one update, for a loop of one's own: ``apply_gradients`` comes next."""
         self.optimizer.zero_grad()
         [prepared] = self.prepare(with_places([rows], found))
-        return make_gradients(self, prepared, taught=None)
+        return self._make_gradients(prepared, taught=None)
 
     def _compared(self, batches: list[list[Row]]) -> list[list[Row]]:
         """With what is found by roles that never learn, and by the policy itself as it is."""
@@ -291,11 +313,47 @@ class Learner(Side):
         if isinstance(told, BadNumbers):
             return told
         with self.spans.span("forward and backward"):
-            made = make_gradients(self, rows, taught=self._taught if told is None else None)
+            made = self._make_gradients(rows, taught=self._taught if told is None else None)
         if isinstance(made, BadNumbers):
             return made
         with self.spans.span("optimizer"):
-            return apply_gradients(self, made, has_signal, told)
+            return self.apply_gradients(made, has_signal, told)
+
+    def _make_gradients(self, rows: list[Row], *, taught: Taught | None) -> Gradients | BadNumbers:
+        """``taught``: the role that is to learn from the rows meanwhile."""
+        if taught is not None:
+            taught.begin(rows)
+        start = time.perf_counter()
+        totals = reduced(self.forward_backward(rows), is_counted=self.is_counted)
+        middle = time.perf_counter()
+        try:
+            if not math.isfinite(totals["loss"]):
+                raise FloatingPointError(f"the loss is {totals['loss']}")
+            if not self.is_finite_everywhere(norm := self.gradient_norm()):
+                raise FloatingPointError(f"the gradient norm is {norm}")
+        except FloatingPointError as error:
+            self.optimizer.zero_grad()
+            if taught is not None:
+                taught.forget()
+            return find_culprits(self, rows, str(error))
+        seconds = dict(seconds_forward_backward=middle - start, seconds_optimizer=time.perf_counter() - middle)
+        return Gradients(rows, replace(step_metrics(totals), grad_norm=norm, **seconds), taught)
+
+    def apply_gradients(self, made: Gradients, has_signal: bool, told: Told | None = None) -> StepMetrics | BadNumbers:
+        """The optimizer step. ``told``: what came of the role's own update on the rows, if that was made before."""
+        start = time.perf_counter()
+        if made.taught is not None:
+            told = made.taught.learn(made.rows)
+        if isinstance(told, BadNumbers):
+            self.optimizer.zero_grad()
+            return told
+        learning_rate = self.optimizer_step(has_signal)
+        return replace(
+            made.metrics,
+            loss_metrics=made.metrics.loss_metrics | (told or {}),
+            learning_rate=learning_rate,
+            seconds_optimizer=made.metrics.seconds_optimizer + time.perf_counter() - start,
+        )
 
     def _found_of(self, rows: list[Row], answer: StepMetrics | BadNumbers) -> dict[int, np.ndarray]:
         """Of each row of the last update that this rank speaks for: mesh/telemetry/step_record.py has its form."""
