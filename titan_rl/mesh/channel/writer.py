@@ -61,8 +61,10 @@ class WeightWriter(SlotWriter):
         super().__init__(region, [_plan_copies(shards, layout, slot) for slot in region.slots], stream_for(device))
 
     def stage(self, version: int, epoch: int | None = None) -> None:
-        """Begin to copy a version into its slot: the next forward and backward may run meanwhile, the next update may not. Errors:
-        ValueError if it is asked for under another epoch."""
+        """Begin to copy a version into its slot: the next forward and backward may run meanwhile, the next update not.
+
+        Errors: ValueError if it is asked for under another epoch.
+        """
         if epoch is not None and epoch != self.epoch:
             raise ValueError(f"version {version} was asked for in epoch {epoch}, and this rank is in {self.epoch}")
         self.begin(stamp_of(self.epoch, version), version % NUM_SLOTS)

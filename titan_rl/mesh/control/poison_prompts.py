@@ -57,7 +57,7 @@ class EveryPromptFails(ActorFault):
 class FaultsInARow:
     """Owns the prompts that were given up, one after the other, since the last that was answered.
 
-        a prompt is given up ──▶ another, begun after that, is for the same reason ──▶ a third is ──▶ the run ends by name
+        a prompt is given up ──▶ another, begun after that, is for the same reason ──▶ a third is ──▶ the run ends
                   └──────────────── any prompt is answered: none in a row ◀───────────────┘
 
     Prompts that are under way together count as one: what they need may be away for a moment. Each of the three has had

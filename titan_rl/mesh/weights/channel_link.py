@@ -213,7 +213,9 @@ class WeightLink:
     async def announce(
         self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """The replicas that may get work fetch and apply a staged version; statistics of the one before, of those that did.
+        """The replicas that may get work fetch and apply a staged version.
+
+        Gives statistics of the version before, of those that did.
 
         ``healthy`` names them, and is asked only when nobody else is brought up: who is meanwhile, is so to the version
         before, and would get work under it if it were left out here. ``failed`` is told of each one that lives and
