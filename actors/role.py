@@ -7,7 +7,6 @@ from monarch.actor import Actor, endpoint
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.mesh.channel.batches import RowsHandle, StagedRows, pull_rows
-from titan_rl.mesh.hosts.host_path import HostPath
 
 if TYPE_CHECKING:  # it needs torch
     from titan_rl.trainer.roles.frozen_worker import LoneRole
@@ -66,7 +65,7 @@ class Role(Actor):
         return self._staged.enter_context(StagedRows.by(found, self.config.mesh.transport))
 
     @endpoint
-    def load_role(self, path: HostPath) -> None:
+    def load_role(self, path: str) -> None:
         """Take other weights."""
         self.model.load(path)
 

@@ -16,7 +16,6 @@ from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
 from titan_rl.mesh.channel.snapshots.keeper import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.writer import WeightWriter, holdings
-from titan_rl.mesh.hosts.host_path import NOWHERE, HostPath
 from titan_rl.mesh.processes.fault_injection import fail_if_told
 from titan_rl.mesh.processes.remote_eval import examined
 from titan_rl.mesh.resources.imports import import_all
@@ -329,7 +328,7 @@ class Trainer(Actor):
         self.writer.stage(version, epoch)
 
     @endpoint
-    def begin_checkpoint(self, folder: HostPath, shards: str = "") -> None:
+    def begin_checkpoint(self, folder: str, shards: str = "") -> None:
         """Copy the state; a thread writes it into ``folder``, or a store's ``shards``, while training goes on."""
         assert self.saver is not None
         self.saver.begin(Path(folder), shards)
@@ -341,12 +340,12 @@ class Trainer(Actor):
         return self.saver.outcome()
 
     @endpoint
-    def load_checkpoint(self, folder: HostPath) -> None:
+    def load_checkpoint(self, folder: str) -> None:
         """All of this rank's state. Errors: what DCP raises for a folder that is not complete."""
         self.learner.load_checkpoint(Path(folder))
 
     @endpoint
-    def load_role(self, role: str, path: HostPath) -> None:
+    def load_role(self, role: str, path: str) -> None:
         """A role that shares these processes takes other weights."""
         if role in self.learner.roles:
             self.learner.roles[role].model.load(path)
@@ -357,9 +356,7 @@ class Trainer(Actor):
         return self.learner.digests()
 
     @endpoint
-    def save_hf(
-        self, folder: HostPath, adapter: HostPath = NOWHERE, beside: HostPath = NOWHERE, dtype: str = "auto"
-    ) -> None:
+    def save_hf(self, folder: str, adapter: str = "", beside: str = "", dtype: str = "auto") -> None:
         """Write the model as a Hugging Face directory, and besides, where there are such, its adapters to ``adapter``
         and the model that learns beside it into the folder ``beside``."""
         self.learner.save_hf(folder, adapter, beside, dtype)

@@ -216,12 +216,9 @@ def at_a_host(*arguments):
 
 def test_paths_below_the_run_directory_are_others_on_a_host():
     paths = "runs/x", "runs/x/checkpoints/writing-1", "/models/m", "/models/mm"
-    assert at_a_host(*map(HostPath, paths)) == [
-        "/tmp/s/run",
-        "/tmp/s/run/checkpoints/writing-1",
-        "/tmp/s/model",
-        "/models/mm",
-    ]
+    there = at_a_host(*map(HostPath, paths))
+    assert there == ["/tmp/s/run", "/tmp/s/run/checkpoints/writing-1", "/tmp/s/model", "/models/mm"]
+    assert {type(path) for path in there} == {str}
 
 
 def test_text_that_begins_like_a_path_of_the_run_arrives_as_it_is():

@@ -14,6 +14,7 @@ from titan_rl.actors.role import Role
 from titan_rl.actors.trainer import Trainer
 from titan_rl.actors.verifier import Verifier
 from titan_rl.mesh.channel.snapshots.copier import SnapshotCopier
+from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, RoleEndpoints, TrainerEndpoints, VerifierEndpoints
 from titan_rl.mesh.processes.blame import Ending, Outcome, to_blame
@@ -210,7 +211,15 @@ STUBS = [
 
 
 def signatures(stubs: type) -> dict[str, inspect.Signature]:
-    return {name: inspect.signature(one.method) for name, one in inspect.getmembers(stubs) if isinstance(one, stub)}
+    found = {name: inspect.signature(one.method) for name, one in inspect.getmembers(stubs) if isinstance(one, stub)}
+    return {name: as_it_arrives(signature) for name, signature in found.items()}
+
+
+def as_it_arrives(signature: inspect.Signature) -> inspect.Signature:
+    """A ``HostPath`` is a plain string there."""
+    parameters = signature.parameters.values()
+    as_text = [each.replace(annotation=str) if each.annotation is HostPath else each for each in parameters]
+    return signature.replace(parameters=as_text)
 
 
 def endpoints(actor: type) -> dict[str, inspect.Signature]:

@@ -2,6 +2,7 @@
 
     verb      file                                what happens                                  process
     --------  ----------------------------------  --------------------------------------------  -----------------
+              trainer/step/learner.py             the optimizer has stepped                     trainer rank
               controller/loop/controller.py       a step has ended: ``send``                    controller
     stage     mesh/control/weight_sync.py         once the version before is live               controller
               mesh/control/trainer_repair.py      again, if a trainer rank dies                 controller

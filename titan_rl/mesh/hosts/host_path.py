@@ -11,12 +11,12 @@ class HostPath(str):
 
     __slots__ = ()
 
-    def at(self, places: Mapping[str, str]) -> "HostPath":
-        """The same folder on a host. ``places``: where what is below these paths of the controller is there."""
+    def at(self, places: Mapping[str, str]) -> str:
+        """The same folder on a host, as a plain string. ``places``: of the controller's paths, where they are."""
         for path, place in places.items():
             if self == path or self.startswith(f"{path}/"):
-                return HostPath(place + self[len(path) :])
-        return self
+                return place + self[len(path) :]
+        return str(self)
 
 
 NOWHERE = HostPath()
