@@ -301,6 +301,51 @@ def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
     asyncio.run(run())
 
 
+class FakeTurns(Apart):
+    """Trainer and generators share devices; the generators have them."""
+
+    is_trainers = False
+
+    async def take(self, *, dead: bool = False) -> None:
+        self.is_trainers = True
+
+    async def give(self) -> None:
+        self.is_trainers = False
+
+
+class NotingLink(StuckLink):
+    """A version is live at once."""
+
+    async def announce(self, version: int, healthy, failed) -> list:
+        self.delivered.append(version)
+        return []
+
+
+def test_generators_wake_again_whose_turn_only_a_repair_has_taken():
+    """Nobody announces a version to them otherwise; a call that computes keeps the turn until one goes out."""
+
+    async def run():
+        mesh, _, _ = make(set(), steps=[5])
+        mesh.turns = turns = FakeTurns()
+        link = NotingLink(mesh.trainers)
+        weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeVerifiers(), Stragglers())
+        await mesh.begin_at(5)
+        await turns.give()
+        link.published = 5
+        watching = asyncio.ensure_future(weights.watch())
+        mesh.trainers.ranks[1].died.set_result(time.monotonic())
+        await mesh.wait_until_complete()
+        await eventually(lambda: link.delivered == [5], "the generators' turn")
+        assert not turns.is_trainers
+        mesh.trainers.ranks[1].died.set_result(time.monotonic())
+        await mesh.take_turn()
+        await asyncio.sleep(0.01)
+        assert link.delivered == [5] and turns.is_trainers
+        watching.cancel()
+
+    asyncio.run(run())
+
+
 class SlowLink(WeightLink):
     """Replicas connect when they are let; notes who took what."""
 
