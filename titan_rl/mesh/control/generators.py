@@ -95,7 +95,7 @@ class Generators:
         self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0
         self.door = Door()
-        """Open while engines may be started (turns.py)."""
+        """Open while engines may be started (colocation.py)."""
 
     @property
     def healthy(self) -> list[Replica]:

@@ -134,7 +134,7 @@ class TrainerSnapshots:
         ]
         await call_each(restores, seconds=self.seconds, what="restoring a snapshot")
 
-    # after the trainer was repaired (trainer_mesh.Follower)
+    # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:
         """Have every rank take snapshots in a new region, with a keeper."""

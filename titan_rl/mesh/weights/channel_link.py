@@ -177,7 +177,7 @@ class WeightLink:
                 self.routes.hold([*self.routes.holders, replica])
             self._connected.append(replica)
 
-    # after the trainer was repaired (trainer_mesh.Follower)
+    # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:
         """The trainer's ranks are others, or have begun anew; the plan is the same."""
