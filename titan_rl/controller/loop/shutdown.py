@@ -6,17 +6,18 @@ A stop ends at once what waits for samples; what changes the weights ends first.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from titan_rl.controller.recovery.checkpointing import Checkpointing
-from titan_rl.controller.recovery.nonfinite_batches import BadBatches, BadNumbersError
 from titan_rl.data.callbacks import Log
-from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.hosts.host_path import HostPath
-from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.mesh.processes.deadlines import within
-from titan_rl.records.run_directory.rundir import RunDir
-from titan_rl.records.run_directory.summary import Progress
+
+if TYPE_CHECKING:  # their imports take seconds, which a signal need not wait for
+    from titan_rl.controller.recovery.checkpointing import Checkpointing
+    from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+    from titan_rl.mesh.control.trainer_repair import TrainerMesh
+    from titan_rl.records.run_directory.rundir import RunDir
+    from titan_rl.records.run_directory.summary import Progress
 
 T = TypeVar("T")
 
@@ -86,11 +87,11 @@ class Ending:
 
     def __init__(
         self,
-        run_dir: RunDir,
-        trainer: TrainerMesh,
-        checkpointing: Checkpointing,
-        bad_batches: BadBatches,
-        progress: Progress,
+        run_dir: "RunDir",
+        trainer: "TrainerMesh",
+        checkpointing: "Checkpointing",
+        bad_batches: "BadBatches",
+        progress: "Progress",
         *,
         save: Callable[[], Awaitable[None]],
         log: Log,
@@ -128,6 +129,8 @@ class Ending:
             self.log(f"could not save step {step}: {failure}")
 
     def _has_news(self, error: BaseException) -> bool:
+        from titan_rl.controller.recovery.nonfinite_batches import BadNumbersError
+
         if self.progress.step == self.checkpointing.saved_step:
             return False
         if not self.progress.step and not isinstance(error, BadNumbersError):
@@ -137,6 +140,8 @@ class Ending:
         return self.bad_batches.weights_are_finite
 
     async def _save_model(self) -> None:
+        from titan_rl.mesh.members.endpoints import TrainerEndpoints
+
         run_dir = self.run_dir
         folders = HostPath(run_dir.model), HostPath(run_dir.adapter), HostPath(run_dir.root)
         await self.trainer.call(TrainerEndpoints.save_hf(*folders, self.export_dtype))
