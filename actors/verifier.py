@@ -2,9 +2,9 @@
 
 import asyncio
 
-from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, ActorError
 
+from titan_rl.compat.monarch.actors import SupervisionError
 from titan_rl.config.model_directory.directory import stop_token_ids
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.text.tokenizer import load_tokenizer

@@ -159,6 +159,11 @@ class _LinearLogprob(torch.autograd.Function):
         return *gradients, None, None, None
 
 
+def has_bf16_units() -> bool:
+    """Whether this CPU has AVX-512's instructions for products of bf16."""
+    return torch.cpu.get_capabilities().get("avx512_bf16", False)
+
+
 @cache
 def multiplies_wide() -> bool:
     """Whether this CPU multiplies bf16 faster when it is widened to fp32: products of bf16 are exact there.
@@ -168,9 +173,9 @@ def multiplies_wide() -> bool:
     depend on it, in their last bits.
     """
     has = torch.cpu.get_capabilities()
-    if has.get("architecture") != "x86_64" or torch.cpu._is_amx_tile_supported():  # noqa: SLF001  (torch asks the CPU here alone)
+    if has.get("architecture") != "x86_64" or has.get("amx_tile", False):
         return False
-    return has.get("cpu_name", "").startswith("Intel") or not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  (torch asks the CPU here alone)
+    return has.get("cpu_name", "").startswith("Intel") or not has_bf16_units()
 
 
 @contextmanager
@@ -350,7 +355,7 @@ class _Gradients:
 
 def _can_be_kept(hidden_SD: torch.Tensor, weight_VD: torch.Tensor) -> bool:
     is_bf16 = hidden_SD.dtype == weight_VD.dtype == torch.bfloat16 and hidden_SD.device.type == "cpu"
-    is_fast = torch.cpu._is_avx512_bf16_supported() and not multiplies_wide()  # noqa: SLF001  (torch asks the CPU here alone)
+    is_fast = has_bf16_units() and not multiplies_wide()
     return is_bf16 and is_fast and len(hidden_SD) * len(weight_VD) <= _CPU_KEPT_SIZE
 
 

@@ -13,7 +13,7 @@ SEGMENTS, HEADS, SIZE = 3, 6, 16
 @pytest.fixture(autouse=True, params=["bf16 units", "fp32 units"])
 def any_cpu(monkeypatch, request):
     """Products are right on every CPU; they are only not faster on all."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(linear_logprob, "has_bf16_units", lambda: True)
     monkeypatch.setattr(linear_logprob, "multiplies_wide", lambda: request.param == "fp32 units")
 
 
@@ -69,6 +69,6 @@ def test_what_products_are_not_for_goes_to_torch(monkeypatch, change):
     elif change == "a long segment":
         monkeypatch.setattr(cpu_attention, "_MAX_SCORES", 3 * 20 * 32 - 1)
     else:
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+        monkeypatch.setattr(linear_logprob, "has_bf16_units", lambda: False)
         monkeypatch.setattr(linear_logprob, "multiplies_wide", lambda: False)
     assert not cpu_attention._is_for_products(q, k, True)

@@ -100,15 +100,13 @@ def test_all_linear_layers_of_a_model_are_such(tmp_path):
 @pytest.mark.parametrize(
     ("cpu", "is_wide"),
     [
-        (dict(architecture="x86_64", cpu_name="Intel Xeon", amx=False, bf16=True), True),
-        (dict(architecture="x86_64", cpu_name="Intel Xeon", amx=True, bf16=True), False),
-        (dict(architecture="x86_64", cpu_name="AMD EPYC", amx=False, bf16=True), False),
-        (dict(architecture="x86_64", cpu_name="AMD EPYC", amx=False, bf16=False), True),
-        (dict(architecture="aarch64", cpu_name="Neoverse", amx=False, bf16=False), False),
+        (dict(architecture="x86_64", cpu_name="Intel Xeon", amx_tile=False, avx512_bf16=True), True),
+        (dict(architecture="x86_64", cpu_name="Intel Xeon", amx_tile=True, avx512_bf16=True), False),
+        (dict(architecture="x86_64", cpu_name="AMD EPYC", amx_tile=False, avx512_bf16=True), False),
+        (dict(architecture="x86_64", cpu_name="AMD EPYC", amx_tile=False, avx512_bf16=False), True),
+        (dict(architecture="aarch64", cpu_name="Neoverse", amx_tile=False, avx512_bf16=False), False),
     ],
 )
 def test_which_units_are_faster(monkeypatch, cpu, is_wide):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: cpu["amx"])
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: cpu["bf16"])
     assert linear_logprob.multiplies_wide.__wrapped__() == is_wide

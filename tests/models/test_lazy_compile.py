@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from titan_rl.models.lazy_compile import _compile_later
+from titan_rl.compat.torch.compiling import compiled_at_first_call
 
 IMPORTS = """
 import sys
@@ -19,7 +19,7 @@ assert "torch._inductor.compile_fx" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("first", ["families", "attention"])  # of a controller, of a trainer
+@pytest.mark.parametrize("first", ["families.registry", "layers.attention"])  # of a controller, of a trainer
 def test_whoever_imports_models_does_not_import_the_compiler(first):
     done = subprocess.run([sys.executable, "-c", IMPORTS.format(first=first)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -32,8 +32,9 @@ def test_it_is_compiled_once_when_it_is_called():
         seen.append(graph)
         return graph.forward
 
-    called = _compile_later(lambda x: x + 1, backend=backend)
-    decorated = _compile_later(backend=backend)(lambda x: x + 1)
+    with compiled_at_first_call():
+        called = torch.compile(lambda x: x + 1, backend=backend)
+        decorated = torch.compile(backend=backend)(lambda x: x + 1)
     assert not seen
     for count, later in enumerate((called, called, decorated)):
         assert later(torch.ones(3)).tolist() == [2, 2, 2]

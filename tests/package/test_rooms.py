@@ -9,7 +9,7 @@ import pytest
 from tree import PACKAGE
 
 FLOORS = (
-    {"kernels"},
+    {"compat", "kernels"},
     {"config"},
     {"data"},
     {"algorithms", "models"},
@@ -24,7 +24,7 @@ FLOORS = (
 """From the bottom up. A room imports from lower floors and from itself, never from its own floor's other rooms."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MAX_LINES = 500
-MAX_ENTRIES = 14
+MAX_ENTRIES = 15
 MEDIAN_FUNCTION = 8
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts) + sorted(
     path for room in ("actors", "kernels") for path in (PACKAGE / room).resolve().glob("*.py")
@@ -111,8 +111,67 @@ def test_vllm_and_torchtitan_stay_in_their_rooms():
         packages = {name.split(".")[0] for name in imported(path)}
         name = name_of(path)
         is_bench = name.startswith("diagnostics.bench.")
-        assert "vllm" not in packages or name.startswith("generator.") or is_bench, name
-        assert "torchtitan" not in packages or name.startswith(("models", "trainer.")), name
+        assert "vllm" not in packages or name.startswith(("generator.", "compat.vllm.")) or is_bench, name
+        assert "torchtitan" not in packages or name.startswith(("models", "trainer.", "compat.torchtitan.")), name
+        reaches_vllm = any(target.startswith("compat.vllm.") for target in ours(path))
+        assert not reaches_vllm or name.startswith(("generator.", "compat.vllm.")) or is_bench, name
+
+
+DEPENDENCIES = ("vllm", "torch", "torchtitan", "monarch")
+OUTSIDE_COMPAT = {
+    "kernels.packed_attention": {"torch.ops.torch_attn._varlen_attn", "torch.ops.torch_attn._varlen_attn_backward"}
+}
+"""Kernels import torch and triton alone."""
+
+
+def is_private(dotted: str) -> bool:
+    return any(part.startswith("_") and not part.endswith("__") for part in dotted.split("."))
+
+
+def modules_in(tree: ast.AST) -> dict[str, str]:
+    """What each imported name of a file stands for, wherever it is imported."""
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                modules |= {alias.asname: alias.name} if alias.asname else {first: first, alias.name: alias.name}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def private_names(path: Path) -> set[str]:
+    """Those of dependencies that a file imports, or reads from what it imports."""
+    tree = ast.parse(path.read_text())
+    modules = modules_in(tree)
+    found = set(modules.values())
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if parts and isinstance(node, ast.Name) and node.id in modules:
+            found.add(".".join([modules[node.id], *parts]))
+    return {name for name in found if name.split(".")[0] in DEPENDENCIES and is_private(name)}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if not name_of(path).startswith("compat")], ids=name_of)
+def test_private_names_of_dependencies_are_in_compat_alone(path):
+    assert private_names(path) == OUTSIDE_COMPAT.get(name_of(path), set())
+
+
+def test_private_names_are_found_however_they_are_reached(tmp_path):
+    file = tmp_path / "reaches.py"
+    file.write_text(
+        "import torch\nimport torch._dynamo.config as settings\nfrom vllm import _custom_ops as ops\n"
+        "from torch.nn import Module\n"
+        "def f(): return torch._C.x, ops.y, Module._parameters, torch.__version__, settings.z\n"
+    )
+    assert private_names(file) == {
+        *("torch._C.x", "torch._C", "torch._dynamo.config", "torch._dynamo.config.z"),
+        *("vllm._custom_ops", "vllm._custom_ops.y", "torch.nn.Module._parameters"),
+    }
 
 
 def test_no_circle():

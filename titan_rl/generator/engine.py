@@ -24,12 +24,10 @@ from vllm.inputs import TokensPrompt
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.request import Request as VllmRequest
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before the engine's tables are made)
+from titan_rl.compat.vllm.engine import check_counts, num_generated, scheduler_of
 from titan_rl.config.model_directory.directory import stop_token_ids, stored_tensors
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.data.spans import Spans
@@ -164,6 +162,7 @@ class GenerationEngine:
     def _run(self, started: Future) -> None:
         try:
             self._engine = self._start_engine()
+            check_counts(scheduler_of(self._engine))
             self._lockstep = Lockstep(self._config.tensor_parallel)
             checkpoint = [(name, tensor.shape) for name, tensor in stored_tensors(self._model_path).items()]
             started.set_result(self.on_worker(lambda worker: transfer_engine(worker).record_needs(checkpoint)))
@@ -313,10 +312,7 @@ class GenerationEngine:
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        client = self._engine.engine_core
-        assert isinstance(client, InprocClient), "the engine is in this process"
-        scheduler = client.engine_core.scheduler
-        assert isinstance(scheduler, Scheduler)
+        scheduler = scheduler_of(self._engine)
         for sample in self._samples.values():
             sample.versions.append((num_generated(scheduler.requests[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
@@ -363,9 +359,3 @@ def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) 
         stop_token_ids=stop_token_ids,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def num_generated(request: VllmRequest) -> int:
-    """Tokens of one of vLLM's requests, with the one that a step under way makes, which is the old weights' too."""
-    is_preempted_under_way = request.num_stale_output_tokens > 0 and not request.drop_stale_output
-    return request.num_output_tokens + (request.num_output_placeholders or int(is_preempted_under_way))

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from vllm.platforms import current_platform
-from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+from titan_rl.compat.vllm.engine import OwnRankExecutor
 
 _IDENTITY = "TITAN_RL_ENGINE"
 
@@ -24,10 +25,10 @@ def join_ranks(rank: int, size: int, rendezvous_file: Path, devices: Sequence[in
     dist.init_process_group(current_platform.dist_backend, store=store, rank=rank, world_size=size)
 
 
-class RankExecutor(ExecutorWithExternalLauncher):
+class RankExecutor(OwnRankExecutor):
     """One rank's worker. vLLM names its shared memory by the text after the last colon, here unique to each engine."""
 
-    def _distributed_args(self) -> tuple[str, int, int]:
+    def rank_arguments(self) -> tuple[str, int, int]:
         rank = int(os.environ["RANK"])
         return f"titan_rl:{os.environ[_IDENTITY]}", rank, rank
 

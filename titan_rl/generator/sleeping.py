@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
+from titan_rl.compat.vllm.layers import drop_packed_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_head import widen_head_once
 from titan_rl.mesh.resources.released_memory import drop_contents, give_back
@@ -24,8 +25,7 @@ def fall_asleep(worker: Any) -> None:
         return
     model = worker.model_runner.model
     widen_head_once(model)  # forgets the wide copy
-    for module in model.modules():
-        vars(module).pop("cpu_linear", None)  # vLLM's packed copy, which is made again as the weights come
+    drop_packed_weights(model)
     for storage in _distinct([*_weights(worker), *worker.model_runner.kv_caches]):
         drop_contents(storage)
     give_back()

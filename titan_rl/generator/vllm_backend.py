@@ -23,10 +23,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import _layerwise_process, get_layerwise_info
-from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from vllm.platforms import current_platform
 
+from titan_rl.compat.vllm.layers import forget_packed_experts
+from titan_rl.compat.vllm.loading import give_new_memory, has_weight_transfer, process_layer
 from titan_rl.generator.vllm_head import widen_head_once
 from titan_rl.generator.vllm_recording import Recorded, Target, record
 from titan_rl.mesh.channel.plan import Box
@@ -114,18 +114,18 @@ class ChannelEngine(WeightTransferEngine):
                 self._fill(module, fills[path])
 
     def _fill(self, module: torch.nn.Module, fills: list[_Fill]) -> None:
-        info = get_layerwise_info(module)
-        materialize_layer(module, info)
+        names = give_new_memory(module)
         filled: dict[str, int] = defaultdict(int)
         for fill in fills:
             filled[fill.target.parameter] += fill.values.numel()
-        for name in info.restore_metadata[0]:  # the parameters that have new memory
+        for name in names:
             if filled[name] < (parameter := getattr(module, name)).numel():
                 parameter.data.zero_()  # the rest is padding of the vocabulary, or a bias that another rank adds
         for fill in fills:
             fill.run(module)
-        _forget_packed_experts(module)
-        _layerwise_process(module, info)
+        if current_platform.is_cpu():
+            forget_packed_experts(module)
+        process_layer(module)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -135,17 +135,6 @@ class ChannelEngine(WeightTransferEngine):
 
     def shutdown(self) -> None:
         pass
-
-
-def _forget_packed_experts(module: torch.nn.Module) -> None:
-    """Make vLLM pack a mixture of experts again.
-
-    For a CPU, vLLM packs experts when it sets up their kernel, and keeps that kernel at a later reload. It would then
-    read unpacked weights as packed ones.
-    """
-    method = getattr(module, "quant_method", None)
-    if current_platform.is_cpu() and method is not None and getattr(method, "moe_kernel", None) is not None:
-        method.moe_kernel = None
 
 
 def _repack_tied(model: torch.nn.Module) -> None:
@@ -165,7 +154,7 @@ def _repack_tied(model: torch.nn.Module) -> None:
 
 
 def register() -> None:
-    if BACKEND not in WeightTransferEngineFactory._registry:  # noqa: SLF001  (vLLM tells it nowhere else)
+    if not has_weight_transfer(BACKEND):
         WeightTransferEngineFactory.register_engine(BACKEND, ChannelEngine)
 
 

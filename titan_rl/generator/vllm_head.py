@@ -12,6 +12,7 @@ import torch
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.platforms import current_platform
 
+from titan_rl.compat.vllm.layers import head_projection, set_head_projection
 from titan_rl.generator.vllm_linear import packed_product
 from titan_rl.kernels.linear_logprob import exact_bf16_products, multiplies_wide
 
@@ -20,7 +21,7 @@ class _WideHead:
     """Stands where a LogitsProcessor's projection stood."""
 
     def __init__(self, processor: LogitsProcessor):
-        self._project: Callable[[Any, torch.Tensor, torch.Tensor | None], torch.Tensor] = processor._apply_head  # noqa: SLF001  (vLLM has no other place)
+        self._project = head_projection(processor)
         self._dtype = processor.head_dtype
         self._product: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
 
@@ -48,5 +49,4 @@ def widen_head_once(model: torch.nn.Module) -> None:
     """At the next step, for as long as the weights are what they are then: call it again before they change."""
     for module in model.modules() if current_platform.is_cpu() else ():
         if isinstance(module, LogitsProcessor):
-            vars(module).pop("_apply_head", None)
-            module._apply_head = _WideHead(module)  # noqa: SLF001  (as above)
+            set_head_projection(module, _WideHead)

@@ -7,10 +7,10 @@ would wait for: it keeps vLLM's own."""
 from collections.abc import Callable
 
 import torch
-from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.platforms import current_platform
 
+from titan_rl.compat.vllm.layers import PackedLinearMethod, packed_fp32
 from titan_rl.config.device_defaults import MIN_WIDE_SEQUENCES
 from titan_rl.kernels.linear_logprob import multiplies_wide
 
@@ -21,24 +21,16 @@ def packed_product(wide_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tenso
     Twice as fast as with the weight as it is, where that does not fit the caches: SmolLM2's head for 64 tokens 35 ms
     instead of 75 on an x86 CPU with AVX2.
     """
-    handler = ops.create_onednn_mm(wide_OI.t(), 32)
-    return lambda x_I, bias_O: ops.onednn_mm(handler, x_I.float(), None if bias_O is None else bias_O.float())
+    product = packed_fp32(wide_OI.t())
+    return lambda x_I, bias_O: product(x_I.float(), None if bias_O is None else bias_O.float())
 
 
-class WideLinearMethod(UnquantizedLinearMethod):
-    def __init__(self, plain: UnquantizedLinearMethod):
-        self._gemm_impl = plain._gemm_impl  # noqa: SLF001  (vLLM's own choice of a kernel)
+class WideLinearMethod(PackedLinearMethod):
+    """vLLM's own method, but for the packing: in fp32."""
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        weight = layer.weight
-        assert isinstance(weight, torch.Tensor)
-        product = packed_product(weight.float())
-
-        def cpu_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            return product(x, bias).to(x.dtype)
-
-        layer.cpu_linear = cpu_linear  # pyright: ignore[reportArgumentType]  # a module takes any attribute
-        layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
+    def product_of(self, weight_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+        product = packed_product(weight_OI.float())
+        return lambda x_I, bias_O: product(x_I, bias_O).to(x_I.dtype)
 
 
 def widen_linears(model: torch.nn.Module, max_num_seqs: int) -> None:

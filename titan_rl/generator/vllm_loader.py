@@ -9,20 +9,18 @@ from typing import Any
 from torch import nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 from vllm.config import ModelConfig, VllmConfig
-from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader import register_model_loader
 
+from titan_rl.compat.vllm.loading import FileLoader, has_load_format
 from titan_rl.config.model_directory.directory import weight_files
 from titan_rl.generator.vllm_linear import widen_linears
 
 FORMAT = "titan_rl"
 
 
-class DirectoryLoader(DefaultModelLoader):
-    def _prepare_weights(self, model_name_or_path: str, *_: Any, **__: Any) -> tuple[str, list[str], bool, str]:
-        """Its folder, its files, whether they are safetensors, the name of its index."""
-        files = [str(file) for file in weight_files(model_name_or_path)]
-        return model_name_or_path, files, True, SAFE_WEIGHTS_INDEX_NAME
+class DirectoryLoader(FileLoader):
+    def files_of(self, directory: str) -> tuple[list[str], str]:
+        return [str(file) for file in weight_files(directory)], SAFE_WEIGHTS_INDEX_NAME
 
     def load_model(self, vllm_config: VllmConfig, *arguments: Any, **keywords: Any) -> nn.Module:
         self._max_num_seqs = vllm_config.scheduler_config.max_num_seqs
@@ -35,5 +33,5 @@ class DirectoryLoader(DefaultModelLoader):
 
 
 def register() -> None:
-    if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
+    if not has_load_format(FORMAT):
         register_model_loader(FORMAT)(DirectoryLoader)

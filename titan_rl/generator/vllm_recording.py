@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
-from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
-from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 
+from titan_rl.compat.torch.tensors import TorchDispatchMode, changes_arguments, storage_identity
+from titan_rl.compat.vllm.loading import unprocessed_on_meta
 from titan_rl.mesh.channel.plan import Box, Interner, Need, PlanError, Units, split_name
 
 
@@ -58,13 +56,13 @@ class _CopyRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        source = self.sources.get(_storage(args[0])) if args and isinstance(args[0], torch.Tensor) else None
-        if func is torch.ops.aten.copy_.default and (target := self.targets.get(_storage(args[0]))):
+        source = self.sources.get(storage_identity(args[0])) if args and isinstance(args[0], torch.Tensor) else None
+        if func is torch.ops.aten.copy_.default and (target := self.targets.get(storage_identity(args[0]))):
             self._note(args[0], args[1], target)
             return args[0]  # vLLM keeps biases off meta, and nothing can be copied there from a stand-in
         if source and func is torch.ops.aten.clone.default:
             return args[0]  # a copy that is only laid out anew is the same values
-        if source and func._schema.is_mutable:  # noqa: SLF001  (torch tells it nowhere else)
+        if source and changes_arguments(func):
             self._note_change(func, args[0], *source)
         return func(*args, **(kwargs or {}))
 
@@ -74,7 +72,7 @@ class _CopyRecorder(TorchDispatchMode):
         self.zeroed.add(name)  # another tensor-parallel rank adds it
 
     def _note(self, into: torch.Tensor, view: torch.Tensor, target: tuple[str, str]) -> None:
-        source = self.sources.get(_storage(view))
+        source = self.sources.get(storage_identity(view))
         if source is None:
             raise PlanError(f"vLLM computes {'.'.join(target)} from the checkpoint instead of copying it")
         name, whole = source
@@ -86,10 +84,6 @@ class _CopyRecorder(TorchDispatchMode):
         stride = tuple(0 if place is None else into.stride(place) for place in places)
         dtype = str(into.dtype).removeprefix("torch.")
         self.recorded.append(Recorded(name, box, dtype, Target(*target, int(into.storage_offset()), stride)))
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001  (the identity of meta storages, which have no address)
 
 
 def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box, list[int | None]]:
@@ -121,12 +115,11 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
     Errors: PlanError if a loader does anything else than copy boxes.
     """
     stand_ins = {name: torch.empty(shape, dtype=torch.float32, device="meta") for name, shape in checkpoint}
-    sources = {_storage(tensor): (name, tensor) for name, tensor in stand_ins.items()}
+    sources = {storage_identity(tensor): (name, tensor) for name, tensor in stand_ins.items()}
     targets = {
-        _storage(parameter): (path, name)
+        storage_identity(parameter): (path, name)
         for path, module in model.named_modules()
-        for name, parameter in module._parameters.items()  # noqa: SLF001  (named_parameters leaves out the second of two that are one)
-        if parameter is not None
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
     }
     with torch.no_grad(), _CopyRecorder(sources, targets) as recorder:
         load_weights = model.load_weights
@@ -137,15 +130,5 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
 
 def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
     """The same for a model in use, whose parameters are put aside meanwhile. Call it only between two engine steps."""
-    for layer in model.modules():
-        info = get_layerwise_info(layer)
-        info.kernel_tensors = get_layer_params_buffers(layer)
-        info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)  # noqa: SLF001  (as vLLM itself does)
-        restore_layer_on_meta(layer, info)
-    try:
+    with unprocessed_on_meta(model):
         return record_on_meta(model, checkpoint)
-    finally:
-        for layer in model.modules():
-            info = get_layerwise_info(layer)
-            _place_kernel_tensors(layer, info)
-            info.reset()

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-import monarch.actor
 from monarch.config import configure
 
+from titan_rl.compat.monarch.actors import pass_on_unknown_faults
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import EngineStatistics
 from titan_rl.mesh.control.colocation import Apart, Turns
@@ -322,7 +322,7 @@ class Meshes:
             rdma_tcp_fallback_parallelism=1,
             rdma_max_chunk_size_mb=16,
         )
-        monarch.actor.unhandled_fault_hook = lambda failure: None  # the actor processes' owners know of it already
+        pass_on_unknown_faults()  # owners of actor processes know of theirs already
 
     @property
     def _patience(self) -> str:

@@ -30,4 +30,6 @@ def why_not_compiled(model_config: Decoder.Config, device: torch.device, dtype: 
 
 def allow_graphs() -> None:
     """torch gives up after 8 by default, and a layer that must be one graph then fails."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)  # noqa: SLF001  (torch's setting is there alone)
+    import torch.compiler.config as compiler  # which imports the compiler
+
+    compiler.recompile_limit = max(compiler.recompile_limit, _GRAPHS)

@@ -1,18 +1,9 @@
-"""Import this before any other torchtitan module: it sets TorchTitan's device.
-
-TorchTitan 0.3 falls back to "cuda" if it finds no accelerator; on a CPU the device must be set.
-"""
+"""The device that this process works on. Import this before any other torchtitan module: it sets TorchTitan's."""
 
 import torch
-import torchtitan.tools.utils as titan_utils
 
 import titan_rl.kernels.first_calls  # noqa: F401  (before any thread beside this one calls them)
-
-if not torch.accelerator.is_available():
-    titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
-
-DEVICE_TYPE: str = titan_utils.device_type
-
+from titan_rl.compat.torchtitan.device import DEVICE_TYPE
 
 _taken: list[int] = []
 """The GPU that this process was given, as it is numbered on its host."""

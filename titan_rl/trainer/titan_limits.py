@@ -130,7 +130,7 @@ def check_compile_keys(settings: CompileConfig) -> None:
         raise ConfigError(f"compile.components: {unknown[0]!r}: {nearest(unknown[0], _COMPONENTS)}")
     if not settings.enable:
         return
-    known = torch._dynamo.list_backends(None)  # noqa: SLF001  (torch tells them there alone)
+    known = torch.compiler.list_backends(())  # debug's and experimental ones, too
     if settings.backend not in known:
         raise ConfigError(f"compile.backend = {settings.backend!r}: {nearest(settings.backend, known)}")
 

@@ -9,6 +9,7 @@ import torch
 
 from gpu_check.fixtures import DirectTrainer, House
 from gpu_check.sizes import LONG_STEP
+from titan_rl.compat.torch.tensors import copy_each
 from titan_rl.data.types import Row
 
 
@@ -26,7 +27,7 @@ def check(house: House) -> dict[str, Any]:
     copies = [(place, values) for place, values in trainer.writer.copies[0] if isinstance(values, torch.Tensor)]
     places, values = ([pair[index].detach() for pair in copies] for index in (0, 1))
     # what a publish must do at least: the same bytes are read and written
-    copy = bench.seconds(lambda: torch._foreach_copy_(places, values))  # pyright: ignore[reportPrivateImportUsage] - torch has no public name for it
+    copy = bench.seconds(lambda: copy_each(places, values))
     flat = torch.empty(layout.nbytes, dtype=torch.uint8, device=house.device)
     raw = bench.seconds(lambda: flat.copy_(trainer.writer.region.slots[0]))
     rows = house.rows("1b", LONG_STEP)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import ActorError
 
+from titan_rl.compat.monarch.actors import SupervisionError, know_faults_of
 from titan_rl.mesh.channel.memory.region import RegionHandle
 from titan_rl.mesh.channel.snapshots.copier import SnapshotCopier
 from titan_rl.mesh.control.generators import Generators
@@ -91,7 +91,8 @@ class TrainerSnapshots:
             return await keeper.ask_sidecar(request)
         if keeper not in self._copiers:
             self._copiers = {process: each for process, each in self._copiers.items() if not process.is_dead}
-            self._copiers[keeper] = keeper.procs.spawn(f"copier{next(self._numbers)}", SnapshotCopier)
+            know_faults_of(name := f"copier{next(self._numbers)}")
+            self._copiers[keeper] = keeper.procs.spawn(name, SnapshotCopier)
         try:
             asking = request.at(self._copiers[keeper])
             return await within(_ASK_SECONDS, f"{request.endpoint} at {keeper.name}", asking)

@@ -5,7 +5,6 @@ forks for whoever connects (fork_client.py). What was imported is in memory once
 when the server dies, and dies with its client. The servers end when their standard input does.
 """
 
-import atexit
 import ctypes
 import fcntl
 import gc
@@ -17,12 +16,12 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from titan_rl.compat.python import run_exit_functions
 from titan_rl.mesh.processes.processes import MARK
 from titan_rl.mesh.resources.cores import import_environment
 from titan_rl.mesh.resources.imports import import_all, import_shared
@@ -136,8 +135,7 @@ def become(request: Request) -> None:
 def leave(code: int) -> NoReturn:
     """What is due at exit, and no more: as Python takes its modules apart, triton's binding library prints forty lines
     about what is left over."""
-    threading._shutdown()  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]  (as Python ends)
-    atexit._run_exitfuncs()  # noqa: SLF001
+    run_exit_functions()
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from monarch.actor import attach_to_workers, this_host
 from monarch.job import new_service_proc_id, service_proc_addr
 
+from titan_rl.compat.monarch.actors import know_faults_of
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.launch.base import Launcher
 from titan_rl.mesh.launch.torchrun import OtherRanks
@@ -149,6 +150,7 @@ class Hosts:
         return service_proc_addr(f"ipc://{self._scratch}/host{next(self._numbers)}", new_service_proc_id())
 
     def _attach(self, name: str, address: str, pid: int) -> Host:
+        know_faults_of(name)
         host = Host(name, attach_to_workers(ca="trust_all_connections", workers=[address], name=name), pid)
         self._on_start(host)
         return host

@@ -21,6 +21,7 @@ from pathlib import Path
 from monarch.actor import attach_to_workers, enable_transport
 from monarch.config import configure
 
+from titan_rl.compat.monarch.actors import know_faults_of
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig, hosts_of, parse_address
 from titan_rl.mesh.hosts.agent import Beat, HostAgent
@@ -143,6 +144,7 @@ class RemoteHosts:
     async def _attach(self, number: int, address: str) -> Host:
         claim = Claim(self._needs.run, self._needs.epoch, next(self._numbers), self._controller)
         loop, tag = await ask_for_loop(parse_address(address), claim, self._tell_once), f"{number}_{claim.number}"
+        know_faults_of(f"host{tag}", f"agent{tag}")
         mesh = attach_to_workers(ca="trust_all_connections", workers=[loop], name=f"host{tag}")
         agent = mesh.spawn_procs(name=f"agent{tag}").spawn(f"agent{tag}", HostAgent)
         lease, towards = _LEASE_SHARE * self._settings.silence, parse_address(self._launcher.rendezvous()).host

@@ -7,21 +7,19 @@ decode step of 60 sequences 0.22 s instead of 0.15, because a thread that was do
 """
 
 import asyncio
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import ParamSpec, TypeVar
 
 import torch
 
+from titan_rl.compat.torch.tensors import openmp_library
+
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-@cache
-def _openmp() -> ctypes.CDLL:
-    """By one that was linked against it, since torch brings its own."""
-    return ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  (the library itself has no other name)
+_openmp = cache(openmp_library)
 
 
 def compute_alone() -> None:

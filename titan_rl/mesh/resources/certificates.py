@@ -10,12 +10,12 @@ import datetime
 import ipaddress
 import os
 import socket
-import sys
 from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from titan_rl.compat.monarch.library import is_loaded
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
@@ -53,7 +53,7 @@ def use_certificates(folder: str, name: str, environment: MutableMapping[str, st
     if Path(found["HYPERACTOR_TLS_KEY"]).stat().st_mode & 0o077:
         raise ConfigError(f"{said}: {found['HYPERACTOR_TLS_KEY']} can be read by other users: chmod 600 it")
     is_new = any(environment.get(key) != path for key, path in found.items())
-    if is_new and environment is os.environ and "monarch._rust_bindings" in sys.modules:
+    if is_new and environment is os.environ and is_loaded():
         raise ConfigError(
             f"{said}: Monarch is loaded already: set HYPERACTOR_TLS_CERT, _KEY and _CA before Python starts"
         )

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from titan_rl.compat.monarch.library import library_file
 from titan_rl.mesh.resources.listeners.library_calls import LIBC, address_of, entries_of, write_entry
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
 
@@ -111,9 +112,7 @@ def keep_sockets_in(folder: Path) -> Callable:
 
     What its library calls from now on; it is kept by the cache. Errors: RuntimeError.
     """
-    import monarch._rust_bindings as monarchs
-
-    entries = entries_of(monarchs.__file__, address_of(LIBC.bind))
+    entries = entries_of(library_file(), address_of(LIBC.bind))
     if len(entries) != 1:
         raise RuntimeError(
             f"Monarch's sockets cannot be kept from other users: its library has {len(entries)} entries for bind, not 1"

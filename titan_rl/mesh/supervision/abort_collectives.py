@@ -23,8 +23,10 @@ def end_collectives(lost: str = "") -> bool:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized() or "nccl" not in distributed.get_backend():
         return False
+    from titan_rl.compat.torch.collectives import abort_process_groups  # torch is imported, if it is at all
+
     _ended.set()  # before anybody can go on
-    distributed.distributed_c10d._abort_process_group()  # noqa: SLF001  (torch has no public one)
+    abort_process_groups()
     return True
 
 

@@ -16,10 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
-from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch._src.actor.proc_mesh import _get_bootstrap_args
-
+from titan_rl.compat.monarch.actors import BootstrapCommand, SupervisionError, bootstrap_command, know_faults_of
 from titan_rl.mesh.forking.forking import ForkServers
 from titan_rl.mesh.hosts.hosts import Host, Hosts
 from titan_rl.mesh.hosts.remote_hosts import RemoteHosts
@@ -167,8 +164,8 @@ def _command(
     so): the controller stops processes. (The controller cannot ignore them itself while it spawns: one that comes just
     then would be lost.) What it writes is nobody else's to read; what it prints goes to its log from the first line.
     """
-    program, arguments, monarchs = _get_bootstrap_args()
-    program, arguments = start(program, arguments or [])
+    program, arguments, monarchs = bootstrap_command()
+    program, arguments = start(program, arguments)
     output = f" >> {shlex.quote(str(Path(logs) / name))}.txt 2>&1" if logs else ""
     ignoring = ["-c", f'trap "" INT HUP TERM; umask 077; exec "$0" "$@"{output}', program, *arguments]
     return BootstrapCommand("/bin/sh", None, ignoring, monarchs | environment)
@@ -229,6 +226,7 @@ class ActorProcesses:
         kind, tag = _kind(name), f"{name.replace(' ', '_')}_{self._count}"
         host = self.hosts.choose(kind) if self.remote is None else await self.remote.choose(kind, on)
         command = await self._command_on(host, kind, getattr(actor, "IMPORTS", None), environment, tag)
+        know_faults_of(tag, f"{tag}_sidecar")
         procs = host.mesh.spawn_procs(name=tag, bootstrap_command=command)
         sidecar = procs.spawn(f"{tag}_sidecar", Sidecar)
         working = procs.spawn(tag, actor, *map(host.here, arguments))

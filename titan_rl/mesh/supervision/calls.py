@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Generic, TypeVar, cast
 
-from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-
+from titan_rl.compat.monarch.actors import SupervisionError
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.blame import Ending, Outcome, to_blame
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess

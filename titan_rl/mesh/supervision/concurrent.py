@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from monarch._src.actor.endpoint import EndpointProperty
 from monarch.actor import concurrent_endpoint as untyped
+
+from titan_rl.compat.monarch.actors import EndpointProperty
 
 P = ParamSpec("P")
 R = TypeVar("R")

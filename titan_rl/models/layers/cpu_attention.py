@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from titan_rl.compat.torch.tensors import softmax_gradient
 from titan_rl.kernels.linear_logprob import exact_bf16_products
 from titan_rl.models.layers.cpu_products import as_factor, has_products, multiply
 
@@ -84,7 +85,7 @@ class _Products(torch.autograd.Function):
             multiply(as_factor(probability_BRK).mT, grad, out=dv_BKH[part])
             with exact_bf16_products(grad, v):
                 dp_BRK = torch.bmm(grad.float(), v.float().mT)
-            ds_BRK = torch.ops.aten._softmax_backward_data(dp_BRK, probability_BRK, -1, torch.float32)  # noqa: SLF001  (torch's own, in one pass)
+            ds_BRK = softmax_gradient(dp_BRK, probability_BRK)
             ds_BRK = as_factor(ds_BRK.mul_(ctx.scale))
             multiply(ds_BRK, k, out=dq_BRH[part])
             multiply(ds_BRK.mT, q, out=dk_BKH[part])

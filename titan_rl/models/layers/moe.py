@@ -10,13 +10,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.config_utils import make_routed_experts_config, make_router_config
 from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.common.param_init import skip_param_init
 from transformers import PreTrainedConfig
 
+from titan_rl.compat.torch.sharding import AsyncCollectiveTensor
 from titan_rl.models.layers.layer_configs import FROM_FILE
 
 

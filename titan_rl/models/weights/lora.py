@@ -9,15 +9,20 @@ linear layers, routers, embeddings, and the output head.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import nn
 from torchtitan.components.lora import LoRAConverter
 from torchtitan.models.common import Linear
 from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.protocols.module import Module
 
+from titan_rl.compat.torchtitan.adapters import (
+    AdaptedLayer,
+    adapter_scaling,
+    set_adapter_scaling,
+    set_initialization,
+)
 from titan_rl.config.load import nearest
 from titan_rl.config.sections.schema import LoraConfig
 from titan_rl.models.layers.layer_configs import FROM_FILE
@@ -75,14 +80,6 @@ def with_adapters(spec: ModelSpec, lora: LoraConfig) -> ModelSpec:
     return replace(spec, model=converter.convert(spec.model))
 
 
-class AdaptedLayer(Protocol):
-    """A layer with an adapter: TorchTitan makes its class when the model is converted."""
-
-    lora_a: Module
-    lora_b: Module
-    _lora_scaling: float
-
-
 def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
     """Every layer that has an adapter."""
     for part in model_parts:
@@ -92,17 +89,18 @@ def adapted_modules(model_parts: Sequence[nn.Module]) -> Iterator[AdaptedLayer]:
 def draw_nothing(model: nn.Module) -> None:
     """Adapters of a model that is about to be sharded get no values by TorchTitan, which would draw them by layout."""
     for module in adapted_modules([model]):
-        module.lora_a._param_init = module.lora_b._param_init = FROM_FILE  # noqa: SLF001  (TorchTitan's, which it reads at the start)
+        set_initialization(module.lora_a, FROM_FILE)
+        set_initialization(module.lora_b, FROM_FILE)
 
 
 @contextmanager
 def adapter_disabled(model_parts: Sequence[nn.Module]) -> Iterator[None]:
     """Meanwhile the model computes with its own weights alone: the model that the adapters began at, for free."""
-    kept = [(module, module._lora_scaling) for module in adapted_modules(model_parts)]  # noqa: SLF001  (TorchTitan's factor of an adapter)
+    kept = [(module, adapter_scaling(module)) for module in adapted_modules(model_parts)]
     try:
         for module, _ in kept:
-            module._lora_scaling = 0.0  # noqa: SLF001  (x + 0 y is x, to the bit, for whatever y is finite)
+            set_adapter_scaling(module, 0.0)  # x + 0 y is x, to the bit, for whatever y is finite
         yield
     finally:
         for module, scaling in kept:
-            module._lora_scaling = scaling  # noqa: SLF001  (TorchTitan's factor of an adapter)
+            set_adapter_scaling(module, scaling)

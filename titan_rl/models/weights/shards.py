@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as ShardPlacement
-from torch.distributed.tensor.placement_types import _StridedShard
 from torchtitan.protocols.model_spec import ModelSpec
+
+from titan_rl.compat.torch.sharding import StridedShard
 
 if TYPE_CHECKING:
     from torchtitan.models.common.decoder import Decoder
@@ -103,8 +104,8 @@ def local_box(parameter: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     start, size = [0] * parameter.ndim, list(parameter.shape)
     coordinate, mesh = parameter.device_mesh.get_coordinate(), parameter.device_mesh
     assert coordinate is not None, "a tensor of other ranks"
-    shards = [(p, axis) for axis, p in enumerate(parameter.placements) if isinstance(p, ShardPlacement | _StridedShard)]
-    for placement, axis in sorted(shards, key=lambda shard: isinstance(shard[0], _StridedShard)):
+    shards = [(p, axis) for axis, p in enumerate(parameter.placements) if isinstance(p, ShardPlacement | StridedShard)]
+    for placement, axis in sorted(shards, key=lambda shard: isinstance(shard[0], StridedShard)):
         dim, chunk = placement.dim, math.ceil(size[placement.dim] / mesh.size(axis))
         begin = min(chunk * coordinate[axis], size[dim])
         start[dim] += begin

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from titan_rl.compat.torch.compiling import set_compiler_determinism
 from titan_rl.kernels import linear_logprob
 
 if TYPE_CHECKING:  # it brings TorchTitan along
@@ -31,8 +32,6 @@ def set_determinism(wanted: bool, device: torch.device) -> None:
     """
     if device.type == "cpu":
         return
-    import torch._inductor.config as inductor  # a second, which a CPU's process does without
-
     if wanted:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = _WORKSPACE
     torch.use_deterministic_algorithms(wanted)
@@ -41,7 +40,7 @@ def set_determinism(wanted: bool, device: torch.device) -> None:
     # what is given out uninitialized is never read here: filling it would cost a pass and find nothing
     # (a checker does not see the attribute: torch makes it by replacing the module's class)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    inductor.deterministic = wanted  # compiled kernels are chosen by the clock, too
+    set_compiler_determinism(wanted)  # compiled kernels are chosen by the clock, too
     linear_logprob.tune_by_the_clock(not wanted)
 
 

@@ -8,9 +8,9 @@ import torch
 import titan_rl.models.device as device  # isort: skip  (before any other torchtitan module)
 
 from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig
-from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part
 from transformers import PreTrainedConfig
 
+from titan_rl.compat.torchtitan.pipeline import modules_of_stages
 from titan_rl.config.load import ConfigError
 from titan_rl.models.compiling import why_not_compiled
 from titan_rl.models.families.registry import Family
@@ -118,7 +118,7 @@ def stage_modules(parallelism: ParallelismConfig, num_layers: int) -> list[list[
             f"{parallelism.pipeline_parallel_schedule} makes {num_stages} stages of {num_layers} layers: lower it"
         )
     try:
-        return _generate_llm_fqn_per_model_part(num_stages, num_layers, first, last)
+        return modules_of_stages(num_stages, num_layers, first, last)
     except ValueError as error:
         raise ConfigError(
             f"parallelism.pipeline_parallel_first_stage_less_layers = {first}, _last_ = {last}: {error}; lower them"

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.module import Module
 
+from titan_rl.compat.torch.pipelining import stages_of
 from titan_rl.models.compiling import allow_graphs
 from titan_rl.models.spec import apply_parallelism
 from titan_rl.models.weights.lora import draw_nothing
@@ -89,7 +89,7 @@ def _pipeline(
         loss_fn=None,
         **common | {"training": replace(training, local_batch_size=num_stages)},
     )
-    stages = schedule._stages if isinstance(schedule, PipelineScheduleMulti) else [schedule._stage]  # noqa: SLF001  (torch's schedule keeps them so)
+    stages = stages_of(schedule)
     return parts, Pipeline(
         {stage.stage_index: stage.submod for stage in stages},
         num_stages,

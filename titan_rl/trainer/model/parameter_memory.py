@@ -3,11 +3,14 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+from titan_rl.compat.torch.fsdp import ShardedParameter, padded_memory, set_padded_memory, sharded_parameters
+from titan_rl.compat.torch.sharding import local_memory, set_local_memory
 
 if TYPE_CHECKING:  # it brings TorchTitan along
     from titan_rl.trainer.rank_interface import Side
@@ -35,24 +38,24 @@ class Held(ABC):
 
 @dataclass(frozen=True)
 class _Weight(Held):
-    sharded: Any
+    sharded: ShardedParameter | None
     """FSDP2's own record of the parameter, which keeps its memory with its padding; None where there is none."""
 
     @property
     def memory(self) -> torch.Tensor:
-        return self.sharded._sharded_param_data if self.sharded is not None else _local(self.parameter.detach())  # noqa: SLF001  (FSDP's, whose memory moves)
+        return padded_memory(self.sharded) if self.sharded is not None else _local(self.parameter.detach())
 
     def move(self, memory: torch.Tensor) -> None:
         before = self.memory
         memory.copy_(before)
         if self.sharded is not None:
             assert isinstance(self.parameter, DTensor)
-            local = self.parameter._local_tensor  # noqa: SLF001  (DTensor's own memory, no copy of it)
+            local = local_memory(self.parameter)
             begin = memory.storage_offset() + local.storage_offset() - before.storage_offset()
-            self.parameter._local_tensor = memory.as_strided(local.shape, local.stride(), begin)  # noqa: SLF001  (DTensor's own memory, no copy of it)
-            self.sharded._sharded_param_data = memory  # noqa: SLF001  (FSDP's, whose memory moves)
+            set_local_memory(self.parameter, memory.as_strided(local.shape, local.stride(), begin))
+            set_padded_memory(self.sharded, memory)
         elif isinstance(self.parameter, DTensor):
-            self.parameter._local_tensor = memory  # noqa: SLF001  (DTensor's own memory, no copy of it)
+            set_local_memory(self.parameter, memory)
         else:
             self.parameter.data = memory
         before.fill_(nan)  # whoever kept a view of it is found out at once
@@ -71,7 +74,7 @@ class _Moment(Held):
         state = self.optimizer.state[self.parameter]
         memory.copy_(self.memory)
         if isinstance(state[self.name], DTensor):
-            state[self.name]._local_tensor = memory  # noqa: SLF001  (DTensor's own memory, no copy of it)
+            set_local_memory(state[self.name], memory)
         else:
             state[self.name] = memory
 
@@ -95,15 +98,14 @@ def held_by(learner: "Side") -> list[Held]:
     ]
 
 
-def _sharded_parameters(learner: "Side") -> list[Any]:
+def _sharded_parameters(learner: "Side") -> list[ShardedParameter]:
     return [
         one
         for model in learner.learning().values()
         for part in model.model_parts
         for module in part.modules()
         if isinstance(module, FSDPModule)
-        for group in module._get_fsdp_state()._fsdp_param_groups  # noqa: SLF001  (FSDP's record of its parameters)
-        for one in group.fsdp_params
+        for one in sharded_parameters(module)
     ]
 
 

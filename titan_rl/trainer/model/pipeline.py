@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from titan_rl.compat.torch.pipelining import step_microbatches
+
 
 class Pipeline:
     def __init__(
@@ -97,9 +99,9 @@ class Pipeline:
         for stage in stages:
             stage.clear_runtime_states()
         # step() would cut one batch into microbatches, but an attention plan cannot be cut
-        schedule._step_microbatches(  # noqa: SLF001  (torch cuts batches in all else)
+        step_microbatches(
+            schedule,
             [(t,) for t in tokens] if self.has_first else None,
             keywords,
             [torch.tensor(index) for index in range(len(tokens))] if self.has_last else None,
-            return_outputs=False,
         )

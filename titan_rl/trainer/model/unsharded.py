@@ -24,10 +24,13 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.common import Embedding
 from torchtitan.protocols.model_spec import ModelSpec
 
+from titan_rl.compat.torch.sharding import local_memory
+from titan_rl.compat.torch.tensors import own_buffers, own_parameters
+from titan_rl.compat.torchtitan.adapters import adapter_scaling, set_adapter_scaling
 from titan_rl.kernels.linear_logprob import multiplies_wide
 from titan_rl.models.layers.cpu_products import LeanLinear
 from titan_rl.models.layers.decoder import Float32Head
-from titan_rl.models.weights.lora import draw_nothing
+from titan_rl.models.weights.lora import adapted_modules, draw_nothing
 from titan_rl.trainer.titan_config import TitanConfig
 
 _PART = 2**18
@@ -52,6 +55,7 @@ class LoneRank:
             titan.activation_checkpoint.build(dump_folder=".").apply(self.model)
         self.model.train()
         self._pairs = list(zip(self.model.modules(), trained.modules(), strict=True))
+        self._adapted = list(zip(adapted_modules([self.model]), adapted_modules([trained]), strict=True))
         self._is_wide = self.dtype == torch.bfloat16 and multiplies_wide()
         self._narrow = {weight for ours, its in self._pairs for weight in _multiplied_otherwise(ours, its)}
         if (words := self.model.tok_embeddings) is not None and type(words) is Embedding:
@@ -69,8 +73,8 @@ class LoneRank:
                     trained.grad = _as_trained(copy.grad, trained)
         finally:
             for ours, _ in self._pairs:
-                for name in ours._parameters:  # noqa: SLF001  (torch's table, so that no hook of a module runs)
-                    ours._parameters[name] = None  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+                for name in (table := own_parameters(ours)):
+                    table[name] = None
 
     def _lend(self) -> dict[nn.Parameter, nn.Parameter]:
         for _, its in self._pairs:
@@ -78,13 +82,14 @@ class LoneRank:
                 its.reshard()  # whoever called it itself, as an example's sampler does, left its gathered weights
         copies: dict[nn.Parameter, nn.Parameter] = {}
         for ours, its in self._pairs:
-            for name, trained in its._parameters.items():  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+            table = own_parameters(ours)
+            for name, trained in own_parameters(its).items():
                 if trained is not None and trained not in copies:
                     copies[trained] = self._copy(trained, self._is_wide and trained not in self._narrow)
-                ours._parameters[name] = None if trained is None else copies.get(trained)  # noqa: SLF001  (torch's table, so that no hook of a module runs)
-            ours._buffers.update(its._buffers)  # noqa: SLF001  (torch's table, so that no hook of a module runs)
-            if hasattr(its, "_lora_scaling"):
-                ours._lora_scaling = its._lora_scaling  # noqa: SLF001  (zero, while adapters are off)
+                table[name] = None if trained is None else copies.get(trained)
+            own_buffers(ours).update(own_buffers(its))
+        for ours, its in self._adapted:
+            set_adapter_scaling(ours, adapter_scaling(its))  # zero, while adapters are off
         return copies
 
     def _copy(self, trained: nn.Parameter, is_wide: bool) -> nn.Parameter:
@@ -111,9 +116,9 @@ def _rounded_in_fp32(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _multiplied_otherwise(ours: nn.Module, its: nn.Module) -> list[nn.Parameter]:
     """Of the parameters of one module (``its``), those that have to be of the dtype that is computed in."""
     if isinstance(ours, (LeanLinear, Float32Head)) or type(ours) is Embedding:
-        bias = its._parameters.get("bias")  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+        bias = own_parameters(its).get("bias")
         return [] if bias is None else [bias]
-    return [parameter for parameter in its._parameters.values() if parameter is not None]  # noqa: SLF001  (torch's table, so that no hook of a module runs)
+    return [parameter for parameter in own_parameters(its).values() if parameter is not None]
 
 
 def _take_gradient(copy: nn.Parameter, trained: nn.Parameter) -> None:
@@ -139,4 +144,4 @@ def _as_trained(gradient: torch.Tensor, trained: nn.Parameter) -> torch.Tensor:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001  (DTensor's own memory, no copy of it)
+    return local_memory(tensor) if isinstance(tensor, DTensor) else tensor

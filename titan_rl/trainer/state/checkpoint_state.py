@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from titan_rl.compat.torch.checkpoint import FsspecWriter
 from titan_rl.models.weights.shards import is_adapter
 from titan_rl.trainer.model.optimizer import load_optimizer
 from titan_rl.trainer.state.plain_state import StateError, load_state, read_metadata

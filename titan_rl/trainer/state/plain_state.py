@@ -8,7 +8,6 @@ read by ``torch.load(weights_only=True)``.
 
 import math
 import pathlib
-import pickle
 import warnings
 import zipfile
 from enum import Enum
@@ -18,30 +17,29 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import metadata as described
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as StoreFiles
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.serialization import _get_layout
 
+from titan_rl.compat.python import BuildCheckedUnpickler
+from titan_rl.compat.torch.checkpoint import MemoryFormat, StorageInfo, StoreFiles, get_layout, set_element
 from titan_rl.config.io.bounded_files import RefusedFile, open_file
 from titan_rl.data.storage.shards import StoreError, shards_of, sizes_of
 from titan_rl.data.storage.shards import open_file as open_shard
 
 _CLASSES = (
-    *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, _StorageInfo),
+    *(Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, StorageInfo),
     *(described.ChunkStorageMetadata, described.TensorProperties, described.StorageMeta),
-    described._MEM_FORMAT_ENCODING,  # noqa: SLF001  (DCP pickles it)
+    MemoryFormat,
 )
 
 
-def _encoding(kind: type, name: str) -> described._MEM_FORMAT_ENCODING:
+def _encoding(kind: type, name: str) -> MemoryFormat:
     """Stands where ``getattr`` is named, by which Python 3.11.0 to 3.11.3 pickle the members of enumerations."""
-    if kind is not described._MEM_FORMAT_ENCODING:  # noqa: SLF001  (DCP pickles it)
+    if kind is not MemoryFormat:
         raise StateError(f"its {_METADATA} names an attribute of {kind!r:.80}")
     return kind[name]
 
@@ -49,7 +47,7 @@ def _encoding(kind: type, name: str) -> described._MEM_FORMAT_ENCODING:
 _ALLOWED = {(kind.__module__, kind.__qualname__): kind for kind in _CLASSES} | {
     ("builtins", "getattr"): _encoding,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): _get_layout,
+    ("torch.serialization", "_get_layout"): get_layout,
     ("pathlib", "PosixPath"): pathlib.PurePosixPath,
     ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,  # as Python 3.13 calls it
 }
@@ -64,11 +62,8 @@ class StateError(ValueError):
     """A checkpoint that is no plain state; says why."""
 
 
-class _Unpickler(pickle._Unpickler):  # noqa: SLF001  (the one in Python, see below)
-    """The one in Python, as the one in C cannot be kept from setting attributes of a class that it may make."""
-
-    dispatch = dict(pickle._Unpickler.dispatch)  # noqa: SLF001  (the one in Python, see below)
-    stack: list[Any]
+class _Unpickler(BuildCheckedUnpickler):
+    """Finds DCP's own classes, and sets no attributes but those of what it has made of them."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (kind := _ALLOWED.get((module, name))) is not None:
@@ -77,13 +72,9 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001  (the one in Python, see be
             return kind
         raise StateError(f"its {_METADATA} names {module}.{name}, which no checkpoint has")
 
-    def load_build(self) -> None:
-        if isinstance(self.stack[-2], type | Enum) or callable(self.stack[-2]):
-            raise StateError(f"its {_METADATA} would change {self.stack[-2]!r:.80}")
-        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # noqa: SLF001  # pyright: ignore[reportArgumentType]  (the one in Python, see below)
-
-    # typeshed has the class in C for what the one in Python dispatches to
-    dispatch[pickle.BUILD[0]] = load_build  # pyright: ignore[reportArgumentType]
+    def check_build(self, target: Any) -> None:
+        if isinstance(target, type | Enum) or callable(target):
+            raise StateError(f"its {_METADATA} would change {target!r:.80}")
 
 
 class PlainReader(FileSystemReader):
@@ -214,5 +205,5 @@ def _is_sound_entry(entry: Any, total_bytes: int) -> bool:
 
 
 def _lies_in(place: Any, sizes: dict[str, int]) -> bool:
-    is_place = isinstance(place, _StorageInfo) and place.relative_path in sizes and not place.transform_descriptors
+    is_place = isinstance(place, StorageInfo) and place.relative_path in sizes and not place.transform_descriptors
     return is_place and 0 <= place.offset <= place.offset + place.length <= sizes[place.relative_path]

@@ -98,21 +98,19 @@ def _vllm_config(folder: str) -> "VllmConfig":
 def generator_needs(interner: "Interner") -> "list[Units]":
     """For each tensor-parallel rank, as recorded from vLLM's loader."""
     import torch
-    import vllm.distributed.parallel_state as parallel
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
+    from titan_rl.compat.vllm.parallel import set_parallel_groups
     from titan_rl.generator.vllm_recording import needs, record_on_meta
 
     checkpoint = list(_shapes().items())
     everyone = []
     with tempfile.TemporaryDirectory() as folder:
         config = _vllm_config(folder)
-        for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP"):
-            setattr(parallel, name, _Ranks(0, 1))
         for rank in range(_TENSOR_RANKS):
-            parallel._TP = _Ranks(rank, _TENSOR_RANKS)  # noqa: SLF001 - vLLM asks this global
+            set_parallel_groups(_Ranks(rank, _TENSOR_RANKS), alone=_Ranks(0, 1))
             config.compilation_config.static_forward_context.clear()
             with set_current_vllm_config(config), set_default_torch_dtype(torch.bfloat16), torch.device("meta"):
                 model = initialize_model(config)

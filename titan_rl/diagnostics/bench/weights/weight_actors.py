@@ -18,6 +18,7 @@ from monarch.rdma import RDMABuffer
 
 from titan_rl.actors.generator import Generator
 from titan_rl.actors.trainer import Trainer
+from titan_rl.compat.torch.tensors import copy_each
 from titan_rl.config.device_defaults import generator_on
 
 
@@ -44,9 +45,9 @@ class BenchTrainer(Trainer):
     def cast_and_copy(self, rounds: int) -> float:
         """Seconds of the cast and copy of this rank's shards, into the slot that the next version takes, alone."""
         assert self.writer is not None
-        into, values = zip(*self.writer.copies[0], strict=True)
+        into, values = map(list, zip(*self.writer.copies[0], strict=True))
         with torch.no_grad():
-            return median_seconds(lambda: torch._foreach_copy_(into, values), rounds)  # pyright: ignore[reportPrivateImportUsage] - torch has no public name for it
+            return median_seconds(lambda: copy_each(into, values), rounds)
 
     @endpoint
     def tensor_buffers(self) -> dict[str, tuple[RDMABuffer, int]]:

@@ -6,7 +6,26 @@ import weakref
 from typing import Any
 
 import torch
-from torch.cuda._pin_memory_utils import pin_memory, unpin_memory
+
+_PORTABLE = 1
+"""``cudaHostRegisterPortable``: for all of CUDA's contexts."""
+
+
+def _cuda() -> Any:
+    """CUDA's runtime, as torch publishes it."""
+    return torch.cuda.cudart()
+
+
+def pin_memory(address: int, num_bytes: int) -> None:
+    """Register host memory with CUDA. Errors: RuntimeError."""
+    if error := int(_cuda().cudaHostRegister(address, num_bytes, _PORTABLE)):
+        raise RuntimeError(f"cudaHostRegister failed with error {error}")
+
+
+def unpin_memory(address: int) -> None:
+    """Undo ``pin_memory``. Errors: RuntimeError."""
+    if error := int(_cuda().cudaHostUnregister(address)):
+        raise RuntimeError(f"cudaHostUnregister failed with error {error}")
 
 
 def pin(memory: torch.Tensor, owner: Any) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from titan_rl.compat.torch.tensors import copy_each
 from titan_rl.mesh.channel.memory.checksums import checksums
 from titan_rl.mesh.channel.memory.region import FAILED, WRITING, Region
 from titan_rl.mesh.channel.memory.streams import NoStream
@@ -98,8 +99,7 @@ class SlotWriter:
 def _copy(copies: Copies, non_blocking: bool) -> None:
     if stored := [(place, values) for place, values in copies if isinstance(values, torch.Tensor)]:
         places, sources = map(list, zip(*stored, strict=True))
-        # torch exports it to nobody, and has no other copy of many tensors at once
-        torch._foreach_copy_(places, sources, non_blocking=non_blocking)  # noqa: SLF001  # pyright: ignore[reportPrivateImportUsage]
+        copy_each(places, sources, non_blocking=non_blocking)
     for place, values in copies:
         if not isinstance(values, torch.Tensor):
             place.copy_(values(), non_blocking=non_blocking)

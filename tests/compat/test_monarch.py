@@ -1,0 +1,84 @@
+"""Monarch 0.7's private names, and which faults its hook hears of."""
+
+import os
+import sys
+
+import monarch.actor
+import pytest
+from reaches import check_forms, check_page, rows_of
+
+from titan_rl.compat.monarch import actors, library
+from titan_rl.compat.reach import MONARCH
+
+MODULES = (library, actors)
+FORMS = {
+    "monarch._rust_bindings:__file__": "str",
+    "monarch._rust_bindings.monarch_hyperactor.supervision:SupervisionError": "class",
+    "monarch._rust_bindings.monarch_hyperactor.supervision:MeshFailure.mesh_name": "getset_descriptor",
+    "monarch._rust_bindings.monarch_hyperactor.host_mesh:BootstrapCommand": "class",
+    "monarch._src.actor.proc_mesh:_get_bootstrap_args": "()",
+    "monarch._src.actor.endpoint:EndpointProperty": "class",
+    "monarch.actor:unhandled_fault_hook": "(failure)",
+}
+
+
+class Failure:
+    def __init__(self, mesh_name: str):
+        self.mesh_name = mesh_name
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What Monarch's own hook hears of, behind ours."""
+    heard = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: heard.append(failure.mesh_name))
+    monkeypatch.setattr(actors, "_known", {"logger"})
+    actors.pass_on_unknown_faults()
+    return heard
+
+
+def test_names_are_there_in_their_form():
+    check_forms(MONARCH, MODULES, FORMS)
+
+
+def test_the_page_lists_them():
+    check_page(MONARCH, MODULES, "tests/compat/test_monarch.py")
+    [bind] = [row for row in rows_of(MONARCH) if row[2] == "`mesh/resources/sockets.py`"]
+    assert bind[0] == "`bind`, in the library's table of what it calls"
+
+
+def test_a_process_is_started_by_this_python():
+    program, arguments, environment = actors.bootstrap_command()
+    assert (program, arguments[0], environment) == (sys.executable, "-m", {})
+    actors.BootstrapCommand("/bin/sh", None, [program, *arguments], environment | {"A": "B"})
+
+
+def test_the_library_is_a_file_that_is_loaded():
+    assert library.is_loaded() and os.path.isfile(library.library_file())
+
+
+def test_a_fault_that_no_owner_knows_is_monarchs(heard):
+    for name in ("trainer_1-2GUiPq3wYvs", "trainer_10-2GUiPq3wYvs", "logger-ya2xrDEv2JW", "stranger-eTEG52gDQaV"):
+        monarch.actor.unhandled_fault_hook(Failure(name))
+    assert heard == ["trainer_1-2GUiPq3wYvs", "trainer_10-2GUiPq3wYvs", "stranger-eTEG52gDQaV"]
+
+
+def test_a_fault_that_an_owner_knows_is_not(heard):
+    actors.know_faults_of("trainer_1", "trainer_1_sidecar")
+    for name in ("trainer_1-2GUiPq3wYvs", "trainer_1_sidecar-45xg8eyrNV9", "trainer_1", "trainer_10-2GUiPq3wYvs"):
+        monarch.actor.unhandled_fault_hook(Failure(name))
+    assert heard == ["trainer_10-2GUiPq3wYvs"]
+
+
+def test_what_the_hook_raises_ends_the_program_as_ever(monkeypatch):
+    """Monarch takes a fault for handled unless its hook raises."""
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", monarch._src.actor.supervision.unhandled_fault_hook)
+    actors.pass_on_unknown_faults()
+    with pytest.raises(SystemExit):
+        monarch.actor.unhandled_fault_hook(Failure("stranger-eTEG52gDQaV"))
+
+
+def test_a_second_run_of_a_process_adds_no_second_filter(heard):
+    hook = monarch.actor.unhandled_fault_hook
+    actors.pass_on_unknown_faults()
+    assert monarch.actor.unhandled_fault_hook is hook

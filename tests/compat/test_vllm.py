@@ -1,0 +1,194 @@
+"""vLLM 0.32's private names, and what its scheduler's counters mean."""
+
+import inspect
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from reaches import check_forms, check_page
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from titan_rl.compat.reach import VLLM, DependencyChanged
+from titan_rl.compat.vllm import engine, layers, loading, parallel
+
+MODULES = (layers, loading, engine, parallel)
+_LAYERS, _LOADER = "vllm.model_executor.layers", "vllm.model_executor.model_loader"
+_INFO = f"{_LOADER}.reload.types:LayerReloadingInfo"
+FORMS = {
+    f"{_LAYERS}.logits_processor:LogitsProcessor._apply_head": "(self, lm_head, hidden_states, embedding_bias)",
+    f"{_LAYERS}.logits_processor:LogitsProcessor.head_dtype": "set",
+    f"{_LAYERS}.linear:UnquantizedLinearMethod.process_weights_after_loading": "(self, layer)",
+    f"{_LAYERS}.utils:dispatch_cpu_unquantized_gemm.cpu_linear": "set",
+    "vllm._custom_ops:create_onednn_mm": "(weight, primitive_cache_size)",
+    "vllm._custom_ops:onednn_mm": "(dnnl_handler, x, bias)",
+    f"{_LAYERS}.fused_moe.fused_moe_method_base:FusedMoEMethodBase.moe_kernel": "set",
+    f"{_LOADER}:_LOAD_FORMAT_TO_MODEL_LOADER": "dict",
+    f"{_LOADER}.default_loader:DefaultModelLoader._prepare_weights": (
+        "(self, model_name_or_path, subfolder, revision, fall_back_to_pt, allow_patterns_overrides)"
+    ),
+    "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory._registry": "dict",
+    f"{_LOADER}.reload.layerwise:get_layerwise_info": "(layer)",
+    f"{_LOADER}.reload.layerwise:_layerwise_process": "(layer, info)",
+    f"{_LOADER}.reload.layerwise:_place_kernel_tensors": "(layer, info)",
+    f"{_LOADER}.reload.meta:materialize_layer": "(layer, info)",
+    f"{_LOADER}.reload.meta:restore_layer_on_meta": "(layer, info)",
+    f"{_LOADER}.reload.utils:get_layer_params_buffers": "(layer)",
+    f"{_INFO}.restore_metadata": "annotated",
+    f"{_INFO}.kernel_tensors": "NoneType",
+    f"{_INFO}.kernel_non_persistent_buffers": "annotated",
+    "vllm.v1.engine.core_client:InprocClient.engine_core": "set",
+    "vllm.v1.engine.core:EngineCore.scheduler": "set",
+    "vllm.v1.core.sched.scheduler:Scheduler.requests": "set",
+    "vllm.v1.request:Request.num_output_tokens": "property",
+    "vllm.v1.request:Request.num_output_placeholders": "set",
+    "vllm.v1.request:Request.num_stale_output_tokens": "set",
+    "vllm.v1.request:Request.drop_stale_output": "set",
+    "vllm.v1.executor.uniproc_executor:ExecutorWithExternalLauncher._distributed_args": "(self)",
+} | {
+    f"vllm.distributed.parallel_state:{name}": "NoneType"
+    for name in ("_WORLD", "_PP", "_DP", "_EP", "_PCP", "_DCP", "_TP")
+}
+
+
+def test_names_are_there_in_their_form():
+    check_forms(VLLM, MODULES, FORMS)
+
+
+def test_the_page_lists_them():
+    check_page(VLLM, MODULES, "tests/compat/test_vllm.py")
+
+
+@pytest.mark.parametrize(
+    ("ours", "its", "name", "caller"),
+    [
+        (loading.FileLoader, DefaultModelLoader, "_prepare_weights", DefaultModelLoader._get_weights_iterator),
+        (engine.OwnRankExecutor, ExecutorWithExternalLauncher, "_distributed_args", UniProcExecutor._init_executor),
+        (layers.PackedLinearMethod, UnquantizedLinearMethod, "process_weights_after_loading", None),
+        (None, LogitsProcessor, "_apply_head", LogitsProcessor._get_logits),
+    ],
+)
+def test_what_is_overridden_is_what_vllm_calls(ours, its, name, caller):
+    """By its name, on an instance, where one can tell from the caller's code."""
+    if ours is not None:
+        assert list(inspect.signature(getattr(ours, name)).parameters) == list(
+            inspect.signature(getattr(its, name)).parameters
+        )
+    assert caller is None or name in caller.__code__.co_names
+
+
+def test_one_processors_projection_is_replaced_and_made_of_vllms_own_each_time():
+    processor = object.__new__(LogitsProcessor)
+    torch.nn.Module.__init__(processor)
+    own = layers.head_projection(processor)
+    seen = []
+
+    def make(of):
+        seen.append(layers.head_projection(of))
+        return lambda *arguments: "ours"
+
+    for _ in range(2):
+        layers.set_head_projection(processor, make)
+        assert processor._apply_head(None, None, None) == "ours"
+    assert seen == [own, own]
+
+
+def test_experts_are_forgotten_and_packed_weights_dropped():
+    module = torch.nn.Linear(1, 1)
+    module.quant_method, module.cpu_linear = SimpleNamespace(moe_kernel=object()), object()
+    layers.forget_packed_experts(module)
+    layers.drop_packed_weights(module)
+    assert module.quant_method.moe_kernel is None and not hasattr(module, "cpu_linear")
+    layers.forget_packed_experts(torch.nn.Linear(1, 1))
+
+
+# what the counters mean
+
+MODEL = dict(
+    architectures=["Qwen3ForCausalLM"],
+    model_type="qwen3",
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    vocab_size=64,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    arguments = EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=64,
+        block_size=32,
+        enforce_eager=True,
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=64,
+        kv_cache_memory_bytes=2**24,
+    )
+    config = arguments.create_engine_config()
+    config.cache_config.num_gpu_blocks = 16
+    return config
+
+
+@pytest.fixture
+def make(config):
+    """A scheduler of a kind, without an engine."""
+
+    def make(kind: type[Scheduler]) -> Scheduler:
+        spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=16, dtype=torch.float32)
+        return kind(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=16, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=32,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
+def test_tokens_are_counted_as_the_engine_takes_them(make, kind):
+    scheduler = make(kind)
+    engine.check_counts(scheduler)
+    assert not scheduler.requests and not scheduler.has_requests(), "the engine's own scheduler saw nothing"
+
+
+@pytest.mark.parametrize(("drops", "count"), [(False, 1), (True, 0)])
+def test_the_token_under_way_of_a_preempted_request_counts_unless_it_is_dropped(make, drops, count):
+    scheduler, request = make(AsyncScheduler), Request("counted", [0], SamplingParams(max_tokens=4), None)
+    scheduler.add_request(request)
+    scheduler.schedule()
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, 0.0, drop_stale_output=drops)
+    assert engine.num_generated(request) == count
+
+
+@pytest.mark.parametrize("counter", ["num_output_placeholders", "num_stale_output_tokens"])
+def test_a_counter_of_another_meaning_is_named_at_the_start(make, monkeypatch, counter):
+    """As if a later vLLM counted under another name: the old one would keep its first value."""
+    scheduler = make(AsyncScheduler)
+    ignored = property(lambda self: 0 if counter == "num_output_placeholders" else 1, lambda self, value: None)
+    monkeypatch.setattr(Request, counter, ignored, raising=False)
+    with pytest.raises(DependencyChanged, match=rf"vLLM 0\.32\.\d+ counts \d tokens of a request .* {counter} = \d"):
+        engine.check_counts(scheduler)

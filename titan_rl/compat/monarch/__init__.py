@@ -1,0 +1,1 @@
+"""Monarch's private names, each module with no more imports than its names need."""

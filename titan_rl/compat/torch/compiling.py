@@ -1,0 +1,59 @@
+"""torch's compiler: imported only once something is compiled, and as deterministic as the rest."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from titan_rl.compat.reach import TORCH, Reach
+
+REACHES = (Reach("torch._inductor.config:deterministic", "choose compiled kernels by something else than the clock"),)
+_patching = threading.RLock()
+
+
+@contextmanager
+def compiled_at_first_call() -> Iterator[None]:
+    """Meanwhile what this thread gives to ``torch.compile`` is compiled at its first call, if there ever is one.
+
+    For imports of modules that compile as they are imported, which costs a second or more and no setting of torch
+    spares. Other threads compile as ever; one block at a time, and ``torch.compile`` is what it was behind it.
+    """
+    thread, compile_now = threading.get_ident(), torch.compile
+
+    def compile_later(function: Callable | None = None, **options: Any) -> Callable:
+        if threading.get_ident() != thread:
+            return compile_now(function, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if function is None:  # a decorator is wanted
+            return partial(compile_later, **options)
+        return _later(partial(compile_now, function, **options))
+
+    with _patching:
+        compile_now = torch.compile
+        torch.compile = compile_later  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            torch.compile = compile_now
+
+
+def _later(make: Callable[[], Callable]) -> Callable:
+    made = cache(make)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return made()(*arguments, **keywords)
+
+    return call
+
+
+def set_compiler_determinism(wanted: bool) -> None:
+    """Whether compiled kernels are chosen without the clock. Imports the compiler's settings, which takes a second.
+
+    Errors: DependencyChanged.
+    """
+    TORCH.require(REACHES)
+    import torch._inductor.config as inductor
+
+    inductor.deterministic = wanted

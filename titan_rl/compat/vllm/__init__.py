@@ -1,0 +1,1 @@
+"""vLLM's private names; ``generator/`` alone imports these modules."""
