@@ -1,4 +1,4 @@
-"""What a run's trainer and engines work on: the devices of this machine, or those that its hosts are said to have."""
+"""Devices of a run's trainer and engines: this machine's, or those of its hosts."""
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.models.device import DEVICE_TYPE

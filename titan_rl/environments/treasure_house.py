@@ -1,4 +1,4 @@
-"""A house of the treasure game: how it is laid out, what can be done where, and the shortest way to its treasure.
+"""House of the treasure hunt: its layout, possible actions, and the shortest path.
 
 Rooms lie on a grid and are joined into a tree, so that each is reached in one way. The treasure's room is a leaf behind
 the locked door; the key is in another room than the one where the game starts.

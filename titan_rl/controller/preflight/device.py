@@ -1,4 +1,4 @@
-"""What the trainer of a run computes on: a run's records say it, since it says what a step done again can promise."""
+"""Device that the trainer computes on, as a run records it for resume and replay."""
 
 import pickle
 from dataclasses import asdict

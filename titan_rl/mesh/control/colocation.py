@@ -27,7 +27,7 @@ from titan_rl.mesh.weights.channel_link import WeightLink
 
 
 class Apart:
-    """Everybody has devices of his own: it is always everybody's turn."""
+    """No colocation: all actors always own their devices."""
 
     @property
     def is_trainers(self) -> bool:

@@ -235,7 +235,7 @@ class Generators:
         """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
         members, most = self.router.members, self._seats.count
         if most is not None and count > (most := most - self.config.recovery.warm_spares):
-            self.say(f"{count} generators are wanted, and the placement has GPUs for {most}: there will be {most}")
+            self.say(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
             count = most
         for _ in range(count - len(members)):
             number = max(self.router.members, default=-1) + 1

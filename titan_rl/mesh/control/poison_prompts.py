@@ -1,4 +1,4 @@
-"""Who was there when an actor died: a prompt that kills its engine must not end the run, nor take its neighbours along.
+"""Poison prompts: a prompt that kills its engine is discarded, and its neighbours are not.
 
     sampled beside others ── the engine dies ──▶ a suspect, sampled alone ── dies again ──▶ poison, which is discarded
                                                           └── is answered ──▶ innocent

@@ -1,4 +1,4 @@
-"""Which of several equal actors a group goes to: the one with the fewest groups, and never one that is out."""
+"""Router of groups to equal actors: the least loaded one that is in service."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

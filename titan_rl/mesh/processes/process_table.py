@@ -1,4 +1,4 @@
-"""What is done to processes by their ids, where they are: on this host by the kernel, on another by its agent.
+"""Operations on processes by id: by the kernel on this host, by its agent elsewhere.
 
 An id means nothing without its host: the process that has it here is another one.
 """

@@ -1,4 +1,4 @@
-"""Snapshots of a state that lives elsewhere, such as on a GPU: after a step it is copied beside the next forward."""
+"""Snapshots of state in other memory, such as a GPU's: copied beside the next forward pass."""
 
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS
 from titan_rl.trainer.state.snapshot import Snapshots

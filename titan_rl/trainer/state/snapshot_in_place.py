@@ -1,4 +1,4 @@
-"""Snapshots of a state that a CPU computes with: it lives in the shared memory itself, and beside it a copy.
+"""Snapshots of CPU state: it lives in shared memory, with one copy beside it.
 
     update ─▶ take: it is stamped ─▶ all ranks have ended the step ─▶ forward, backward ─▶ it is copied ─▶ update
 

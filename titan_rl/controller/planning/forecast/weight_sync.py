@@ -1,6 +1,6 @@
-"""The weight plan (mesh/channel/plan.py) made for ranks that are not there: what they would hold is worked out from
-the model's shapes and the layout, as TorchTitan and vLLM cut it. What it then says of who reads how much from whom is
-exact.
+"""Weight plan (mesh/channel/plan.py) for planned ranks, derived from model shapes and layout.
+
+What it then says of who reads how much from whom is exact.
 """
 
 from collections import Counter
