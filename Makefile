@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= -n auto
 PYTEST := $(BIN)/python -m pytest -q $(WORKERS) --dist loadfile
 
-.PHONY: help install train test fast fuzz nightly lint
+.PHONY: help install train test fast fuzz nightly lint docs dist
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -36,3 +36,9 @@ lint: install ## rules, format and types
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m basedpyright
+
+docs: install ## build the documentation site into build/docs; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+dist: install ## build the wheel and the sdist into dist/
+	$(BIN)/python -m build --no-isolation --outdir dist .

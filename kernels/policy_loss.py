@@ -1,4 +1,4 @@
-"""The policy-gradient losses of the field as settings of one: a pass forward, a pass backward, every metric on the way.
+"""Policy-gradient losses as settings of one loss: one pass forward, one backward, with all metrics.
 
 Weights carry all normalization, so the loss is a plain sum over tokens; a token of weight zero is not trained, and
 whatever else it holds, even NaN, touches nothing. Left out: advantages, how far a token's sampling policy is from the

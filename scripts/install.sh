@@ -100,7 +100,7 @@ if [ "$mode" = cpu ]; then
 else
     stages=2
     stage "titan_rl and what it needs"
-    pip install -e ".[gpu,dev]" || fail "titan_rl and its dependencies could not be installed"
+    pip install -e ".[gpu,dev,docs]" || fail "titan_rl and its dependencies could not be installed"
     # pip takes a CPU build that it sees for what vllm asks for, and the first run would find no GPU.
     "$py" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2>>"$log" ||
         die "the torch in $venv has no CUDA: pip took a CPU build; uninstall it, give pip an index with CUDA builds (PIP_INDEX_URL), and install again" 2

@@ -1,4 +1,4 @@
-"""Doors: a run from a TOML, the evaluation of a model, and the one place where an event loop is made.
+"""Entry points: a run from a TOML, the evaluation of a model, and the only event loop.
 
 ``titan-rl train FILE --section.key value``, or the same by ``python -m titan_rl.train``. Both also take a file as
 TorchTitan does: 0.3 by ``--module titan_rl --config FILE``, older releases by ``--job.config_file FILE``.
@@ -223,8 +223,8 @@ def add_arguments(parser: Parser) -> None:
     parser.epilog = "\n".join(
         (
             "Every key can be given as --section.key value, which goes over the file: --training.steps 20.",
-            "--help lists them with their defaults, docs/operations.md describes them; these sections are TorchTitan's",
-            f"own: {', '.join(TITAN_SECTIONS)}. An algorithm's own keys are in docs/algorithms.md.",
+            "--help lists them with their defaults, docs/operations/configuration.md describes them.",
+            f"TorchTitan's own sections: {', '.join(TITAN_SECTIONS)}. An algorithm's own keys: docs/algorithms.md.",
             "\nThese files come with titan_rl:",
             *(f"  {name:20}{shorten(subject(file), 100, placeholder=' ...')}" for name, file in shipped().items()),
         )

@@ -159,7 +159,7 @@ def test_each_branch_ends_in_the_reward(row_tokens, name):
 
 @LAYOUTS
 def test_returns_of_every_branch_are_the_rewards(row_tokens):
-    """Without whitening: REINFORCE++ of every token, and what a critic that says 0 is to foretell."""
+    """Without whitening: REINFORCE++ of every token, and the returns of a critic that predicts 0."""
     algorithm = ALGORITHMS["reinforce_pp"]()
     algorithm.normalizes_batch = False
     returns = by_owner(prepared(algorithm, batch_of(algorithm, row_tokens=row_tokens)), "advantage_S")

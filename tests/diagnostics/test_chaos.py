@@ -42,7 +42,7 @@ CONFIG = CONFIGS / "chaos.toml"
 
 
 def test_the_documents_name_every_target():
-    text = (TREE / "docs" / "operations.md").read_text()
+    text = (TREE / "docs" / "operations" / "inspecting.md").read_text()
     [named] = re.findall(r"`--targets` takes some of\n`([a-z_,]+)`", text)
     assert sorted(named.split(",")) == sorted(KINDS)
 

@@ -101,7 +101,7 @@ def test_the_help_of_train_lists_the_files_that_come_along_and_says_where_overri
     with pytest.raises(SystemExit) as done:
         main(["train", "--help"])
     said = capsys.readouterr().out
-    assert done.value.code == 0 and "--section.key" in said and "docs/operations.md" in said
+    assert done.value.code == 0 and "--section.key" in said and "docs/operations/configuration.md" in said
     assert len(shipped()) >= 3 and all(name in said for name in shipped())
 
 

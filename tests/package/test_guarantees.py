@@ -1,4 +1,4 @@
-"""Guarantees of the architecture page: each has tests in ``.ci/run`` that show it, by the table of tests/README.md."""
+"""Guarantees of docs/concepts/guarantees.md: each has tests in ``.ci/run``, by the table of tests/README.md."""
 
 import re
 
@@ -16,7 +16,7 @@ def table() -> dict[str, list[str]]:
 
 
 def test_every_guarantee_has_a_row():
-    page = (TREE / "docs" / "architecture.md").read_text()
+    page = (TREE / "docs" / "concepts" / "guarantees.md").read_text()
     assert GUARANTEE.findall(section(page, "What holds")) == list(table())
 
 

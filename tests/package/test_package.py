@@ -58,10 +58,10 @@ def installed(wheel) -> Path:
     return home / "bin"
 
 
-def run(program: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+def run(program: Path, *arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [program, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def test_a_wheel_holds_all_rooms_the_tomls_the_licence_and_no_tests(wheel):
@@ -108,6 +108,34 @@ def test_its_actors_and_tomls_are_its_own(installed, tmp_path):
     done = run(installed / "python", "-c", program, cwd=tmp_path)
     files = done.stdout.split()
     assert len(files) >= 5 and all(str(installed.parent) in file for file in files), done.stderr
+
+
+@pytest.mark.slow
+def test_the_quickstart_takes_its_first_steps_from_it(installed, tmp_path):
+    """Real actors, whose modules come from the wheel alone."""
+    small = [
+        "--training.steps=2",
+        "--sft.steps=2",
+        "--eval.prompts=16",
+        "--rollout.prompts_per_step=4",
+        "--run.dir=run",
+    ]
+    done = run(installed / "titan-rl", "train", "quickstart", *small, cwd=tmp_path, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert '"step": 2' in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_make_dist_builds_a_wheel_from_an_sdist_that_holds_the_same(wheel, tmp_path):
+    """`make dist`: `python -m build` makes the sdist, and of that the wheel."""
+    tree = copy_tree(tmp_path / "tree")
+    printed = subprocess.run(["make", "-n", "dist"], cwd=TREE, capture_output=True, text=True, check=True).stdout
+    command = printed.splitlines()[-1].split()
+    assert command[1:3] == ["-m", "build"]
+    subprocess.run([sys.executable, *command[1:]], cwd=tree, check=True, capture_output=True, timeout=200)
+    [built], [sdist] = (tree / "dist").glob("*.whl"), (tree / "dist").glob("*.tar.gz")
+    assert zipfile.ZipFile(built).namelist() == zipfile.ZipFile(wheel).namelist()
+    assert sdist.name == f"titan_rl-{__version__}.tar.gz"
 
 
 @pytest.mark.parametrize("lost", [LINKS[:1], LINKS], ids=" ".join)

@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+from docs_pages import ROOT, first_sentence, modules
 from tree import PACKAGE
 
 FLOORS = (
@@ -26,6 +27,8 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MAX_LINES = 500
 MAX_ENTRIES = 15
 MEDIAN_FUNCTION = 8
+MAX_WORDS = 20
+"""In the first sentence of a module's docstring."""
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts) + sorted(
     path for room in ("actors", "kernels") for path in (PACKAGE / room).resolve().glob("*.py")
 )
@@ -237,8 +240,7 @@ def test_actors_and_kernels_are_no_packages():
         assert (PACKAGE / room).is_symlink() and not (PACKAGE / room / "__init__.py").exists()
 
 
-def test_the_documented_tree_names_every_file():
-    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
-    tree = page[page.index("## The tree") :]
-    missing = [name_of(path) for path in FILES if path.stem != "__init__" and path.name not in tree]
-    assert not missing
+def test_every_module_has_a_short_first_sentence():
+    """The site's page of every file prints them."""
+    sentences = {str(path): first_sentence(ROOT / path) for path in modules()}
+    assert [path for path, text in sentences.items() if not 0 < len(text.split()) <= MAX_WORDS] == []

@@ -28,7 +28,7 @@ COLOCATED = dict(placement__mode="colocated")
 @pytest.mark.parametrize(
     "tables, mend",
     [
-        ({"rollout": {"max_staleness": 1}}, "take 0"),
+        ({"rollout": {"max_staleness": 1}}, "set it to 0"),
         ({"recovery": {"warm_spares": 1}}, "recovery.warm_spares = 0"),
         ({"data": {"file": "task"}, "algorithm": {"name": "sft"}}, "leave it out"),
     ],

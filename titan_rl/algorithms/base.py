@@ -70,7 +70,7 @@ class Refined:
 
     advantage_S: torch.Tensor
     return_S: torch.Tensor | None = None
-    """What the critic learns to foretell."""
+    """Returns that the critic learns to predict."""
 
 
 @dataclass(frozen=True)

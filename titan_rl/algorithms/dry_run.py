@@ -1,4 +1,4 @@
-"""An algorithm tried on small made-up data before anything starts: what a run would stumble over is told in one line.
+"""Dry run of an algorithm on small synthetic data, before anything starts.
 
 Dimensions: S trained tokens of a row, N samples.
 """

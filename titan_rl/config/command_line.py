@@ -1,5 +1,5 @@
-"""What both doors share, ``titan-rl`` and ``python -m titan_rl.train``: how arguments are read, what a mistake looks
-like, exit codes, and that a command is started once.
+"""Command-line parts shared by ``titan-rl`` and ``python -m titan_rl.train``: arguments, one-line errors, exit codes,
+one controller.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Settings whose default depends on what a run is on: a GPU computes in bf16, over weights and moments in fp32."""
+"""Settings whose default depends on the device: bf16 compute over fp32 state on a GPU."""
 
 from dataclasses import replace
 

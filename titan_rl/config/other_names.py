@@ -1,5 +1,4 @@
-"""What other systems call what is here, for the hint beside an unknown key or section: verl's, TRL's, prime-rl's,
-TorchTitan's and vLLM's names.
+"""Names that other systems use for a key or section, for the hint beside an unknown one.
 
 A value of ``KEYS`` begins with the key's name here. ``NOT_HERE`` has what there is no key for, and why.
 """

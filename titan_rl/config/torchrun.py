@@ -1,4 +1,4 @@
-"""What torchrun asks for: so many trainer ranks, this process one of them, and where to say why a job failed.
+"""Environment of torchrun: number of trainer ranks, this process's rank, and where to report failures.
 
 Its processes number as many as the trainer's ranks, as in TorchTitan. Rank 0 becomes the controller, the others its
 hosts (mesh/launch/torchrun.py); actors, not these processes, hold the model.

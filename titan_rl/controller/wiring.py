@@ -1,4 +1,4 @@
-"""The actors of a run, or some of them: here actors, models and trainer settings meet, which the mesh does not know."""
+"""Wiring of a run's actors, where actor classes, models and trainer settings meet."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""Callbacks that a run gives to its parts: a line for people, an event and a step's numbers for its records."""
+"""Callbacks that a run passes to its parts: log lines, events and step metrics."""
 
 from typing import Any, Protocol
 

@@ -1,4 +1,4 @@
-"""``titan-rl show RUN``: what was asked in a step, what the model answered, and what it got for it, as text.
+"""``titan-rl show RUN``: prompts, answers and rewards of a step, as text.
 
 Answers are hostile: what would move a terminal's cursor, or worse, is shown by its code.
 """

@@ -1,6 +1,4 @@
-"""A trainer's rank meets the others: those of the policy, and behind them in number those of a role that learns in
-processes of its own (role_names.own_learned).
-"""
+"""Entry of a trainer rank into its groups: the policy's ranks, then those of a learned role."""
 
 from titan_rl.algorithms.registry import make_algorithm
 from titan_rl.config.sections.schema import Config

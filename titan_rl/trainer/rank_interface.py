@@ -1,6 +1,4 @@
-"""What a trainer actor asks of its rank's part of the models that learn: the policy with all that shares its processes
-(learner.py), or a role in processes of its own (lone_learned.py).
-"""
+"""Interface of a trainer actor to its rank: the policy, or a learned role with its own processes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,7 @@
-"""Limits of TorchTitan's keys that its dataclasses do not check: beyond them a trainer process would fail, or would
-train at another learning rate than was asked for."""
+"""Limits of TorchTitan's keys that its dataclasses do not check.
+
+Beyond them a trainer process would fail, or would train at another learning rate than was asked for.
+"""
 
 import re
 from collections.abc import Iterable, Sequence

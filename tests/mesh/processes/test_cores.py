@@ -201,7 +201,7 @@ def test_an_engine_s_ranks_are_told_all_its_gpus_and_a_dead_one_s_are_free_again
     asyncio.run(one_dies())
     assert {arguments[3] for arguments in joined} == {(2, 3), (4, 5)}
     engines.scale(3)
-    assert said == ["3 generators are wanted, and the placement has GPUs for 2: there will be 2"]
+    assert said == ["scale: requested 3 generators, the placement has GPUs for 2: running 2"]
 
 
 def test_engines_get_the_memory_that_the_placement_left():

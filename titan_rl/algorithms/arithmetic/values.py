@@ -1,4 +1,4 @@
-"""What a critic is for, as pure functions: advantages by its values, its loss, and how much of the returns it explains.
+"""Advantages from a critic's values, the value loss, and explained variance, as pure functions.
 
 Dimensions: S trained tokens of a row, N samples.
 """
@@ -79,7 +79,7 @@ def _value_sums(value_S: torch.Tensor, return_S: torch.Tensor) -> dict[str, torc
 
 
 def explained_variance(sums: dict[str, float], count: float) -> float:
-    """1 - Var(R - V) / Var(R) over the tokens that were summed up: 1 for a critic that foretells every return, 0 for
+    """1 - Var(R - V) / Var(R) over the tokens that were summed up: 1 for a critic that predicts every return, 0 for
     one that knows no more than their mean, below for one that knows less. 0 where all returns are equal
     but for rounding."""
 

@@ -1,4 +1,6 @@
-"""Which groups make up a batch: what says nothing, or is asked to be left out, gives its place to another. Pure.
+"""Selection of groups for a batch, and replacement of those without a signal.
+
+Pure.
 
 Groups come in the order of their admission, never of their arrival, so a batch does not prefer short answers.
 """

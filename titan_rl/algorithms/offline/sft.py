@@ -1,6 +1,7 @@
-"""Supervised fine-tuning, on demonstrations: of a run of its own (``[data]``), or of the steps that ``[sft]`` asks for
-before another algorithm's. On rollouts it would make every answer more likely, whatever it earned: registry.py refuses
-that."""
+"""Supervised fine-tuning on demonstrations, as a run of its own (``[data]``) or as ``[sft]`` steps.
+
+On rollouts it would make every answer more likely, whatever it earned: registry.py refuses that.
+"""
 
 import torch
 

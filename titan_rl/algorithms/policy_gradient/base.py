@@ -1,5 +1,6 @@
-"""What algorithms without a critic share: settings, the loss that they choose among, and the reference's and sampler's
-parts in it. A new one is advantages and defaults (rloo.py shows all of it).
+"""Base class of algorithms without a critic: settings, loss, reference and sampler terms.
+
+A new one is advantages and defaults (rloo.py shows all of it).
 
 The loss of a row, w being weights that hold all normalization and i importance (1, unless it is asked for):
 

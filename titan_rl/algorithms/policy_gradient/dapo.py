@@ -1,4 +1,4 @@
-"""DAPO: GRPO with a higher upper bound of the ratio, the mean over all tokens, and groups and lengths that are minded.
+"""DAPO: GRPO with a higher upper clip, a token mean, group filtering and length shaping.
 
 Here is the bound; ``aggregation = "token"`` is every algorithm's default; dynamic sampling and the penalty for overlong
 answers belong to the batch and to the reward, and are settings of those.

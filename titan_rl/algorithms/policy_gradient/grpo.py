@@ -1,4 +1,4 @@
-"""GRPO, and Dr.GRPO and "clip higher" as settings of it: a group's mean reward is the baseline, the ratio is clipped.
+"""GRPO: the group's mean reward is the baseline; Dr.GRPO and "clip higher" are settings.
 
 The paper's loss is the mean over samples of each one's, ``aggregation = "sequence"``, with a ``kl_coefficient`` and k3;
 the default, ``"token"`` and no divergence, is DAPO's.

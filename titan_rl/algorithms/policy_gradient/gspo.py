@@ -1,4 +1,4 @@
-"""GSPO: the ratio is a sample's, the geometric mean of its tokens' in all its branches, and so is the clipping.
+"""GSPO: ratio and clipping of a whole sample, the geometric mean over all its branches.
 
 The paper's loss is the mean over samples of each one's: ``aggregation = "sequence"``. It does not cut the mean
 log-ratio, which is cut at +-20 here, and at 10 from above in verl.

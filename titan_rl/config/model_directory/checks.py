@@ -1,4 +1,4 @@
-"""A directory refused, or known to be a whole model: before torch is imported, and so in less than a second.
+"""Checks of a model directory before torch is imported, in less than a second.
 
 What only a built model tells is checked by ``models/weights/hf_weights.py``, and [parallelism] against the model by
 ``trainer/model/layout.py``: both before any process starts.

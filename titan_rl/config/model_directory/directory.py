@@ -1,4 +1,4 @@
-"""Which files of a directory are the model: the one reader of config.json, of the index and of what it names.
+"""Reader of a model directory: config.json, the index, and the files that it names.
 
 The weights are what ``model.safetensors.index.json`` names, or the one safetensors file if there is no index.
 """

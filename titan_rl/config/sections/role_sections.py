@@ -1,4 +1,4 @@
-"""The sections of a run's TOML that are about models: what of the policy is trained, and the models beside it."""
+"""Sections of a TOML about models: what of the policy is trained, and other models."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -91,8 +91,8 @@ class ImplicitRewardConfig(LearnedRoleConfig):
 
 @dataclass(kw_only=True)
 class CriticConfig(LearnedRoleConfig):
-    """The model that foretells rewards, where the algorithm needs one. Its ``path`` may have a value head
-    (``score.weight``) or none; a head that was not there says 0 at first."""
+    """Value model, where the algorithm needs one. Its ``path`` may have a value head (``score.weight``) or none; a
+    missing head predicts 0 at first."""
 
     value_clip: Annotated[float, Field(ge=0, le=1e6)] = 0.2
     """How far values may move from those before the step, for the loss to reward it; 0: as far as they like."""

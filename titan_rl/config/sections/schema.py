@@ -140,8 +140,8 @@ class RolloutConfig:
     share_prefix: bool = True
     """Run a group's prompt through the trainer once instead of once a sample."""
     max_retries: Whole = 2
-    """How often a group that met a failure of the machinery is issued again before it is discarded by name; and how
-    many deaths of its engine, the last with nothing else there, make a prompt ``poison``."""
+    """Retries of a group after infrastructure failures, before it is discarded by name. After this many engine deaths
+    (the last one while running alone) a prompt is discarded as ``poison``."""
 
 
 @dataclass(kw_only=True)
@@ -149,13 +149,13 @@ class FilterConfig:
     """Groups that do not enter a batch although they could; others are sampled in their place."""
 
     no_signal: bool = False
-    """Those whose rewards are all equal, so that no sample is better than another (DAPO's dynamic sampling)."""
+    """Exclude groups whose rewards are all equal (DAPO's dynamic sampling)."""
     min_pass_rate: Share = 0.0
-    """Those of whose samples a smaller share is right."""
+    """Lower bound on a prompt's pass rate."""
     max_pass_rate: Share = 1.0
-    """Those of whose samples a larger share is right."""
+    """Upper bound on a prompt's pass rate."""
     all_truncated: bool = False
-    """Those whose samples all ran out of tokens."""
+    """Exclude groups whose samples are all truncated."""
     max_refills: Whole = 4
     """Batches' worth of groups that may be sampled besides, for one batch; then the batch is smaller."""
 
@@ -169,9 +169,9 @@ class CurriculumConfig:
     """Prompts that are always or never solved are drawn less (environments/prompts/curriculum.py)."""
 
     least_chance: Annotated[float, Field(ge=0.01, le=1)] = 1.0
-    """Of being asked, which every prompt keeps, always solved or never; 1: all are asked, there is no curriculum."""
+    """Minimum sampling probability of any prompt; 1 disables the curriculum."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Weight of what was seen before in a pass rate, against the newest step; 0: only the newest counts."""
+    """Weight of earlier steps in a pass rate, against the newest step; 0: only the newest counts."""
 
     @property
     def is_on(self) -> bool:

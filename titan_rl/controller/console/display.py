@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live view in a terminal, plain lines elsewhere, and nothing once nobody can see it.
+"""Console output of a run: a live view in a terminal, plain lines elsewhere.
 
 A terminal may be closed, and who reads a pipe may go: the run goes on, and its log still has all that it says.
 """

@@ -1,4 +1,4 @@
-"""What a terminal shows of a run while it goes on, made to fit it: where the run is, its last steps, one answer.
+"""Live table of a run, fitted to the terminal: progress, last steps, one answer.
 
 Pure: texts and tables of numbers.
 """

@@ -1,4 +1,4 @@
-"""A setting changes while the run goes on: a boundary, as a stop and a resume would be, without the stop.
+"""Changes of settings between two steps of a running run, without a stop.
 
     checked ─▶ a checkpoint of the step ─▶ config.json, the one before under earlier/ ─▶ taken up (live_settings.py)
 

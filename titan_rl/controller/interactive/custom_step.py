@@ -1,4 +1,4 @@
-"""A step of a loop that a person writes: the controller's own three verbs, with what comes between them in their hands.
+"""One step of a custom loop, built from the controller's sample, train and publish.
 
     sample ─▶ advantages of one's own ─▶ batch ─▶ forward_backward ─▶ optim_step ─▶ publish
 

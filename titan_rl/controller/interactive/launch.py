@@ -1,6 +1,4 @@
-"""The doors of Python: ``titan_rl.launch`` starts a run and gives it into your hands, ``titan_rl.connect`` looks at one
-that another process drives.
-"""
+"""Entry points from Python: ``titan_rl.launch`` starts a run, ``titan_rl.connect`` views another process's run."""
 
 from collections.abc import Mapping
 from pathlib import Path

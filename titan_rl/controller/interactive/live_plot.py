@@ -1,4 +1,4 @@
-"""A picture of a run in a notebook's cell that is drawn anew, in its place, for as long as the run goes on."""
+"""Plot of a run that is redrawn in its notebook cell while the run continues."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The trainer of a run that is in hand: its ranks can be asked what a function of yours finds out of their learners."""
+"""Handle of an interactive run's trainer: calls a function on every rank's learner."""
 
 import pickle
 from collections.abc import Callable, Coroutine

@@ -1,5 +1,6 @@
-"""What a run keeps for those who look inside it, besides what it needs itself: who did what when, and what the trainer
-gave each token. Written beside the run's work, and left out on a full disk.
+"""Recorder of spans and of the trainer's per-token results, beside the run's work.
+
+Written beside the run's work, and left out on a full disk.
 """
 
 import asyncio

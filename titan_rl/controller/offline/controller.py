@@ -1,5 +1,6 @@
-"""The loop of a run without a generator: data that others wrote goes to the trainer step by step, and only numbers come
-back. It shares with controller.py what both need, and the session drives either.
+"""Loop of a run on data files: rows go to the trainer, metrics come back.
+
+It shares with controller.py what both need, and the session drives either.
 
     data ─▶ batch ─▶ optimizer step ─▶ metrics
              (its examples follow from the step's number: data_steps.py)

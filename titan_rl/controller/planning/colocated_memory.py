@@ -1,4 +1,4 @@
-"""What is held at once where trainer and generators take turns on the same memory: one truth for GPUs and for a CPU.
+"""Memory held at once under colocation, for GPUs and for a CPU.
 
 Pure arithmetic. What a process still holds in the others' turn is what counts (mesh/control/colocation.py).
 """

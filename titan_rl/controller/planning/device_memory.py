@@ -1,5 +1,4 @@
-"""What each process of a run will hold in the memory of its GPU, and in its host's: arithmetic, as memory_plan.py has
-it for a CPU.
+"""Memory of each process on its GPU and host, by arithmetic.
 
 Of state the numbers are exact, up to how a shard is rounded; what a pass and libraries need are estimates.
 """

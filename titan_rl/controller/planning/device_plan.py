@@ -1,5 +1,6 @@
-"""Where the processes of a run go on GPUs, what each will hold there, and what is left for KV caches: settled before
-anything starts, and said. What does not fit is refused.
+"""Placement of processes on GPUs, their memory, and the remaining room for KV caches.
+
+What does not fit is refused.
 """
 
 from collections.abc import Iterable, Mapping

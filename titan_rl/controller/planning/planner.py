@@ -1,5 +1,4 @@
-"""``titan-rl plan``: where a run's processes would go, what they would hold, and how long a step would take, on a
-machine that need not be here.
+"""``titan-rl plan``: placement, memory and step time of a run on a machine that need not exist.
 
 Of the model it reads config.json and, where it is there, the tokenizer, to see how long prompts are (plan_data.py): no
 weights. Nothing is started.

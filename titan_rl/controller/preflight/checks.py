@@ -314,8 +314,8 @@ def check_placement(config: Config) -> None:
     asked = "placement.mode = 'colocated'"
     if config.rollout.max_staleness:
         raise ConfigError(
-            f"{asked}: nothing is sampled while the trainer works, so rollout.max_staleness = "
-            f"{config.rollout.max_staleness} would be waited for in vain: take 0"
+            f"{asked}: generators sleep while the trainer works, so rollout.max_staleness = "
+            f"{config.rollout.max_staleness} has no effect here; set it to 0"
         )
     if config.recovery.warm_spares:
         raise ConfigError(

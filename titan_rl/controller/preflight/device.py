@@ -1,7 +1,4 @@
-"""The devices of a run: those of this machine, or those that its hosts are said to have.
-
-A run's records say what its trainer computed on, since that says what a step done again can promise.
-"""
+"""Devices of a run, and the device that its trainer computes on, as recorded for resume and replay."""
 
 import pickle
 from dataclasses import asdict

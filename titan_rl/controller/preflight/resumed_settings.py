@@ -1,4 +1,4 @@
-"""What a run that is resumed says of settings that are other ones now: each of them, and a learning rate that jumps."""
+"""Messages about settings that differ on resume, and about jumps of the learning rate."""
 
 import json
 from dataclasses import replace

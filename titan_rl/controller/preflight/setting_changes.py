@@ -1,5 +1,4 @@
-"""What was set while a run went on (interactive/changing.py): who changed what after which step, and what of it holds
-when the run is resumed."""
+"""Record of settings changed during a run (interactive/change_settings.py), applied again on resume."""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
-"""The way to a step that a run has been at: its newest complete checkpoint, or the base model and its SFT steps; then
-the steps that are missing, once more. What these are made of, its two kinds say (recovery.py, data_recovery.py).
+"""Catch-up: newest complete checkpoint or base model with SFT steps, then the missing steps again.
+
+What these are made of, its two kinds say (recovery.py, data_recovery.py).
 """
 
 import asyncio

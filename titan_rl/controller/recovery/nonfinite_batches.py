@@ -1,4 +1,4 @@
-"""Batches whose loss or gradient is not finite: who is named, how many in a row there may be, what is kept."""
+"""Handling of non-finite batches: names, limit of consecutive ones, records."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which tokens samples share, as a tree: each node's tokens stand once in a row, and all below it see them.
+"""Prefix tree of tokens that samples share; each node's tokens stand once in a row.
 
     prompt ─┬─ sample 0
             ├─ its first answer ─┬─ one way on        branches of one rollout share what the model wrote, too

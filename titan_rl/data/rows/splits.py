@@ -1,4 +1,6 @@
-"""Rows for training and rows that are held out, told apart by what is asked in them; and the order of an epoch. Pure.
+"""Training and held-out rows, split by their question, and the order of an epoch.
+
+Pure.
 
 A row stays on its side whatever other rows come, and no training row asks what a held-out one asks.
 """

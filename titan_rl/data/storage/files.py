@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, files that grow line by line, and what is said when the disk is full."""
+"""Files that appear whole or not at all, append-only files, and messages for a full disk."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Where the large files of a checkpoint are: in its folder, or in a store that all hosts reach and that fsspec knows.
+"""Location of a checkpoint's large files: its folder, or a store that all hosts reach.
 
 Of one whose files are in a store its folder holds what is small: DCP's ``.metadata``, and ``shards.json``, which says
 where the rest is. A store is a folder (of a file system that hosts share) or a URL, such as ``s3://bucket/runs``.

@@ -1,4 +1,4 @@
-"""Pieces of text as tokens: what begins a sequence, and a piece as it is read behind what stands before it.
+"""Tokenized pieces of text: the beginning of a sequence, and pieces read after a prefix.
 
 A tokenizer of SentencePiece's kind writes a space before whatever text it is given. A piece in the middle of a
 sequence has none, so it is tokenized behind other text, of which the tokens are then left out.

@@ -1,4 +1,4 @@
-"""A chat template is a program that came with a model: what it may compute while it is rendered, and hold.
+"""Limits of a chat template, a program that came with a model: computation and memory of its rendering.
 
 jinja2's sandbox keeps it from files and code, and transformers renders it there; neither bounds loops within loops, or
 a text that doubles. Memory is bounded only while a run is being checked (``checking``): the limit is the process's, and

@@ -1,4 +1,4 @@
-"""An audit of what a run left on disk, by queries of its own: was a sample lost, or used twice?"""
+"""Audit of a run's records by queries of its own: samples lost or used twice."""
 
 import sqlite3
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A training run in a process of its own: start, resume, observe and end it, with all processes that it starts."""
+"""Training run in a separate process: start, resume, observe and end it with its children."""
 
 import json
 import os

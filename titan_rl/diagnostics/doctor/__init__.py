@@ -1,4 +1,4 @@
-"""``titan-rl doctor CONFIG``: a run is looked over before it begins, with its own actors, for the bugs that are silent.
+"""``titan-rl doctor CONFIG``: checks for silent bugs before a run, with its own actors.
 
     checks.py ──▶ visit.py ──▶ one finding a check ──▶ command.py
                   │  ▲

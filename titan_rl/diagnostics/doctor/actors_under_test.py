@@ -212,7 +212,7 @@ class Patient:
         self.step += 1
         answer = await self.trainer.optim_step(self.step)
         if isinstance(answer, BadNumbers):
-            raise Wrong("the update met numbers that are none", str(answer))
+            raise Wrong("the update produced NaN or Inf", str(answer))
 
 
 def _answers(answers: list[tuple[bytes, str]]) -> list[Any]:

@@ -1,5 +1,4 @@
-"""Every check, in the order in which they are looked at: a bug that an earlier one names would show in later ones, too,
-so these are then left alone (``after``)."""
+"""Catalogue of checks in order; a check is skipped when an earlier one explains it (``after``)."""
 
 from titan_rl.diagnostics.doctor.checks import arithmetic, layouts, machinery, rewards, text, tokens, weights
 from titan_rl.diagnostics.doctor.findings import Check
@@ -58,7 +57,7 @@ CHECKS = (
     Check(
         name="sandbox",
         about="programs that a model wrote stay in their box",
-        mend="Run no code that a model wrote on this machine until it holds: see docs/architecture.md, The sandbox",
+        mend="Run no code that a model wrote on this machine until it holds: see docs/concepts/sandbox.md",
         look=machinery.sandbox,
     ),
     Check(
@@ -163,7 +162,7 @@ CHECKS = (
     ),
     Check(
         name="memory",
-        about="the run fits into memory, as foretold and as measured",
+        about="the run fits into memory, as planned and as measured",
         mend="Take a smaller model, [lora], or recovery.snapshot_every = 0; `titan-rl plan` tells who holds what",
         look=machinery.memory,
         needs=_TRAINER,

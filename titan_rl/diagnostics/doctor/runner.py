@@ -1,4 +1,4 @@
-"""All checks of a run, one after the other: those without actors, then the actors are started once for the rest."""
+"""Runner of all checks: first those without actors, then the actors are started once."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,5 +1,4 @@
-"""What the steps of a replay are trained on: the rollouts that the run recorded, or the rows of its data, which follow
-from a step's number and from the rows that are recorded as left out."""
+"""Batches of a replay: recorded rollouts, or the data rows of a step without skipped ones."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""A thread for an object that others wrote to be called and to block: all calls of one object come from one thread.
+"""Thread for a blocking third-party object, from which all its calls come.
 
 A call that does not end in time cannot be ended. Its thread is left to itself, as a daemon, and lets go of the object
 if it ever comes back; how many such calls there may be in a process is counted.

@@ -1,4 +1,4 @@
-"""How many episodes of a task may be under way at once in a verifier process: the others wait for their turn, in order.
+"""Limit of concurrent episodes of a task in a verifier process, first come first served.
 
 A task that has ``sessions`` is played so (group.py). With several verifiers each has as many of its own.
 """

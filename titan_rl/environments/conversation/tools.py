@@ -1,4 +1,4 @@
-"""Tools that a model calls: what it wrote becomes calls, each is checked against its schema, and runs under a deadline.
+"""Tools that a model calls: parsed, checked against their schema, and run under a deadline.
 
 What the model did wrong (a call that cannot be read, an unknown tool, arguments that do not fit, a tool that says no)
 is told to the model, and the episode goes on. What the machinery did wrong is retried, and then ends the episode by

@@ -1,4 +1,4 @@
-"""JSON that a model or an agent wrote: only what can be checked, handed on and written out again is read."""
+"""JSON that a model or an agent wrote, restricted to values that can be checked and written out again."""
 
 import json
 import math

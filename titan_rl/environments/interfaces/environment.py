@@ -1,4 +1,4 @@
-"""What an episode is played in: it says what comes after each answer of the model, and when it is over.
+"""Environment of an episode: its reply after each answer, and the end of the episode.
 
 An environment is made for one sample of one prompt and seen by no other, so that it may keep whatever state it needs.
 It lives in a verifier process, beside many others: what takes long must be awaited. What it knows besides (the expected

@@ -1,4 +1,4 @@
-"""Prompts that say nothing are drawn less: those whose samples were all right, or all wrong, when they were last asked.
+"""Curriculum: prompts whose samples were last all right or all wrong are drawn less.
 
 A prompt of the stream is passed over by chance, and its chance of being asked is that of a group of G samples to differ
 at all, by what was seen of its class: 1 - p^G - (1 - p)^G, and never less than ``curriculum.least_chance``. What was

@@ -1,4 +1,4 @@
-"""reasoning-gym families that are built whole, entry by entry: each is alone in a dataset of a seed of its own."""
+"""reasoning-gym families built entry by entry, each entry in a dataset with its own seed."""
 
 from functools import lru_cache
 from typing import Any

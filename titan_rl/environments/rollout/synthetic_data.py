@@ -1,4 +1,4 @@
-"""Data made of a task's worked examples, in the shapes of data files: for runs without a generator, and without a file.
+"""Data rows made from a task's demonstrations, for runs without a generator and without a file.
 
 The right answer to a question is chosen or desirable, and the right answer to another question, where it is a wrong one
 to this, is rejected. So answers of both kinds look alike, and only who reads the question can tell them apart.

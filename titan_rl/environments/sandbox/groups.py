@@ -1,4 +1,4 @@
-"""The kernel's own bounds on a box, where they can be had: a control group (cgroup v2) of its memory and processes.
+"""Control group (cgroup v2) of a sandbox box: the kernel's bounds on its memory and processes.
 
     cgroup that this process is in, or one above it that it may divide
       └─ titan_rl.NAMESPACE.PID.START.NUMBER    one for each box: bubblewrap, the zygote, the program that runs

@@ -1,5 +1,4 @@
-"""A reward model that scores rollouts, in a process of its own below the verifier: any that transformers loads as
-``AutoModelForSequenceClassification`` with one label.
+"""Reward model in a process below the verifier, loaded as ``AutoModelForSequenceClassification`` with one label.
 
 The other end is ``python -m titan_rl.environments.scoring.reward_model``, with the protocol of scoring_process.py: a
 deadline for each answer, and a failure is never a reward. It reads the rollout's own tokens, one rollout at a time in

@@ -1,4 +1,4 @@
-"""One episode's conversation with a server over HTTP: JSON in, JSON or text out, and the cookies that it hands out."""
+"""HTTP session of one episode: JSON requests, JSON or text replies, and cookies."""
 
 import asyncio
 import json

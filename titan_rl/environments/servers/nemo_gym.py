@@ -1,4 +1,4 @@
-"""``[task] name = "nemo_gym"``: a resources server of NeMo Gym, which has the tools and the reward of a file's rows.
+"""``[task] name = "nemo_gym"``: a NeMo Gym resources server with the tools and rewards of a file's rows.
 
 The verifier plays the agent: it begins a session with a row, brings the model's calls to the server one by one, and has
 the whole verified at the end:

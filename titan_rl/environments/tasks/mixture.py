@@ -1,4 +1,4 @@
-"""Several tasks as one (config/mixture.py): each prompt is of one of them, which says all that is to be said of it."""
+"""Mixture of several tasks (config/mixture.py); each prompt belongs to one of them."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

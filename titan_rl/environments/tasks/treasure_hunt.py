@@ -1,4 +1,4 @@
-"""A text game of ten and more turns: find the key, open the locked door with it, take the treasure behind.
+"""Treasure hunt, a text game of ten turns and more: key, locked door, treasure.
 
 One command a turn, and each reply tells what is seen from the room, and no more: the house is known to the
 game alone. A command that cannot be read or done is told, costs its turn, and the game goes on.

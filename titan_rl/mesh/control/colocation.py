@@ -72,12 +72,12 @@ class Turns(Apart):
 
     async def begin(self) -> None:
         """Before anything starts."""
-        await self.generators.door.shut()
+        await self.generators.startup_gate.shut()
 
     async def take(self, *, dead: bool = False) -> None:
         async with self._lock:
             if not self._is_trainers:
-                await self.generators.door.shut()
+                await self.generators.startup_gate.shut()
                 async with self.link.undisturbed():
                     await asyncio.gather(*map(self._sleep, self.generators.replicas.values()))
                 self._is_trainers = True
@@ -104,4 +104,4 @@ class Turns(Apart):
                 with self._record.span("leave the device", *self._ranks()):
                     await self.trainers.call(TrainerEndpoints.offload(), what="leaving the device")
                 self._is_trainers = False
-                self.generators.door.open()
+                self.generators.startup_gate.open()

@@ -20,7 +20,7 @@ from titan_rl.mesh.supervision.standby import Standby
 from titan_rl.mesh.weights.channel_link import WeightLink
 
 
-class Door:
+class StartupGate:
     """Work that may only begin at times, and is let end before they are over. Open until it is shut."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Generators:
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0
-        self.door = Door()
+        self.startup_gate = StartupGate()
         """Open while engines may be started (colocation.py)."""
 
     @property
@@ -115,7 +115,7 @@ class Generators:
             callback()
 
     async def start(self) -> None:
-        async with self.door.inside():
+        async with self.startup_gate.inside():
             replicas = await asyncio.gather(*(self._start_one(n) for n in self.router.members))
             for replica in replicas:
                 self._take_in(replica)
@@ -201,7 +201,7 @@ class Generators:
 
     async def _bring(self, number: int) -> None:
         """A replica of that number, at the live version before it gets any work."""
-        async with self.door.inside():
+        async with self.startup_gate.inside():
             replica = await self._next_engine(number)
             try:
                 await self._bring_up(replica)
@@ -268,7 +268,7 @@ class Generators:
         """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
         members, most = self.router.members, self._seats.count
         if most is not None and count > (most := most - self.config.recovery.warm_spares):
-            self.say(f"{count} generators are wanted, and the placement has GPUs for {most}: there will be {most}")
+            self.say(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
             count = most
         for _ in range(count - len(members)):
             number = max(self.router.members, default=-1) + 1

@@ -1,6 +1,6 @@
-"""Prompts that fail: one that kills its engine is poison; a fault that every prompt meets is the run's.
+"""Poison prompts are discarded; a fault that every prompt meets ends the run.
 
-A poison prompt must not end the run, nor take its neighbours along:
+A prompt that kills its engine must not end the run, nor take its neighbours along:
 
     sampled beside others ── the engine dies ──▶ a suspect, sampled alone ── dies again ──▶ poison, which is discarded
                                                           └── is answered ──▶ innocent

@@ -1,4 +1,4 @@
-"""The agent of a host: an actor there that owns what only that host can know, for a controller that is elsewhere.
+"""Agent of a host: owner of its process ids, logs and files for a remote controller.
 
 It tells of processes and their deaths, hands on what they print, takes and gives files, and ends everything when the
 run does. It works under a lease: the controller counts a host as lost that has been silent for long, and before that

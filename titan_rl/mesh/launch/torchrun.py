@@ -1,4 +1,4 @@
-"""torchrun's processes become the hosts: rank 0 is the controller and the first of them, each other rank a worker loop.
+"""Launcher for torchrun: rank 0 is the controller, every other rank a worker loop.
 
 They meet in the folder that torchrun made for this start, which only their owner may enter; torchrun's own store is a
 TCP port that any user of the host may write to. Each process puts its id there. When the run starts its actors, rank 0

@@ -1,4 +1,4 @@
-"""Roles that never learn, in processes of their own: asked before the updates of a step, and replaced where they die.
+"""Frozen roles in their own processes: queried before a step's updates, and replaced on death.
 
 What they find stays with them until they are asked again; the trainer's ranks read it there. A rank that replaces
 another reads its weights from the directory: there is no other state, so nothing has to be caught up with.

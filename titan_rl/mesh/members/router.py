@@ -1,6 +1,6 @@
-"""Which of several equal actors a group goes to: the one with the fewest groups, and never one that is out.
+"""Router of groups to equal actors: the least loaded one that is in service.
 
-One that is out is replaced in the background: tried a few times, then given up, which those who wait for it are told.
+One that is out is replaced in the background: a few tries, then it is given up, and whoever waits for it is told.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""One call to several processes: how it ended at each, and which of them are to blame if it went wrong. Pure."""
+"""Outcome of one call to several processes, and which of them caused its failure.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which host a process is on: two processes that can open each other's memory have the same one, and no others.
+"""Identity of a host: equal for two processes that can map each other's memory.
 
 A name does not tell: containers of one machine may share it, and two machines may have the same.
 """

@@ -1,5 +1,4 @@
-"""What the processes of each kind of actor import before they work, which takes most of a start: by name, for standbys
-and fork servers, whose own imports are few."""
+"""Modules that each kind of actor imports, by name, for standbys and fork servers."""
 
 import importlib
 

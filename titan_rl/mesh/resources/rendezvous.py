@@ -1,4 +1,4 @@
-"""Where ranks of a process group find each other: a file, for those of one host, or a store that one of them opens.
+"""Rendezvous of a process group: a file on one host, or a store of one rank.
 
     /run/titan_rl_x/trainer3            a file of the controller's host, which opens no port
     tcp://10.0.0.2:41001/trainer3       a TCPStore in the process of the first rank, on the run's interface alone

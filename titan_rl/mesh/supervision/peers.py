@@ -1,4 +1,4 @@
-"""A rank's peers, when it dies: in a collective with it, those of gloo raise by themselves, but NCCL's kernels spin.
+"""Notice of a rank's death to its peers: gloo raises by itself, NCCL kernels spin.
 
     a rank dies ─▶ the controller tells its peers' sidecars ─▶ they abort NCCL ─▶ the kernels end ─▶ the peers raise
 

@@ -1,4 +1,4 @@
-"""Calls to actors, as values with types: a stub has an endpoint's signature, and gives the call that is to be made.
+"""Typed remote calls as values: a stub has an endpoint's signature and returns the call.
 
     class TrainerEndpoints:
         @stub

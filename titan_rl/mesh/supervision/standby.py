@@ -1,4 +1,4 @@
-"""A process that waits for another to die, with its imports done: most of a start lies behind it when it is needed."""
+"""Standby: a process with its imports done, which replaces a dead one."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,5 +1,4 @@
-"""What actors tell of a step besides their answers, until the controller takes it: spans, and what the trainer gave
-each trained token.
+"""Spans and per-token trainer results of a step, collected from actors for the controller.
 
 Dimensions: S trained tokens of a row.
 """
@@ -38,7 +37,7 @@ class RankTold:
 
     spans: list[Span] = field(default_factory=list)
     group: int = 0
-    """Of the groups of ranks that take rows of their own, the one that it speaks for."""
+    """Index of the data-parallel group whose rows the entries describe."""
     found: list[dict[int, FoundOfRow]] = field(default_factory=list)
     """For each update, by the place of a row among those of the group."""
 

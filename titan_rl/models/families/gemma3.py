@@ -1,6 +1,7 @@
-"""What Gemma 3 does differently (arXiv 2503.19786): norms on either side of attention and feed-forward, whose weights
-are added to 1; a tanh-GELU gate; scaled embeddings; local layers, with a window and a rotary embedding of their own,
-between global ones.
+"""Gemma 3 (arXiv 2503.19786) where it differs from Llama.
+
+Norms on either side of attention and feed-forward, whose weights are added to 1; a tanh-GELU gate; scaled embeddings;
+local layers, with a window and a rotary embedding of their own, between global ones.
 """
 
 from dataclasses import dataclass

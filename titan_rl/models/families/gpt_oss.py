@@ -1,5 +1,7 @@
-"""What GPT-OSS does differently: attention with sinks, in every other layer over a window; biases everywhere; experts
-whose gate and up projections are interleaved, and clamped.
+"""GPT-OSS where it differs from Llama.
+
+Attention with sinks, in every other layer over a window; biases everywhere; experts whose gate and up projections are
+interleaved, and clamped.
 
 Dimensions: R tokens of all experts, sorted by expert, E experts, D features, F features of an expert.
 """

@@ -1,5 +1,7 @@
-"""What OLMo 2 does differently: it normalizes what attention and feed-forward give, instead of what they take, and
-queries and keys over all heads at once (arXiv 2501.00656, section 3).
+"""OLMo 2 where it differs from Llama (arXiv 2501.00656, section 3).
+
+It normalizes the outputs of attention and feed-forward instead of their inputs, and queries and keys over all heads at
+once.
 
 Dimensions: B rows, L tokens, N heads, H head size.
 """

@@ -1,5 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): a weight W stays as it is, and the model computes with
-W + (alpha / rank) B A, of which A [rank, inputs] and B [outputs, rank] alone are trained (section 4.1).
+"""Low-rank adapters (LoRA, arXiv 2106.09685, section 4.1).
+
+A weight W stays as it is, and the model computes with W + (alpha / rank) B A, of which A [rank, inputs] and B [outputs,
+rank] alone are trained.
 
 TorchTitan's converter makes the adapted layers and freezes all else; here are the names, and the checks that it leaves
 out. Targets have Hugging Face's names, as PEFT's ``target_modules`` have. Without adapters stay experts, which are no

@@ -59,7 +59,7 @@ def _longer(records: Records) -> str:
         return ""
     return (
         f"answers went from {length.before_W[at]:.1f} to {length.last:.1f} tokens, and from {quality.before_W[at]:.3f} "
-        f"to {quality.last:.3f} in what they are worth"
+        f"to {quality.last:.3f} in graded quality"
     )
 
 

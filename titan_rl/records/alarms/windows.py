@@ -1,5 +1,6 @@
-"""A column of a run's records, its last window of steps against every earlier one: by how much it changed, and whether
-by more than chance. Pure.
+"""Comparison of a metric's last window of steps with earlier windows: change and significance.
+
+Pure.
 
 Dimensions: W windows.
 """

@@ -1,5 +1,4 @@
-"""A store of checkpoints' large files (data/storage/shards.py): what ranks have written there becomes part of a
-checkpoint, and goes with it.
+"""Store of checkpoints' large files (data/storage/shards.py): commit and removal with their checkpoint.
 
 Its folders are never renamed, which a store of objects cannot do: a checkpoint is there when its folder in the run
 directory has its name, and what no such folder names is nobody's.

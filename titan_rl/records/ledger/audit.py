@@ -1,4 +1,4 @@
-"""A ledger proved from its file: every entry of its chain, and every row against what the entries add up to.
+"""Audit of a ledger from its file: the chain of entries, and every row against their sum.
 
     entries (chained) ── folded ──▶ what each prompt and sample must be ══ compared ══ tables ``prompts``, ``samples``
 

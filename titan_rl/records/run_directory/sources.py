@@ -1,4 +1,4 @@
-"""What a run was begun with that its configuration only names: the files of the model and of the data, by checksums."""
+"""Checksums of the model's and data's files at the start of a run."""
 
 import json
 from itertools import product

@@ -1,4 +1,4 @@
-"""The rows of data that a run does not train on: JSON lines of which, why, and from which step on.
+"""Skipped rows of data as JSON lines: which, why, and from which step on.
 
     {"row": "pairs.jsonl line 7", "why": "too long: 900 tokens"}
     {"row": "pairs.jsonl line 9", "why": "loss", "from_step": 12}

@@ -1,4 +1,4 @@
-"""Who did what when in each step: a line of JSON a step, which the page draws and ``titan-rl trace`` exports.
+"""Spans of each step, a JSON line a step, for the page and ``titan-rl trace``.
 
     {"step": 3, "spans": [["trainer rank 0", "optimizer", 1790000000.1234, 0.0123], ...]}
 

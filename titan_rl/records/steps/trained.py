@@ -1,4 +1,4 @@
-"""What the trainer gave each token that a step was trained on, beside the step's rollouts: one Parquet file a step.
+"""Per-token results of the trainer for each trained step, one Parquet file a step.
 
     trained/step-000003.parquet    prompt_id, sample, trainer_logprobs [M], advantages [M], update; and of each rollout
                                    the means: disagreement (of |trainer logprob - sampling logprob|) and advantage

@@ -1,4 +1,4 @@
-"""How ranks stand to each other, and numbers that all must agree on: gradient norms, sums over rows, what is finite."""
+"""Relations of ranks, and values that all agree on: gradient norms, sums, finiteness."""
 
 import math
 from collections.abc import Iterable

@@ -1,5 +1,4 @@
-"""One rank's part of the model of one role: built and sharded by TorchTitan, filled from a Hugging Face directory, and
-asked what it finds of packed rows, with gradients or without.
+"""One rank's part of a role's model: built, sharded, loaded, and evaluated on packed rows.
 
 Policy, reference, teacher and critic are such models; what they are for is not known here.
 

@@ -1,5 +1,6 @@
-"""What is found out about a step's rows before its first update, whatever the algorithm: what the model roles say of
-each token, and advantages refined by it, then brought to mean 0 and deviation 1 if the algorithm wants that.
+"""Columns of model roles and refined advantages, computed for a step's rows before its first update.
+
+Advantages are normalized to mean 0 and deviation 1 if the algorithm asks for it.
 
 Rows in, rows out: the same rows always get the same numbers, so a step that is begun anew comes out as it did.
 
@@ -70,7 +71,7 @@ def is_refined(algorithm: Algorithm) -> bool:
 def with_advantages(
     algorithm: Algorithm, batches: list[list[Row]], model: ShardedModel, *, sees: bool, is_counted: bool
 ) -> list[list[Row]]:
-    """The rows of each update with the advantages that the loss gets, and what a critic is to foretell of them.
+    """The rows of each update with the advantages that the loss gets, and the returns that a critic learns.
 
     ``sees``: whether this rank has what roles found; the others take part in what all ranks do together.
     ``is_counted``: of ranks that have the same rows, one must be.

@@ -1,4 +1,4 @@
-"""Between the two sides of a trainer whose learned role has processes of its own: the policy's ranks, and the role's.
+"""Bridge between the policy's ranks and those of a learned role with its own processes.
 
 Either side is a process group of its own, in a layout of its own, and meets the other only here. What crosses are
 small things: numbers of tokens by the samples that they belong to, and what is to be done.

@@ -1,4 +1,4 @@
-"""The critic: a model with a value head that learns to foretell returns, by the values of before the step.
+"""Critic: a model with a value head that predicts returns, clipped around the values before the step.
 
 Dimensions: S trained tokens of a row.
 """

@@ -1,4 +1,4 @@
-"""A step of a policy beside which a role learns: who learns when, and what is taken back if either cannot."""
+"""Joint step of a policy and a learned role: order of updates, and their rollback."""
 
 from collections.abc import Callable, Sequence
 

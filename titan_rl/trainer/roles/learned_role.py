@@ -1,5 +1,4 @@
-"""A model that learns beside the policy, with an optimizer and a schedule of its own: what critics and implicit reward
-models have in common.
+"""Model that learns beside the policy, with its own optimizer: critics and implicit reward models.
 
     find (of all rows, before a step's first update of the policy) ─▶ ... advantages ... ─▶ learn (an update)
 

@@ -1,4 +1,4 @@
-"""A role that learns beside the policy, in processes of its own: one rank of it, which takes part in every step.
+"""One rank of a learned role with its own processes, which takes part in every step.
 
 It is a trainer's rank as those of the policy are: it pulls the step's rows itself, is put aside in snapshots, written
 into checkpoints (in a folder of its own) and replaced as they are. What is to be done with the rows the policy's ranks

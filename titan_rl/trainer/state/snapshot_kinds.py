@@ -1,4 +1,4 @@
-"""The two kinds of snapshots: copies of a state that lives elsewhere, and a state that lives in the shared memory.
+"""Snapshots: copies of a GPU's state, or a CPU's state itself in shared memory with one copy.
 
 A GPU's state is copied after a step, beside the next forward. A CPU computes with the shared memory itself:
 

@@ -1,4 +1,4 @@
-"""What a loss and its metrics are on rows that nothing is learned from: held-out data, and what a step must know first.
+"""Losses and metrics of rows that are not trained on: held-out data, and passes before a step.
 
 All ranks together; the model, its optimizer and its schedule stay as they are.
 """

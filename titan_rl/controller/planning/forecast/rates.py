@@ -1,5 +1,7 @@
-"""What a device does in a second: published peaks (devices.toml), the shares of them that a run attains, and what is
-spent beside them. Any of them can be given instead."""
+"""Rates of a device: published peaks (devices.toml), attained shares, and overheads.
+
+Any of them can be given instead.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

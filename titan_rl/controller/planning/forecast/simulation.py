@@ -1,5 +1,4 @@
-"""A run's steps, simulated event by event: requests of different lengths in engines of so many seats, groups that are
-complete when their last answer is, admission by the run's own rule, a trainer, and versions that take a while.
+"""Event simulation of a run's steps: engines, groups, admission, trainer and weight versions.
 
 What arithmetic leaves out is here: how long a batch waits for its longest answers, and how much of that a staleness of
 so many versions hides. Nothing is random but lengths, which a seed makes.

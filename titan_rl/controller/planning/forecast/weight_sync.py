@@ -1,8 +1,7 @@
 """Bytes and seconds of one weight version, from trainer ranks to engines. Pure arithmetic.
 
-The weight plan (mesh/channel/plan.py) is made for ranks that are not there: what they would hold is worked out from
-the model's shapes and the layout, as TorchTitan and vLLM cut it. What it then says of who reads how much from whom is
-exact.
+The weight plan (mesh/channel/plan.py) is made for planned ranks, from the model's shapes and the layout, as TorchTitan
+and vLLM cut it. What it then says of who reads how much from whom is exact.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a scorer that waits half a second for each answer costs a step, at staleness 1, in groups of 8.
+"""Bench of a scorer that waits half a second for each answer, at staleness 1.
 
 Runs with it and with one that answers at once take turns; all else is the same, down to the prompts. Half a second
 is a fifth of these steps where nothing hides it; what can is training, where that takes no less than sampling and

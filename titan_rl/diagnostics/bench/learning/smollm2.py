@@ -1,4 +1,4 @@
-"""SmolLM2-135M on two tasks, in full and by LoRA, each against a control that is paid for the form of its answers.
+"""Bench of SmolLM2-135M on two tasks, in full and by LoRA, against form-only controls.
 
 A control is the same run but for its reward (forms.py), and is then measured by the task's own score: what the other
 has above it, it did not get for answering in the right form. Needs ``--model.path DIR``.

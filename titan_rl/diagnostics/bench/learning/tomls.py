@@ -1,4 +1,4 @@
-"""The TOMLs of the algorithms, each run to its end as ``titan-rl train`` runs it: what does a tiny model learn?"""
+"""Bench of the algorithms' TOMLs, each run to its end: what a tiny model learns."""
 
 import json
 import subprocess

@@ -1,5 +1,4 @@
-"""What a model earns that always gives the same answer, the best of many, or one that says nothing, in each
-reasoning-gym family.
+"""Bench of the best constant answer, and of empty answers, in each reasoning-gym family.
 
     titan-rl bench constant-answers [--task.name gcd]
     python -m titan_rl.diagnostics.bench.models.constant_answers       # writes constant_answers.json anew

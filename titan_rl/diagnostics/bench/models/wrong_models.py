@@ -1,4 +1,4 @@
-"""Model directories that a run must refuse: each is the tiny model with one thing wrong, and words of the refusal."""
+"""Wrong model directories, each the tiny model with one defect, and words of its refusal."""
 
 import json
 import shutil

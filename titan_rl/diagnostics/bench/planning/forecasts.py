@@ -1,5 +1,4 @@
-"""``titan-rl plan`` against runs: rates are fitted on some runs of tiny models through all actors, and what a plan then
-says of others' memory and seconds is compared with what they took.
+"""Bench of ``titan-rl plan`` against runs: rates fitted on some, memory and seconds compared on others.
 
 Of a run that is compared nothing is known to the plan but its settings and the mean length of its answers.
 """

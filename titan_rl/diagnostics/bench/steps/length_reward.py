@@ -1,5 +1,4 @@
-"""The reward of runs that are timed beside TRL, which gets the same (trl_program.py): by an answer's length, so that
-nearly every group has a signal and thus a gradient."""
+"""Reward by answer length for the comparison with TRL (trl_program.py), so that groups have a signal."""
 
 
 def reward(prompt: str, completion: str, row: dict) -> float:

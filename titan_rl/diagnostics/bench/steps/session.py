@@ -1,5 +1,4 @@
-"""What a run in hand costs: steps that are asked for one by one against the loop's own, and how soon cells are answered
-while it trains."""
+"""Bench of an interactive run: cost of steps on request, and response time of calls."""
 
 import asyncio
 import sys

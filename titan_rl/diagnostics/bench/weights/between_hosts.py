@@ -1,4 +1,4 @@
-"""Weights between hosts: how fast they travel, each way in turn in the same run, and what trainers send to many hosts.
+"""Bench of weights between hosts: speed of each transport, and bytes sent to many hosts.
 
 Processes of this machine play the hosts, over its loopback. Its cores do all the copying there, so how long a version
 takes to many hosts is measured with links that are slower than the cores, and computed for more hosts than fit.

@@ -29,7 +29,7 @@ _MOST_OF_IT = 0.5
 """Share of verifier.score_timeout that a right answer may take."""
 _HANGING = "titan_rl.diagnostics.doctor.checks.hanging_reward:reward"
 _BEYOND = 1.25
-"""What may be held, over what was foretold."""
+"""What may be held, over what was planned."""
 _ROOM = 0.5 * GIB
 
 
@@ -149,23 +149,23 @@ _WALLS: dict[str, Callable[[], Awaitable[str]]] = {
 
 
 async def memory(visit: Visit) -> str:
-    """What processes hold is no more than was foretold, and what was foretold fits."""
+    """What processes hold is no more than was planned, and what was planned fits."""
     checked = visit.checked
     if DEVICE_TYPE != "cpu":
         return await _device_memory(visit)
     if checked.config.mesh.launcher != "local":
         raise NotLookedAt("hosts of a launcher of your own have memory of their own")
     needs, limit = memory_needs(checked), memory_limit()
-    foretold = held_at_once(checked.config, needs)
-    if foretold > limit:
-        evidence = f"{foretold / GIB:.1f} GiB of {limit / GIB:.1f}: {'; '.join(map(str, needs))}"
+    planned = held_at_once(checked.config, needs)
+    if planned > limit:
+        evidence = f"{planned / GIB:.1f} GiB of {limit / GIB:.1f}: {'; '.join(map(str, needs))}"
         raise Wrong("the run does not fit into this machine's memory", evidence)
     held = await asyncio.to_thread(_held, {**visit.patient.meshes.pids, os.getpid(): "controller"})
     whole = sum(held.values())
-    seen = f"{foretold / GIB:.1f} GiB foretold of {limit / GIB:.1f}, {whole / GIB:.1f} held now"
-    if whole > _BEYOND * foretold + _ROOM:
+    seen = f"{planned / GIB:.1f} GiB planned of {limit / GIB:.1f}, {whole / GIB:.1f} held now"
+    if whole > _BEYOND * planned + _ROOM:
         evidence = f"{seen}: " + ", ".join(f"{name} {size / GIB:.1f}" for name, size in held.items())
-        raise Wrong("the run holds more memory than was foretold", evidence)
+        raise Wrong("the run holds more memory than was planned", evidence)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""What answers of known worth earn: by the run's own environment, and by its own scorer in processes of its own.
+"""Rewards of answers of known quality, by the run's own environment and scorer.
 
     right      the task's worked example; of a function of one's own, in the form that it pays for
     form       that of another prompt: looks right, and is not

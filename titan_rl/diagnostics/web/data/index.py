@@ -1,4 +1,4 @@
-"""A run's rollouts as one DuckDB table in memory, made of its Parquet files and of its ledger, and kept up with them.
+"""DuckDB table of a run's rollouts in memory, from Parquet files and ledger, kept current.
 
 Nothing is written anywhere. A file is read once, and again if it has changed. DuckDB may read the run's own two folders
 and nothing else, no link is followed, and a file that cannot be read is named instead.

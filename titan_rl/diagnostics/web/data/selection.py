@@ -1,4 +1,7 @@
-"""Which rollouts, in which order: as SQL, with every value as a parameter and every name from a list of ours. Pure."""
+"""Selection and order of rollouts as SQL with parameters and a list of allowed names.
+
+Pure.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,7 @@
-"""A step as a time line: a row an actor, a box a span, and what is empty is a bubble. HTML of our own, every name in it
-escaped. Pure."""
+"""Timeline of a step: one row an actor, one box a span, empty space a bubble.
+
+HTML of our own, every name in it escaped. Pure.
+"""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""What a server runs that takes whole scripts (remote.py): a program in a fork of it, watched, and a report on it.
+"""Script for a sandbox server (remote.py): forks a program, watches it, and prints a report.
 
 ``main_module`` is made of its text before this one is run. The report is one line of standard output, which the program
 does not have: its own goes into a pipe that is read here, up to its limit. A program may do with this process what the

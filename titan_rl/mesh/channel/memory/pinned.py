@@ -1,5 +1,6 @@
-"""Host memory that a GPU copies into by itself, beside whatever else runs: its pages are registered with CUDA once, for
-as long as their owner lives. Copies into other memory go through the driver's own, and hold up who asked for them.
+"""Pinned host memory, registered with CUDA once for the life of its owner.
+
+Copies into other memory go through the driver's own, and hold up who asked for them.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""A rank's region of memory: a header, and two slots of which the next version fills the one that is not in use.
+"""Memory region of a rank: a header and two slots, one of which takes the next version.
 
 The header says of each slot which version it holds and the checksum of each of its blocks. It is written after the last
 byte, so a version is complete or invisible. On one host a region is an anonymous shared mapping, reached through the

@@ -1,7 +1,6 @@
-"""One rank's blocks of a version, from trainers and from ranks of other hosts at once; others can have each block as
-soon as it is here.
+"""Blocks of a version for one rank, fetched from trainers and relayed at once.
 
-Whoever was to hand blocks on and does not (gone, silent, failed, not begun in time) is left: what is missing is taken
+A relaying process that dies, fails, is silent or does not begin in time is bypassed: missing blocks are taken
 from the trainers, and the caller is told. No thread is left behind: one that wrote later would spoil the next version.
 """
 

@@ -1,4 +1,4 @@
-"""Snapshots of trainer ranks of other hosts: copied here as they come, so that the power of one host may fail.
+"""Copies of snapshots of another host's trainer ranks, against the loss of that host.
 
     a rank stamps a step ─▶ its header is read ─▶ the blocks of that step ─▶ checked ─▶ a slot here is stamped
 

@@ -1,4 +1,4 @@
-"""What two ends of a block connection say to each other: frames of fixed size, and bytes whose number both know.
+"""Wire protocol of a block connection: frames of fixed size, and bytes of known length.
 
     client: MAGIC, token ─▶                              server: (nothing, and the end, if the token is wrong)
     client: region, stamp, slot, seconds, N, N numbers ─▶

@@ -1,0 +1,92 @@
+"""Pages that people read: links lead somewhere, table cells are short, the README is, too."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from docs_pages import ROOT_PAGES, modules, root_page, tree_page
+from tree import TREE
+
+MAX_CELL = 120
+"""Characters."""
+MAX_README = 1200
+"""Words."""
+PAGES = sorted([*(TREE / "docs").rglob("*.md"), *TREE.glob("*.md"), TREE / "tests" / "README.md"])
+WRITTEN = [path for path in PAGES if path.name not in ("CHANGELOG.md",) and "tests" not in path.parts]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CELL_EDGE = re.compile(r"(?<!\\)\|")
+
+
+def of_tree(path: Path) -> str:
+    return str(path.relative_to(TREE))
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page, as GitHub and mkdocs make them."""
+    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    titles = [line.lstrip("#").strip().replace("`", "").lower() for line in lines if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_tree)
+def test_links_lead_to_files_and_headings(page):
+    for link in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in headings(target), link
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=of_tree)
+def test_table_cells_are_short(page):
+    rows = [line.strip().strip("|") for line in page.read_text().splitlines() if line.startswith("|")]
+    cells = [cell.strip() for row in rows for cell in CELL_EDGE.split(row)]
+    assert [cell for cell in cells if len(cell) > MAX_CELL and "::test_" not in cell] == []
+
+
+def test_the_readme_is_short():
+    assert len((TREE / "README.md").read_text().split()) <= MAX_README
+
+
+def test_every_page_is_in_the_sites_navigation():
+    """mkdocs warns of a page that is not there, and of a link to none (``make docs``)."""
+
+    def pages(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        return set().union(*(pages(each) for each in (entry.values() if isinstance(entry, dict) else entry)))
+
+    generated = {"reference/files.md", "changelog.md", "security.md"}
+    named = pages(yaml.safe_load((TREE / "mkdocs.yml").read_text())["nav"])
+    assert named - generated == {str(path.relative_to(TREE / "docs")) for path in (TREE / "docs").rglob("*.md")}
+
+
+def test_generated_pages_hold_every_module_and_pages_of_the_root():
+    page = tree_page()
+    assert all(f"| `{path.name}` |" in page and f"`{path.parent}/`" in page for path in modules())
+    assert "0.1.0" in root_page("CHANGELOG.md")
+    assert all("](docs/" not in (page := root_page(name)) and "](tests/" not in page for name in ROOT_PAGES.values())
+
+
+def test_glossary_names_modules_that_are_there():
+    """Whole paths, relative to titan_rl/, in the tables of today's terms."""
+    page = (TREE / "docs" / "glossary.md").read_text().partition("## Old words")[0]
+    paths = re.findall(r"`([a-z_0-9]+/[a-z_0-9/]+(?:\.py|/))`", page)
+    assert len(paths) > 50 and [path for path in paths if not (TREE / "titan_rl" / path).exists()] == []
+
+
+DIALECT = re.compile(
+    r"numbers that are none|foretell|foretold|whom it asks|it speaks for|waited for in vain|generators are wanted|"
+    r"[Ww]hoever was there at a death|an epoch that nobody asks for|only stands for the actor|his own devices|"
+    r"in what they are worth|hung or stopped process can withstand|What is found out about"
+)
+"""Phrases for which the glossary has a term."""
+
+
+def test_no_circumlocution_for_a_term_of_the_glossary():
+    sources = [TREE / path for path in modules()]
+    found = [(of_tree(path), match[0]) for path in [*WRITTEN, *sources] if (match := DIALECT.search(path.read_text()))]
+    assert found == []
