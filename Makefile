@@ -5,7 +5,7 @@ CONFIG ?= configs/quickstart.toml
 ARGS ?=
 FUZZ_SECONDS ?= 60
 BIN := $(VENV)/bin
-# pinned workers, one for each core, and one for tests that wait (tests/support/scheduling.py)
+# pinned workers, one for each core, and one for tests that wait (tests/support/session/scheduling.py)
 WORKERS ?= -n auto
 PYTEST := $(BIN)/python -m pytest -q $(WORKERS) --dist loadfile
 

@@ -43,7 +43,7 @@ def test_names_are_there_in_their_form():
 
 def test_the_page_lists_them():
     check_page(MONARCH, MODULES, "tests/compat/test_monarch.py")
-    [bind] = [row for row in rows_of(MONARCH) if row[2] == "`mesh/resources/sockets.py`"]
+    [bind] = [row for row in rows_of(MONARCH) if row[2] == "`mesh/resources/listeners/sockets.py`"]
     assert bind[0] == "`bind`, in the library's table of what it calls"
 
 

@@ -26,7 +26,7 @@ from titan_rl.models.builtin.tiny import make_tiny, tiny_config
 from titan_rl.trainer.model.layout import check_layout
 from titan_rl.trainer.titan_config import build_titan
 
-COMMITTED = sorted(CONFIGS.glob("*.toml"))
+COMMITTED = sorted(CONFIGS.rglob("*.toml"))
 
 
 def load(*arguments: str, file: Path | str | None = None) -> Config:

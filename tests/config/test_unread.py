@@ -252,7 +252,7 @@ def test_a_file_that_says_it_is_refused_as_a_command_is(tmp_path, capsys, nothin
     assert "verifier.procs = 2: [verifier] has no effect: a run on data.file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(CONFIGS.rglob("*.toml")), ids=lambda file: file.stem)
 def test_no_shipped_file_sets_what_its_run_never_reads(file):
     checked = resolve(load_config(file, with_models=False), on_cpu=True)
     check_read(checked.config, checked.algorithm, checked.titan, checked.task)

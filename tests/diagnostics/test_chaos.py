@@ -36,7 +36,7 @@ from titan_rl.diagnostics.chaos.schedule import (
 )
 from titan_rl.diagnostics.chaos.targets import GONE, Members, Target, process_state
 
-CONFIG = CONFIGS / "chaos.toml"
+CONFIG = CONFIGS / "chaos/chaos.toml"
 
 # the schedule
 

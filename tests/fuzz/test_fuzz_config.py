@@ -27,7 +27,7 @@ from titan_rl.config.sections.schema import OUR_SECTIONS, TITAN_SECTIONS, Config
 from titan_rl.controller.preflight.resume import changes, flat
 from titan_rl.environments.registry import make_task
 
-SHIPPED = [path.read_text() for path in sorted((TREE / "configs").glob("*.toml"))]
+SHIPPED = [path.read_text() for path in sorted((TREE / "configs").rglob("*.toml"))]
 KEYS = [
     f"{section}.{field.name}"
     for section, kind in get_type_hints(Config).items()

@@ -283,7 +283,7 @@ def test_the_benches_are_listed(capsys):
 
 
 def test_every_tiny_toml_is_measured_after_what_it_takes():
-    configs = {path.stem for path in CONFIGS.glob("*_tiny.toml")}
+    configs = {path.stem for path in CONFIGS.rglob("*_tiny.toml")}
     names = [study.name for study in learning.STUDIES]
     assert set(names) == configs | {"quickstart"} and len(names) == len(set(names))
     assert all(names.index(study.of) < number for number, study in enumerate(learning.STUDIES) if study.of)

@@ -123,7 +123,7 @@ def test_a_skip_that_is_not_expected_fails_the_session(tmp_path, workers):
     for text in ("test_it.py::test_skips[a]  # a reason\n", "test_it.py::test_skips[*  # a reason\n"):
         expected.write_text(text)
         command = [sys.executable, "-c", SESSION.format(options, str(expected))]
-        environment = {"PYTHONPATH": str(SUPPORT), "PATH": "/usr/bin:/bin"}
+        environment = {"PYTHONPATH": str(SUPPORT / "session"), "PATH": "/usr/bin:/bin"}
         ended[text] = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     first, second = ended.values()
     assert first.returncode == 1 and "UNEXPECTED SKIP test_it.py::test_skips[b]: " in first.stdout, first

@@ -6,7 +6,7 @@ import pytest
 from tree import TREE
 from witnesses import is_run_by_ci, rows_of, witnesses_of
 
-PAGE = (TREE / "docs" / "held_here.md").read_text()
+PAGE = (TREE / "docs" / "concepts" / "held_here.md").read_text()
 ROWS = rows_of(PAGE)
 REPOSITORY = re.compile(r"([\w -]+?)\s\(`[\w.-]+/[\w.-]+`\)")
 

@@ -72,7 +72,7 @@ def test_a_wheel_holds_all_rooms_the_tomls_the_licence_and_no_tests(wheel):
         for room in ("actors", "kernels")
         for path in (TREE / room).glob("*.py")
     }
-    ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "configs").iterdir()}
+    ours |= {Path("titan_rl") / path.relative_to(TREE) for path in (TREE / "configs").rglob("*.toml")}
     ours |= {path.relative_to(TREE) for path in (TREE / "titan_rl").rglob("devices.toml")}
     assert {str(path) for path in ours} | {"titan_rl/py.typed"} == {
         name for name in held if name.startswith("titan_rl/")

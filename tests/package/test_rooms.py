@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from docs_pages import ROOT, first_sentence, modules
-from tree import PACKAGE
+from tree import PACKAGE, TREE
 
 FLOORS = (
     {"compat", "kernels"},
@@ -25,7 +25,7 @@ FLOORS = (
 """From the bottom up. A room imports from lower floors and from itself, never from its own floor's other rooms."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 MAX_LINES = 500
-MAX_ENTRIES = 15
+MAX_ENTRIES, MAX_ROOMS = 12, 14
 MEDIAN_FUNCTION = 8
 MAX_WORDS = 20
 """In the first sentence of a module's docstring."""
@@ -226,12 +226,22 @@ def test_functions_are_small():
     assert statistics.median(sizes) <= MEDIAN_FUNCTION
 
 
-def test_the_root_is_an_index_of_rooms():
-    """Not counted: links to actors/, configs/ and kernels/, which lie beside the package, and the mark that it is
-    typed, which can be nowhere else (PEP 561)."""
-    marks = {"__pycache__", "py.typed"}
-    entries = [path for path in PACKAGE.iterdir() if path.name not in marks and not path.is_symlink()]
-    assert len(entries) <= MAX_ENTRIES, sorted(path.name for path in entries)
+def entries(folder: Path) -> list[str]:
+    """Without the marks of a package, and links to folders beside it."""
+    marks = {"__pycache__", "__init__.py", "py.typed"}
+    return sorted(path.name for path in folder.iterdir() if path.name not in marks and not path.is_symlink())
+
+
+def test_folders_have_at_most_a_dozen_entries():
+    """The package itself has one for each room, and tests/ mirrors that, with what belongs to all tests beside."""
+    roots = [
+        TREE / name for name in ("titan_rl", "actors", "kernels", "scripts", "tests", "docs", "configs", "examples")
+    ]
+    below = [path for root in roots for path in root.rglob("*") if path.is_dir() and "__pycache__" not in path.parts]
+    folders = {path: MAX_ENTRIES for path in [*roots, *below] if not path.is_symlink()}
+    folders |= {PACKAGE: MAX_ROOMS, TREE / "tests": MAX_ROOMS + 8}
+    many = {str(path.relative_to(TREE)): found for path, most in folders.items() if len(found := entries(path)) > most}
+    assert not many
 
 
 def test_actors_and_kernels_are_no_packages():

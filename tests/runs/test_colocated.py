@@ -14,7 +14,7 @@ from faults import check_records, last_step, pid_of, replay, wait_for, wait_for_
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
 from titan_rl.mesh.control.colocation import Turns
-from titan_rl.mesh.control.generators import Door
+from titan_rl.mesh.control.generators import StartupGate
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.weights.channel_link import WeightLink
@@ -53,10 +53,10 @@ class FakeRanks:
 
 
 def make(monkeypatch) -> tuple[Turns, list]:
-    log, door = [], Door()
+    log, gate = [], StartupGate()
     replicas = {0: SimpleNamespace(number=0, ranks=[None]), 1: SimpleNamespace(number=1, ranks=[None])}
     failed = lambda number, why: log.append(f"{number} {why}")  # noqa: E731
-    generators = SimpleNamespace(door=door, replicas=replicas, fail=failed)
+    generators = SimpleNamespace(startup_gate=gate, replicas=replicas, fail=failed)
 
     async def call(process, request: RemoteCall, *, seconds: float, what: str) -> None:
         log.append(request.endpoint)
@@ -86,10 +86,10 @@ def test_an_engine_that_is_started_is_let_come_up_and_none_is_started_in_the_tra
     async def run():
         turns, log = make(monkeypatch)
         await turns.begin()
-        door, may_leave = turns.generators.door, asyncio.Event()
+        gate, may_leave = turns.generators.startup_gate, asyncio.Event()
 
         async def start(name: str) -> None:
-            async with door.inside():
+            async with gate.inside():
                 log.append(f"{name} starts")
                 await may_leave.wait()
             log.append(f"{name} is up")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import warm_commands
-from tree import EXAMPLES
+from tree import EXAMPLES, example
 
 from titan_rl.config.load import load_config
 from titan_rl.controller.preflight.checks import check
@@ -26,16 +26,14 @@ def test_the_loop_on_one_page_trains():
 
 @pytest.mark.parametrize("name", ["my_reward", "my_loss"])
 def test_its_toml_is_right(name):
-    check(load_config(EXAMPLES / f"{name}.toml"))
+    check(load_config(example(name)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "metric"), [("my_reward", "clip_fraction"), ("my_loss", "penalty")])
 def test_it_trains(name, metric, tmp_path):
     small = ["--training.steps", "3", "--rollout.prompts_per_step", "4", "--sft.steps", "5", "--eval.prompts", "16"]
-    command = warm_commands.command(
-        "-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", tmp_path / "run"
-    )
+    command = warm_commands.command("-m", "titan_rl.cli", "train", example(name), "--run.dir", tmp_path / "run")
     done = subprocess.run([*command, *small], capture_output=True, text=True, timeout=400, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     records = [record for record in read_metrics(tmp_path / "run") if "reward" in record]

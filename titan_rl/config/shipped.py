@@ -9,7 +9,7 @@ FOLDER = Path(__file__).parents[1] / "configs"
 
 def shipped() -> dict[str, Path]:
     """Name to file."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+    return {path.stem: path for path in sorted(FOLDER.rglob("*.toml"))}
 
 
 def subject(file: Path) -> str:

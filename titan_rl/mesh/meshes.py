@@ -52,9 +52,9 @@ from titan_rl.mesh.resources.cores import (
     verifier_environment,
 )
 from titan_rl.mesh.resources.devices import Devices, seats_of
+from titan_rl.mesh.resources.listeners.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.resources.open_files import raise_open_files
 from titan_rl.mesh.resources.scratch import make_scratch, remove_scratch
-from titan_rl.mesh.resources.sockets import abstract_listeners, open_privately
 from titan_rl.mesh.supervision.actor_process import ActorProcess, ActorProcesses
 from titan_rl.mesh.supervision.calls import call
 from titan_rl.mesh.telemetry.step_record import StepRecord

@@ -272,7 +272,7 @@ def test_rates_are_found_again_from_the_runs_that_they_make():
         assert forecast(replace(run.scenario, rates=found)).seconds == pytest.approx(run.seconds["step"], rel=0.03)
 
 
-# the seed question, as docs/planning.md argues it
+# the seed question, as docs/operations/planning.md argues it
 
 
 def test_seventy_billion_parameters_on_64_h100_for_seven_days(capsys):

@@ -93,20 +93,22 @@ def counter(request, tmp_path_factory):
     """The port of NeMo Gym's counter, as the package has it."""
     venv, folder = made(request.config.cache, "nemo-gym==0.4.0", python_3_12()), tmp_path_factory.mktemp("n")
     port = free_port()
-    command = [venv / "bin/python", EXAMPLES / "nemo_gym_server.py", COUNTER, str(port)]
+    command = [venv / "bin/python", EXAMPLES / "servers" / "nemo_gym_server.py", COUNTER, str(port)]
     with served(folder / "log", command, port, cwd=folder) as port:
         yield port
 
 
 def example(name: str, url: str, **options):
-    task = load_config(EXAMPLES / f"{name}.toml").task
+    task = load_config(EXAMPLES / "servers" / f"{name}.toml").task
     settings = task.options | {"url": url} | options
-    return make_task(TaskConfig(name=task.name, style=task.style, options=settings), [str(EXAMPLES)])
+    return make_task(TaskConfig(name=task.name, style=task.style, options=settings), [str(EXAMPLES / "servers")])
 
 
 def trained(name: str, url: str, root: Path) -> list[dict]:
     """By the committed TOML, but for its server's port: the records of its steps."""
-    command = warm_commands.command("-m", "titan_rl.cli", "train", EXAMPLES / f"{name}.toml", "--run.dir", root)
+    command = warm_commands.command(
+        "-m", "titan_rl.cli", "train", EXAMPLES / "servers" / f"{name}.toml", "--run.dir", root
+    )
     done = run(*command, "--task.options.url", url, cwd=root.parent)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [record for record in read_metrics(root) if "reward" in record]

@@ -23,7 +23,7 @@ from another_user import as_another_user, needs_root, succeeds
 from running import listening
 
 from titan_rl.config.load import ConfigError
-from titan_rl.mesh.resources import sockets
+from titan_rl.mesh.resources.listeners import sockets
 from titan_rl.mesh.resources.listeners.library_calls import LIBC, address_of, entries_of
 from titan_rl.records.run_directory.events import read_events
 from titan_rl.records.run_directory.rundir import RunDir
@@ -51,7 +51,7 @@ def test_monarch_begins_with_no_socket_that_others_can_reach():
     """And takes the folder of those that it has with it."""
     program = """
 import os
-from titan_rl.mesh.resources.sockets import abstract_listeners, open_privately
+from titan_rl.mesh.resources.listeners.sockets import abstract_listeners, open_privately
 folder = open_privately()
 assert open_privately() is folder and oct(folder.stat().st_mode)[-3:] == "700"
 assert any(path.is_socket() for path in folder.iterdir()) and abstract_listeners() == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import ConfigError
-from titan_rl.config.shipped import FOLDER
+from titan_rl.config.shipped import shipped
 from titan_rl.records.metrics import read_metrics
 
 _NUM_WARMING = 2
@@ -40,7 +40,7 @@ def _arguments(tables: dict[str, Any], prefix: str = "-") -> list[str]:
 
 @contextmanager
 def trained(
-    config_file: str,
+    config: str,
     fixed: dict[str, Any],
     overrides: dict[str, Any],
     command: tuple[str, ...] = ("titan_rl.cli", "train"),
@@ -54,7 +54,7 @@ def trained(
     with tempfile.TemporaryDirectory(prefix="titan_rl_bench_") as folder:
         root = Path(folder) / "run"
         tables = [*_arguments(fixed), *_arguments(overrides), "--run.dir", str(root)]
-        arguments = [sys.executable, "-m", *command, str(FOLDER / config_file), *tables]
+        arguments = [sys.executable, "-m", *command, str(shipped()[config]), *tables]
         with watch(root):
             done = subprocess.run(arguments, capture_output=True, text=True)
         if done.returncode == 2:
@@ -66,9 +66,9 @@ def trained(
         yield root
 
 
-def train_for_bench(config_file: str, fixed: dict[str, Any], overrides: dict[str, Any]) -> BenchRun:
+def train_for_bench(config: str, fixed: dict[str, Any], overrides: dict[str, Any]) -> BenchRun:
     """Errors: those of ``trained``."""
-    with trained(config_file, fixed, overrides) as root:
+    with trained(config, fixed, overrides) as root:
         return bench_run(root, steps_of(root))
 
 

@@ -26,7 +26,7 @@ def listen(address: str) -> None:
     """Be a host, for good."""
     from monarch.actor import run_worker_loop_forever
 
-    from titan_rl.mesh.resources.sockets import keep_sockets_in
+    from titan_rl.mesh.resources.listeners.sockets import keep_sockets_in
 
     os.umask(0o077)
     keep_sockets_in(Path(os.environ["TMPDIR"]))

@@ -56,7 +56,7 @@ def _is_protected(block: int) -> bool:
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    with trained("quickstart.toml", _FIXED, overrides, ("titan_rl.diagnostics.bench.faults.protection",)) as root:
+    with trained("quickstart", _FIXED, overrides, ("titan_rl.diagnostics.bench.faults.protection",)) as root:
         blocks = json.loads((root / _SECONDS_FILE).read_text())
     steps = {protected: [] for protected in (False, True)}
     for index, seconds in enumerate(blocks):

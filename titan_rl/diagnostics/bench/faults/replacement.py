@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_rl.config.load import load_config
-from titan_rl.config.shipped import FOLDER
+from titan_rl.config.shipped import shipped
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.records.run_directory.events import read_events
@@ -25,7 +25,7 @@ from titan_rl.records.run_directory.events import read_events
 _BAR_COLD, _BAR_SPARE, _BAR_TRAINER = 1.3, 2.0, 3.0
 _ROUNDS = 5
 _WAIT_SECONDS = 180.0
-_CHAOS = FOLDER / "chaos.toml"
+_CHAOS = shipped()["chaos"]
 _COLD = """
 import sys
 from pathlib import Path

@@ -46,4 +46,4 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def _step(reward: Callable[[str, str, dict[str, Any]], float], overrides: dict[str, dict[str, Any]]) -> float:
     """Median seconds of a step."""
     task = {"reward": f"{__name__}:{reward.__name__}"}
-    return train_for_bench("grpo_tiny.toml", _FIXED | {"task": task}, overrides).seconds["step"]
+    return train_for_bench("grpo_tiny", _FIXED | {"task": task}, overrides).seconds["step"]

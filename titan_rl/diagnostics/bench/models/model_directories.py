@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from titan_rl.config.shipped import shipped
 from titan_rl.diagnostics.bench.harness import row
 from titan_rl.diagnostics.bench.models.wrong_models import WRONG_MODELS, WrongModel
 
 _BAR_SECONDS = 5.0
-_CONFIG = Path(__file__).parents[4] / "configs" / "quickstart.toml"
+_CONFIG = shipped()["quickstart"]
 
 
 @dataclass(frozen=True)

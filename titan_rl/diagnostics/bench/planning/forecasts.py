@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from titan_rl.config.load import load_config
-from titan_rl.config.shipped import FOLDER
+from titan_rl.config.shipped import shipped
 from titan_rl.controller.planning.device_plan import Models
 from titan_rl.controller.planning.forecast.rates import Rates, as_toml, rates_of
 from titan_rl.controller.planning.forecast.scenarios import Lengths, scenario_of
@@ -32,7 +32,7 @@ from titan_rl.records.metrics import read_metrics
 
 _SECONDS_BAR, _MEMORY_BAR = 0.25, 0.1
 _STEPS, _WARMING, _LOOK_EVERY = 8, 2, 1.0
-_CONFIG = "quickstart.toml"
+_CONFIG = "quickstart"
 _BYTES = 256 << 20
 _OVERRIDES = {
     "sft": {"steps": 0},
@@ -118,7 +118,7 @@ def _run(setting: _Setting, folder: Path, rates: Rates, overrides: dict[str, Any
     tables = setting.tables(str(model))
     with memory_watch(_LOOK_EVERY) as held, trained(_CONFIG, tables, overrides) as root:
         records = [record for record in read_metrics(root) if "reward" in record][_WARMING:]
-    checked = resolve(load_config(FOLDER / _CONFIG, tables))
+    checked = resolve(load_config(shipped()[_CONFIG], tables))
     answer = statistics.mean(record["response_length"] for record in records)
     scenario = scenario_of(Models(checked), Lengths(_prompt_tokens(checked), answer), rates, None)
     names = [name.removeprefix("seconds_") for name in records[0] if name.startswith("seconds_")]

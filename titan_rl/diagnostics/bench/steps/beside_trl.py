@@ -78,7 +78,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     plan = _LONG if overrides.get("rollout", {}).get("max_new_tokens", 0) > 64 else _SHORT
     ours, theirs, shares, phases, prompts = [], [], [], [], []
     for _ in range(plan.pairs):
-        with memory_watch() as held, trained("smollm2.toml", _OURS, overrides) as root:
+        with memory_watch() as held, trained("smollm2", _OURS, overrides) as root:
             config = json.loads((root / "config.json").read_text())
             records = [record for record in read_metrics(root) if "reward" in record][plan.num_warming :]
             groups = [group for record in records for group in read_rollouts(root / "rollouts", int(record["step"]))]

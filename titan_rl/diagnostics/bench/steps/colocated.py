@@ -69,7 +69,7 @@ def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for mode in ("disaggregated", "colocated"):
         held, tables = _Held(), OVERRIDES | {"placement": {"mode": mode}}
-        with trained("smollm2.toml", tables, overrides, watch=held.watch) as root:
+        with trained("smollm2", tables, overrides, watch=held.watch) as root:
             records = [record for record in read_metrics(root) if "reward" in record]
         bar = _BAR if mode == "colocated" else None
         for name, less, its_bar in (("", _LIBRARIES, bar), (", libraries included", (0.0, 0.0), None)):

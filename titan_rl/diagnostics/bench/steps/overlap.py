@@ -63,7 +63,7 @@ def _held_to(cores: list[int]) -> Iterator[None]:
 
 def _train(staleness: int, overrides: dict[str, dict[str, Any]]) -> BenchRun:
     fixed = _FIXED | {"rollout": _FIXED["rollout"] | {"max_staleness": staleness}}
-    return train_for_bench("grpo_tiny.toml", fixed, overrides)
+    return train_for_bench("grpo_tiny", fixed, overrides)
 
 
 def _phases(run: BenchRun) -> tuple[float, float]:

@@ -14,7 +14,7 @@ _OVERRIDES = {
 
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    result = train_for_bench("quickstart.toml", _OVERRIDES, overrides)
+    result = train_for_bench("quickstart", _OVERRIDES, overrides)
     return [
         row("step", result.seconds["step"], "s", _BAR_STEP, single_process_without_mesh=0.16),
         row("start to the first optimizer step", result.seconds_to_first_step, "s", _BAR_START),

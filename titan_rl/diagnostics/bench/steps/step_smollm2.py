@@ -25,7 +25,7 @@ OVERRIDES = {
 
 def run(overrides: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     rates = matrix_rates()
-    with trained("smollm2.toml", OVERRIDES, overrides) as root:
+    with trained("smollm2", OVERRIDES, overrides) as root:
         records = steps_of(root)
         result, share = bench_run(root, records), training_share(root, records, max(rates.values()))
         with_signal = statistics.mean(record["groups_with_signal"] for record in records)

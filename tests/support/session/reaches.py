@@ -1,4 +1,4 @@
-"""Private names of dependencies as text: what they stand for, and where docs/dependencies.md lists them."""
+"""Private names of dependencies as text: what they stand for, and where docs/development/dependencies.md lists them."""
 
 import importlib
 import inspect
@@ -10,7 +10,7 @@ from tree import TREE
 
 from titan_rl.compat.reach import Dependency, Reach
 
-PAGE = TREE / "docs" / "dependencies.md"
+PAGE = TREE / "docs" / "development" / "dependencies.md"
 
 
 def form_of(reach: Reach) -> str:
@@ -55,7 +55,8 @@ def check_forms(dependency: Dependency, modules: Sequence[ModuleType], forms: di
 
 
 def check_page(dependency: Dependency, modules: Sequence[ModuleType], test: str) -> None:
-    """docs/dependencies.md has a row for each name, with this test, and no other row for this dependency."""
+    """docs/development/dependencies.md has a row for each name, with this test, and no other row for this
+    dependency."""
     expected = [
         (f"`{reach.name}`", reach.why, f"`{module.__name__.removeprefix('titan_rl.')}`", f"`{test}`")
         for module in modules
