@@ -257,3 +257,9 @@ def replaced(root: Path, actors: dict[str, int]) -> dict[str, int]:
     now = actors_of(root)
     assert now["generator 0"] != actors["generator 0"]
     return now
+
+
+def test_what_a_command_checks_first_imports_nothing_that_starts_threads():
+    """Monarch does: a process that is forked behind its import waits for threads that it has not."""
+    program = "import sys, titan_rl.controller.preflight.checks; print('monarch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "False"

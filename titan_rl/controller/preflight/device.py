@@ -2,16 +2,18 @@
 
 import pickle
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
 
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.callbacks import RecordEvent
-from titan_rl.mesh.control.trainer_repair import TrainerMesh
-from titan_rl.mesh.members.endpoints import TrainerEndpoints
 from titan_rl.models.device import DEVICE_TYPE
 from titan_rl.trainer.model.determinism import TrainedOn, tolerance, trained_on
 from titan_rl.trainer.titan_config import build_titan
+
+if TYPE_CHECKING:  # Monarch starts threads when it is imported, and checks run before processes are forked
+    from titan_rl.mesh.control.trainer_repair import TrainerMesh
 
 _OF_HOSTS = "cuda"
 """As torch calls NVIDIA's and AMD's GPUs alike."""
@@ -32,8 +34,10 @@ TRAINER_DEVICE = "trainer_device"
 """The kind of event."""
 
 
-async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
+async def trainer_device(trainer: "TrainerMesh", config: Config) -> TrainedOn:
     """Its first rank's; a CPU has one kind, about which nobody need be asked."""
+    from titan_rl.mesh.members.endpoints import TrainerEndpoints
+
     if is_on_cpu(config):
         return TrainedOn("cpu", torch=torch.__version__)
     answers = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
@@ -43,7 +47,7 @@ async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
     return pickle.loads(answer)
 
 
-async def note_trainer_device(trainer: TrainerMesh, config: Config, record_event: RecordEvent) -> None:
+async def note_trainer_device(trainer: "TrainerMesh", config: Config, record_event: RecordEvent) -> None:
     record_event(TRAINER_DEVICE, **asdict(await trainer_device(trainer, config)))
 
 
