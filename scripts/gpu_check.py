@@ -2,12 +2,12 @@
 
     python scripts/gpu_check.py [--rows ROW ...] [--rehearse] [--list]
 
-Prints a JSON line for each row (what was found, and the bars that it is held to: gpu_check/bars.py) and a last one with
-the verdict. The exit code is 0 only if every row holds, and 2 where nothing could be begun. ``--rehearse`` goes through
-the same on a CPU with tiny sizes, where figures mean nothing; what needs a GPU is then "not measured".
+Prints a JSON line for each row (what was found, and its bars: gpu_check/thresholds.py) and a last one with the verdict.
+The exit code is 0 only if every row holds, and 2 where nothing could be begun. ``--rehearse`` goes through the same on
+a CPU with tiny sizes, where figures mean nothing; what needs a GPU is then "not measured".
 
 Needs torch, Triton, transformers and safetensors. torchtitan, pydantic, xxhash, tomli and what they need can be carried
-as wheels in a folder of PYTHONPATH; Monarch and vLLM are done without, and torch 2.11 is enough (gpu_check/bare.py).
+as wheels in a folder of PYTHONPATH; Monarch and vLLM are done without, and torch 2.11 is enough (gpu_check/stubs.py).
 """
 
 import argparse

@@ -34,7 +34,7 @@ from titan_rl.trainer.titan_config import build_titan
 
 
 class DirectTrainer(Protocol):
-    """The trainer actor where its endpoints are plain methods (bare.py)."""
+    """The trainer actor where its endpoints are plain methods (stubs.py)."""
 
     learner: Learner
     writer: WeightWriter
@@ -119,7 +119,7 @@ class House:
     def trainer(self, name: str, config: Config) -> DirectTrainer:
         """Errors: ConfigError for what a run would refuse to compile."""
         check_compile(read_hf_config(self.model(name)), build_titan(config))
-        trainer = cast(DirectTrainer, Trainer(str(self.model(name))))  # by bare.py's stand-in for Monarch
+        trainer = cast(DirectTrainer, Trainer(str(self.model(name))))  # by stubs.py's stand-in for Monarch
         self._trainers.append(trainer)
         self.join(trainer, config)
         return trainer

@@ -90,3 +90,24 @@ def test_no_circumlocution_for_a_term_of_the_glossary():
     sources = [TREE / path for path in modules()]
     found = [(of_tree(path), match[0]) for path in [*WRITTEN, *sources] if (match := DIALECT.search(path.read_text()))]
     assert found == []
+
+
+NAMED = re.compile(r"(?<![\w/.\-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b(?!::)")
+OF_USERS = {"app.py", "my_agent.py", "my_family.py", "my_launcher.py", "my_task.py", "ppo2/model.py", "reverse.py"}
+"""Files of the reader's, or of other projects."""
+
+
+def test_files_that_pages_and_modules_name_are_there():
+    """By the end of their path: ``loop/controller.py`` or ``controller.py``."""
+    files = [path for path in TREE.rglob("*.py") if not {".venv", "build", "node_modules"} & set(path.parts)]
+    parts = [path.relative_to(TREE).parts for path in files]
+    known = {"/".join(each[start:]) for each in parts for start in range(len(each))} | OF_USERS
+    sources = [path for room in ("titan_rl", "actors", "scripts", "kernels") for path in (TREE / room).rglob("*.py")]
+    gone = {
+        f"{of_tree(path)}: {name}"
+        for path in (*WRITTEN, *sources)
+        for line in path.read_text().splitlines()
+        for name in NAMED.findall(line)
+        if name not in known
+    }
+    assert not gone

@@ -65,7 +65,7 @@ class Actors:
         say: Callable[[str], None] = print,
         logs: Path | None = None,
     ):
-        """``kept_policy``: where the run that they belong to keeps the policy (kept_policy.py). ``say`` hears of
+        """``kept_policy``: where the run that they belong to keeps the policy (initial_policy.py). ``say`` hears of
         deaths and repairs. ``logs``: a folder for what the processes print; without one it is kept only if something
         fails."""
         self.checked = checked = replace(checked, config=without_hosts(checked.config))

@@ -36,7 +36,7 @@ class LearningModel(Protocol):
 
 
 class SearchedModel(LearningModel, Protocol):
-    """A model that learns from rows, as the search for bad numbers sees it (bad_numbers.py)."""
+    """A model that learns from rows, as the search for bad numbers sees it (nonfinite.py)."""
 
     @property
     def titan(self) -> TitanConfig: ...

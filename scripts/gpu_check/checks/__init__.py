@@ -1,4 +1,4 @@
-"""What each row does: a function that takes the house and gives figures, by the row's name in bars.py."""
+"""What each row does: a function that takes the house and gives figures, by the row's name in thresholds.py."""
 
 from collections.abc import Callable
 from functools import partial

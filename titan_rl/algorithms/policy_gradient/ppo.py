@@ -3,7 +3,7 @@
     r_t = (the sample's reward at each branch's last token, 0 before) - kl_coefficient KL_t   (with kl_in = "reward")
     A, R = generalized advantages of r and of the critic's values;   A is whitened over the whole step
 
-The policy's loss is PPO's, with all that algorithms without a critic have too (policy_gradient.py); the critic learns R
+The policy's loss is PPO's, with all that algorithms without a critic have too (base.py); the critic learns R
 by the loss in values.py, as [critic] says. Values, A and R are of the models as they were before a step's first update.
 
 Source: arXiv 1707.06347; rewards of tokens as in InstructGPT, arXiv 2203.02155.

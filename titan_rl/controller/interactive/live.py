@@ -160,7 +160,7 @@ class LiveSession(RunView):
 
     async def set(self, overrides: Mapping[str, Any] | str, value: Any = None) -> None:
         """Change a setting from the next step on, ``set("optimizer.lr", 1e-4)``, or some by their names: between two
-        steps, where a checkpoint is written (changing.py). It is on record, and holds for a resumed run.
+        steps, where a checkpoint is written (change_settings.py). It is on record, and holds for a resumed run.
 
         Errors, with nothing changed: ConfigError for what cannot change or does not go together; SaveError if there can
         be no checkpoint."""

@@ -9,8 +9,8 @@ goes on meanwhile. Generators take a published version while the trainer goes on
 
     stage      consumes              waits for                           who unblocks it
     ---------  --------------------  ----------------------------------  ------------------------------------------
-    sample     prompts (rollout_     the group that was admitted first;  a verifier's answer; a version that goes live
-               queue.py)             a free slot (admission.py)          (weight_sync.py), which frees slots
+    sample     prompts               the group that was admitted first;  a verifier's answer; a version that goes live
+               (rollout_queue.py)    a free slot (admission.py)          (weight_sync.py), which frees slots
     train      groups, as batches    every trainer rank's answer         the ranks; one that died is replaced first
                                                                          (mesh/control/trainer_repair.py)
     publish    the new weights       the version before to be live;      the generators; those that fail are taken out
@@ -149,7 +149,7 @@ class Controller(Loop):
         await self._send_weights(self.progress.step)
 
     async def take_settings(self, algorithm: Algorithm, effects: Effects) -> None:
-        """Settings have changed between two steps, of which the newest checkpoint is the last (changes.py)."""
+        """Settings have changed between two steps, of which the newest checkpoint is the last (change_settings.py)."""
         self.algorithm = self.recovery.algorithm = algorithm
         await self.weights.until_live()
         if Effect.SAMPLING in effects:  # what is under way was asked for under the settings before

@@ -3,7 +3,7 @@
 It shares with controller.py what both need, and the session drives either.
 
     data ─▶ batch ─▶ optimizer step ─▶ metrics
-             (its examples follow from the step's number: data_steps.py)
+             (its examples follow from the step's number: steps.py)
 """
 
 import time

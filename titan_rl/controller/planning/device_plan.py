@@ -51,7 +51,7 @@ def machine_of(checked: Checked) -> Machine | None:
     hosts, launcher = checked.config.hosts, checked.host_launcher
     if not hosts.is_on:
         return this_machine()
-    assert launcher is not None, "preflight.py has made it"
+    assert launcher is not None, "checks.py has made it"
     return machine_of_hosts(hosts, launcher.count)
 
 

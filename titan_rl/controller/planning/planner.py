@@ -1,6 +1,6 @@
 """``titan-rl plan``: placement, memory and step time of a run on a machine that need not exist.
 
-Of the model it reads config.json and, where it is there, the tokenizer, to see how long prompts are (plan_data.py): no
+Of the model it reads config.json and, where it is there, the tokenizer, to see how long prompts are (data_plan.py): no
 weights. Nothing is started.
 """
 

@@ -27,7 +27,7 @@ _TORCHS_RATE = 1e-3
 
 
 def resumed_settings(run_dir: RunDir, checked: Checked) -> list[str]:
-    """Lines for people, before the run's record is written anew. The run must be resumable (resuming.py)."""
+    """Lines for people, before the run's record is written anew. The run must be resumable (resume.py)."""
     recorded = read_resolved(run_dir.config)
     before, asked, step = flat(recorded), flat(checked.as_dict()), _last_step(run_dir, checked)
     return [*_changed(before, asked, step), *_jumps(recorded, checked, step)]

@@ -1,6 +1,6 @@
 """Catch-up: newest complete checkpoint or base model with SFT steps, then the missing steps again.
 
-What these are made of, its two kinds say (recovery.py, data_recovery.py).
+What these are made of, its two kinds say (recovery.py, offline/recovery.py).
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """``titan-rl doctor CONFIG``: checks for silent bugs before a run, with its own actors.
 
-    checks.py ──▶ visit.py ──▶ one finding a check ──▶ command.py
+    checks.py ──▶ context.py ──▶ one finding a check ──▶ command.py
                   │  ▲
-                  ▼  └── reward_probes.py: what answers of known worth earn, by the run's own scorer
-                patient.py: the actors, started once beside no run, and what can be asked of them
+                  ▼  └── probes/rewards.py: what answers of known worth earn, by the run's own scorer
+                actors_under_test.py: the actors, started once beside no run, and what can be asked of them
 
 A check is a function of the visit: it says what it saw, or raises ``Wrong`` or ``NotLookedAt``. Nothing here mends.
 """

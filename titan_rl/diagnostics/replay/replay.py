@@ -1,6 +1,6 @@
 """Training again from what a run recorded, bit for bit: how to find out why a step went wrong.
 
-Rollouts of each step are in the run directory, or its rows are drawn by its number (replayed_steps.py), so neither
+Rollouts of each step are in the run directory, or its rows are drawn by its number (batches.py), so neither
 generators nor verifiers are needed: trainer actors in the run's own layout begin at a checkpoint (or at the base model
 and its warm-up, which the seed makes) and take the recorded steps. Nothing of the run directory is written to.
 """

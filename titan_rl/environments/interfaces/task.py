@@ -48,7 +48,7 @@ class Task:
     speaks_first: bool = False
     """Whether its environments say something at their reset, so that each sample has a first observation of its own."""
     sessions: AbstractAsyncContextManager[Any] | None = None
-    """Entered for each episode, which so waits for its turn (sessions.py)."""
+    """Entered for each episode, which so waits for its turn (session_limit.py)."""
     seats: Sequence[str] = ()
     """Names of those who play an episode of its agent, each of whom has a sample of their own."""
 

@@ -1,4 +1,4 @@
-"""A reasoning-gym family as a task: compact strings for tiny models, or chat messages (gym_families.py says which)."""
+"""A reasoning-gym family as a task: compact strings for tiny models, or chat messages (families.py says which)."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Programs at somebody else's server: SandboxFusion's single call, ``POST /run_code``, one for each program.
 
-    host ── a script: ours (inside/sent.py), with the program and its inputs in it ──▶ server: its walls, its machine
+    host ── a script: ours (inside/remote_program.py), with the program and its inputs ──▶ server: its own walls
          ◀── what the script printed: a report on the program, by a nonce ────────────
 
 What the server says of the run is no verdict: only a report counts, and whatever comes in its place (a page of errors,
@@ -130,7 +130,7 @@ def _script() -> str:
     return (
         "import sys, types\n"
         "main_module = sys.modules['main_module'] = types.ModuleType('main_module')\n"
-        f"exec({neighbour!r}, main_module.__dict__)\n" + (_INSIDE / "sent.py").read_text()
+        f"exec({neighbour!r}, main_module.__dict__)\n" + (_INSIDE / "remote_program.py").read_text()
     )
 
 

@@ -1,6 +1,6 @@
 """Scoring in processes of its own, which a bad answer can hang or kill without hurting the run.
 
-The other end is scoring_workers.py: a JSON line in for each answer, one out (line_process.py).
+The other end is scoring_workers.py: a JSON line in for each answer, one out (json_lines_process.py).
 """
 
 import os

@@ -1,6 +1,6 @@
 """``titan-rl host ADDRESS``: this machine becomes a host, for one run after another.
 
-    reception (reception.py) ◀──claim── controller                   this process, and what it begins once:
+    reception (claims.py) ◀──claim── controller                      this process, and what it begins once:
         └──starts──▶ worker loop (Monarch) ◀──attaches── controller      fork servers, which do imports ahead
                          └──starts──▶ agent (agent.py), which ends when the run does, or its lease
 

@@ -1,6 +1,6 @@
 """Hosts of other machines: brought up, watched, lost, and asked for again.
 
-    launcher: an address ─▶ reception (reception.py): a worker loop ─▶ attach ─▶ agent (agent.py): what there is
+    launcher: an address ─▶ reception (claims.py): a worker loop ─▶ attach ─▶ agent (agent.py): what there is
         ─▶ files ─▶ processes may be spawned there              two beats a second │
     lost: silent for too long, its agent died, or the launcher says so ─▶ its processes are dead, it is told to end,
                                                                           and the launcher is asked for it again
@@ -99,7 +99,7 @@ class RemoteHosts:
 
     def configure_monarch(self) -> None:
         """Before anything else of Monarch's: how this process listens, and is patient with a network. What hosts have
-        in their environment (host_command.py) is the same."""
+        in their environment (command.py) is the same."""
         enable_transport(self._launcher.rendezvous())
         # 30 s by default: an address that was silent for longer is dead to this process for good
         configure(message_delivery_timeout="10m", mesh_orphan_timeout="60s")

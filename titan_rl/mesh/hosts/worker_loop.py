@@ -1,7 +1,7 @@
 """``python -m titan_rl.mesh.hosts.worker_loop ADDRESS``: a Monarch host.
 
 Whoever can connect to it may run code as its owner, so its sockets are in the run's scratch folder alone, which is
-TMPDIR here; what listens beyond this machine asks for a certificate (host_command.py). The controller stops it, or the
+TMPDIR here; what listens beyond this machine asks for a certificate (command.py). The controller stops it, or the
 process that started it: neither Ctrl-C (a process group of its own) nor a closed terminal does.
 """
 
@@ -16,7 +16,7 @@ from titan_rl.data.storage.files import replace_text
 AGENT_FILE = "agent.pid"
 """In TMPDIR: the id of the agent's process, once a run has attached (agent.py)."""
 ADDRESS_FILE = "loop.address"
-"""In TMPDIR: where a loop listens that has an identity of its own (host_service.py)."""
+"""In TMPDIR: where a loop listens that has an identity of its own (service.py)."""
 ENDS_WITH = "TITAN_RL_HOST_PROCESS"
 """Environment variable: the id of the process with which this one ends."""
 _PR_SET_PDEATHSIG = 1

@@ -5,8 +5,8 @@
     titan-rl host tls://NAME:PORT --once     (``host_command``; NAME may be left out: the machine's own)
 
 which listens there until the run's controller is gone, or none has come in time. The run asks the launcher for a host,
-asks at the address that it gets for a worker loop (supervision/reception.py), and has an agent there
-(supervision/agent.py) that tells of processes. A host that is silent for ``hosts.silence`` is lost, whatever the
+asks at the address that it gets for a worker loop (launch/claims.py), and has an agent there
+(hosts/agent.py) that tells of processes. A host that is silent for ``hosts.silence`` is lost, whatever the
 launcher says; what it knows earlier it says by ``watch``.
 
 ``Launcher`` (``mesh.launcher``) is for worker loops on this machine. It starts the command that it is given, and hands

@@ -1,4 +1,4 @@
-"""The trainer's ranks, as they are: started together, called together. Here nothing is repaired (trainer_mesh.py).
+"""The trainer's ranks, as they are: started together, called together. Here nothing is repaired (trainer_repair.py).
 
 When a rank dies the others keep their process and their memory. A standby with its imports done takes the dead one's
 place, and all join a new process group.

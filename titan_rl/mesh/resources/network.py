@@ -1,7 +1,7 @@
 """This host's way to another: the address that others reach it at, and the interface that has it.
 
 A process listens at one address for peers that come from other hosts. Who starts it says which in its environment: the
-run for all of its processes (supervision/remote_hosts.py), or who starts a host, for one that has several.
+run for all of its processes (hosts/remote_hosts.py), or who starts a host, for one that has several.
 """
 
 import fcntl

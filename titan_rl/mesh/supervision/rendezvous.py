@@ -8,8 +8,8 @@ from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
 async def rendezvous(ranks: Sequence[ActorProcess], file: Path) -> str:
-    """A new one (launch/rendezvous.py): ``file``, which must not exist yet, if all are on the controller's host; else
-    a store in the process of the first, on the interface of its host that the run uses. Errors: ActorDied."""
+    """A new one (resources/rendezvous.py): ``file``, which must not exist yet, if all are on the controller's host;
+    else a store in the process of the first, on the interface of its host that the run uses. Errors: ActorDied."""
     first = ranks[0]
     if not any(rank.host.is_remote for rank in ranks):
         return str(file)

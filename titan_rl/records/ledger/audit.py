@@ -4,7 +4,7 @@
 
 What this shows: damage, and rows or entries that were deleted, changed or added, each by its name. What it cannot
 show: a file that somebody rewrote as a whole, with hashes computed anew, since no key is involved; and an end that was
-cut off together with the rows that it made, for which the run's other files must be asked (ledger_witnesses.py).
+cut off together with the rows that it made, for which the run's other files must be asked (cross_checks.py).
 
 Nothing is written, and one snapshot is read, so the run may be active.
 """

@@ -9,7 +9,7 @@ holds at every moment, also after a crash. A trigger of the database refuses to 
 What is done is entered first: ``entries`` only grows, and each entry's hash covers the hash before it. ``prompts`` and
 ``samples`` are the state to which the entries lead, written in the same transaction. So ``issued`` is what was entered
 when prompts were issued, not a count of the rows that it is compared with, and a reader can prove every row
-(ledger_audit.py).
+(audit.py).
 
 A power cut may lose the commits since the last ``sync``. Every checkpoint calls it before it becomes visible, so the
 ledger on disk is never behind the newest checkpoint, and a resumed run rewinds the ledger to that checkpoint anyway.

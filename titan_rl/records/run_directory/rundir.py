@@ -34,7 +34,7 @@ class RunDir:
         self.root = root
         self.config = root / "config.json"
         self.earlier = root / "earlier"
-        """Configurations that the run had until some step (resuming.py)."""
+        """Configurations that the run had until some step (resume.py)."""
         self.changes = root / "changes.json"
         """Settings that were changed while the run went on, and who did (controller/preflight/setting_changes.py)."""
         self.sources = root / "sources.json"
@@ -53,20 +53,20 @@ class RunDir:
         self.pass_rates = root / "pass_rates.jsonl"
         """What the samples of each class of prompts came to, for the curriculum."""
         self.left_out_rows = root / "left_out_rows.jsonl"
-        """Rows of data that are not trained on, and why (left_out.py)."""
+        """Rows of data that are not trained on, and why (skipped_rows.py)."""
         self.summary = root / "summary.json"
         self.curves = root / "curves.png"
         self.log = root / "log.txt"
         self.logs = root / "logs"
         """The output of each actor."""
         self.epoch = root / "epoch.json"
-        """How often the run was begun on other machines (epochs.py)."""
+        """How often the run was begun on other machines (controller_epochs.py)."""
         self.pids = root / "pids.json"
         """Process id to name, of the processes that the run has now."""
         self.phase = root / "phase"
         """Steps done, and the phase that the run is in."""
         self.scale_request = root / "scale_request"
-        """How many generators the run should have (elastic.py)."""
+        """How many generators the run should have (scaling.py)."""
 
     def open(self, resolved: dict[str, Any], earlier_until: int = 0) -> None:
         """Lock it for this process and write the resolved config. The one that it had is kept if steps up to

@@ -1,4 +1,4 @@
-"""The policy's side of a role that learns in processes of its own (lone_learned.py): asked as if it were here.
+"""The policy's side of a role that learns in processes of its own (learned_worker.py): asked as if it were here.
 
     find ─▶ columns of tokens          begin ─▶ it learns while the policy's gradients are made
                                        learn ─▶ both apply their updates, or, if either cannot, neither does

@@ -2,7 +2,7 @@
 
     find (of all rows, before a step's first update of the policy) ─▶ ... advantages ... ─▶ learn (an update)
 
-It lives in the policy's processes and in their layout, or in processes of its own (lone_learned.py), and learns from
+It lives in the policy's processes and in their layout, or in processes of its own (learned_worker.py), and learns from
 the policy's rows. Its state is part of the rank's: in snapshots and in checkpoints (there under its name). An update
 that is not finite is taken back and told, before the policy's is made: so nothing of a batch with bad numbers is
 applied to either. One that learns first, before advantages are made, is taken back when the policy cannot apply it.
@@ -128,7 +128,7 @@ class LearnedRole(Taught):
     settings: Any
     """``CriticConfig`` or ``ImplicitRewardConfig`` (config/sections/role_sections.py)."""
     samples_per_loss, names_rows = 1, False
-    """For a search for bad numbers (bad_numbers.py): samples have losses of their own, prompts are no rows of data."""
+    """For a search for bad numbers (nonfinite.py): samples have losses of their own, prompts are no rows of data."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class LearnedRole(Taught):
         loss, sums = self._loss(statistics_KS[0], columns)
         return loss, sums | {"loss": loss.detach(), "count": (columns["weight_S"] > 0).sum()}
 
-    # what a search for bad numbers asks (bad_numbers.py)
+    # what a search for bad numbers asks (nonfinite.py)
 
     def gradient_norm(self) -> float:
         return clipped_gradient_norm(self.model_parts, self.titan.training.max_norm, self.parallel_dims)

@@ -2,7 +2,7 @@
 
 It is a trainer's rank as those of the policy are: it pulls the step's rows itself, is put aside in snapshots, written
 into checkpoints (in a folder of its own) and replaced as they are. What is to be done with the rows the policy's ranks
-say (learned_elsewhere.py).
+say (learned_client.py).
 """
 
 from collections.abc import Callable, Sequence

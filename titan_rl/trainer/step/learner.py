@@ -147,7 +147,7 @@ class Learner(Side):
         num_updates = self.titan.training.steps * config.algorithm.updates_per_batch
         set_optimizer(self.optimizer, self.scheduler, self.titan, self.model_parts, num_updates)
 
-    # what a search for bad numbers asks besides (bad_numbers.py)
+    # what a search for bad numbers asks besides (nonfinite.py)
 
     @property
     def gives(self) -> str:

@@ -29,7 +29,7 @@ class Lengths:
     """Of a batch, which no TOML says."""
 
     prompt: float | None = PROMPT
-    """Tokens of a prompt; None: as the data has them (planning.py settles it)."""
+    """Tokens of a prompt; None: as the data has them (planner.py settles it)."""
     answer: float | None = None
     """Of an answer, on average; None: half of what ``rollout.max_new_tokens`` allows."""
 

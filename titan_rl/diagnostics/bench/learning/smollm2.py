@@ -1,7 +1,7 @@
 """Bench of SmolLM2-135M on two tasks, in full and by LoRA, against form-only controls.
 
-A control is the same run but for its reward (forms.py), and is then measured by the task's own score: what the other
-has above it, it did not get for answering in the right form. Needs ``--model.path DIR``.
+A control is the same run but for its reward (form_only_rewards.py), and is then measured by the task's own score: what
+the other has above it, it did not get for answering in the right form. Needs ``--model.path DIR``.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""One form of a computation in a process of its own, for bench/kernels.py: its time and its memory.
+"""One form of a computation in a process of its own, for kernels.py: its time and its memory.
 
     python -m titan_rl.diagnostics.bench.models.kernel_forms head FORM
     python -m titan_rl.diagnostics.bench.models.kernel_forms step FORM MODEL_DIRECTORY CHECKPOINTING

@@ -1,4 +1,4 @@
-"""Plain ``LLM.generate`` in a process of its own, for bench/generate.py: a round number in, tokens per second out."""
+"""Plain ``LLM.generate`` in a process of its own, for generate.py: a round number in, tokens per second out."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A verifier without tools, scorer or engine, for bench/controller_rate.py: its groups are there at once.
+"""A verifier without tools, scorer or engine, for controller_rate.py: its groups are there at once.
 
 Its process imports this file, which therefore imports little.
 """

@@ -1,4 +1,4 @@
-"""The dtype in which transformers trains a model faster on this CPU, for bench/beside_trl.py: its first argument.
+"""The dtype in which transformers trains a model faster on this CPU, for beside_trl.py: its first argument.
 
 Forward and backward of its first layers: a CPU may have no units for bf16, or slower ones.
 """

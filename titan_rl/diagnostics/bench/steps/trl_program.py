@@ -1,4 +1,4 @@
-"""GRPO by TRL in one process, for bench/beside_trl.py: seconds of each step, one a line. Runs where TRL is."""
+"""GRPO by TRL in one process, for beside_trl.py: seconds of each step, one a line. Runs where TRL is."""
 
 import json
 import sys
