@@ -8,7 +8,7 @@ from rich.table import Table
 
 from titan_rl.config.load import ConfigError
 from titan_rl.data.terminal import Terminal
-from titan_rl.records.alarms.alarms import GAMED, Alarm, history
+from titan_rl.records.alarms.alarms import GAMED, HISTORY, Alarm, history
 from titan_rl.records.alarms.windows import WINDOW
 from titan_rl.records.metrics import read_metrics
 from titan_rl.records.run_directory.rundir import existing_run_dir, is_on_data
@@ -85,6 +85,8 @@ def hack_check(root: Path, *, as_json: bool) -> int:
     console = Terminal()
     console.print(_table(checked))
     lines = [f"not watched: {name}, since {why}" for name, why in checked["unwatched"].items()]
+    if checked["steps"] > HISTORY:
+        lines.append(f"watched: the last {HISTORY} steps")
     for alarm in checked["alarms"]:
         stands = alarm.pop("stands")
         lines.append(_line(Alarm(**alarm), stands))

@@ -218,3 +218,13 @@ def test_a_run_on_data_is_told_why_a_command_is_not_for_it(tmp_path, capsys, mon
     assert main([command[0], str(tmp_path), *command[1:]]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert f"{tmp_path} is a run on data.file" in line and said in line
+
+
+def test_a_long_run_s_history_takes_no_longer_than_its_last_steps(monkeypatch):
+    """And of those it says what it says of each prefix by itself."""
+    monkeypatch.setattr("titan_rl.records.alarms.alarms.HISTORY", STEPS)
+    records = series(steps=STEPS, grade=(0.2, 0.2))
+    before = [record | {"step": record["step"] - 500} for record in series(steps=500)]
+    assert history([*before, *records]) == history(records) != []
+    told = {alarm.first: alarm.says for alarm in history(records)}
+    assert all(said in standing(records[:step]).values() for step, said in told.items())

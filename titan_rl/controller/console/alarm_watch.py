@@ -24,8 +24,9 @@ class AlarmWatch:
     def met(self, record: dict[str, float]) -> dict[str, float]:
         """What to add to a step's record: 1 for each alarm that stands after it. A step may be done again."""
         step = record["step"]
-        kept = {number: known for number, known in self._records.items() if number < step}
-        self._records = kept | {step: record}
+        for again in [number for number in reversed(self._records) if number >= step]:
+            del self._records[again]
+        self._records[step] = record
         found = standing(list(self._records.values()))
         for name in found.keys() - self._standing:
             more = "; `titan-rl hack-check` tells more" if name in GAMED else ""

@@ -10,6 +10,8 @@ A reward that pays first for a form, and later for being right, raises one as we
 What it cannot see: a reward that a policy gamed from the first steps on, since nothing changes then.
 """
 
+import numpy as np
+
 from titan_rl.records.alarms.windows import WINDOW, Records, change, worst
 
 REWARD_GAIN = 0.15
@@ -83,10 +85,11 @@ def _answers_collapse(records: Records) -> str:
 
 def _held_out_gap(records: Records) -> str:
     """Between the first evaluation that has a window of steps before it, and the last."""
-    told = [n for n, record in enumerate(records, 1) if "held_out_accuracy" in record and n >= WINDOW]
-    if not told or told[-1] - told[0] < WINDOW or (reward := change(records[: told[-1]], "reward")) is None:
+    accuracy = records.column("held_out_accuracy").values[: len(records)]
+    told = [int(n) + 1 for n in np.flatnonzero(~np.isnan(accuracy)) if n + 1 >= WINDOW]
+    if not told or told[-1] - told[0] < WINDOW or (reward := change(records.first(told[-1]), "reward")) is None:
         return ""
-    first, last = (records[n - 1]["held_out_accuracy"] for n in (told[0], told[-1]))
+    first, last = (float(accuracy[n - 1]) for n in (told[0], told[-1]))
     at = told[0] - WINDOW
     gained, followed = float(reward.share_W()[at]), last - first + DOUBT * HELD_OUT_ERROR
     if gained < REWARD_GAIN or not reward.is_up_W[at] or followed > FOLLOWS * gained:

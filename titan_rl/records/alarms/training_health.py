@@ -9,7 +9,7 @@ straggler        one actor takes much longer than its peers
 
 import numpy as np
 
-from titan_rl.records.alarms.windows import WINDOW, Records, change, last_mean, worst
+from titan_rl.records.alarms.windows import WINDOW, Record, Records, change, last_mean, worst
 
 DRIFT, DRIFT_RATIO = 0.03, 2.0
 """By how much the disagreement went up (mean of exp|difference| of log-probabilities, less 1), and to how much of what
@@ -28,7 +28,7 @@ STRAGGLES = 1.5
 
 def _agreement_drift(records: Records) -> str:
     """Of samples that the weights at hand drew: older ones differ as they should."""
-    apart = change([_apart(record) for record in records], "apart")
+    apart = change(records, "apart", _apart)
     if apart is None:
         return ""
     is_more_W = apart.is_up_W & (apart.gain_W >= DRIFT) & (apart.last >= DRIFT_RATIO * apart.before_W)
@@ -41,9 +41,9 @@ def _agreement_drift(records: Records) -> str:
     )
 
 
-def _apart(record: dict[str, float]) -> dict[str, float]:
+def _apart(record: Record) -> float | None:
     is_fresh = not record.get("staleness_max") and "agreement_mean" in record
-    return {"apart": record["agreement_mean"] - 1} if is_fresh else {}
+    return record["agreement_mean"] - 1 if is_fresh else None
 
 
 def _is_often_wrong(records: Records) -> bool:
@@ -78,19 +78,19 @@ def _slow_steps(records: Records) -> str:
     if seconds is None or speed is None:
         return ""
     names = ("seconds_step", "tokens_per_second_step")
-    (was, took), (gave, gives) = (_medians([record[name] for record in records]) for name in names)
+    (was, took), (gave, gives) = (_medians(records.column(name).values[: len(records)]) for name in names)
     if took < SLOWER * was or gives > LESS * gave:
         return ""
     return f"steps took {was:.2f} s and now {took:.2f}, at {gave:.0f} tokens a second and now {gives:.0f}"
 
 
-def _medians(values: list[float]) -> tuple[float, float]:
+def _medians(values: np.ndarray) -> tuple[float, float]:
     """Of all before the last window, and of that."""
     return float(np.median(values[:-WINDOW])), float(np.median(values[-WINDOW:]))
 
 
 def _straggler(records: Records) -> str:
-    kinds = sorted({name for record in records[-WINDOW:] for name in record if name.startswith("slowest_")})
+    kinds = sorted({name for record in records.last(WINDOW) for name in record if name.startswith("slowest_")})
     ratios = {kind: ratio for kind in kinds if (ratio := last_mean(records, kind)) is not None and ratio >= STRAGGLES}
     if not ratios:
         return ""

@@ -5,8 +5,9 @@ Pure.
 Dimensions: W windows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +17,63 @@ SURE = 4.0
 """Standard errors."""
 _ROUNDING = 1e-9
 """A range that is no larger part of the largest value is none."""
-Records = Sequence[dict[str, float]]
+Record = dict[str, float]
+Derived = Callable[[Record], float | None]
+"""A value that a record does not hold as such; None where there is none."""
+
+
+class Column:
+    """A metric of N steps, float64 [N], and of each window its mean and variance, computed once for all prefixes."""
+
+    def __init__(self, values: Sequence[float | None]):
+        self.values = np.array([np.nan if value is None else value for value in values], np.float64)
+        self._missing = np.cumsum([value is None for value in values])
+
+    def is_whole(self, count: int) -> bool:
+        """Whether each of the first ``count`` steps has it."""
+        return not count or not self._missing[count - 1]
+
+    @cached_property
+    def windows(self) -> tuple[np.ndarray, np.ndarray]:
+        windows = np.lib.stride_tricks.sliding_window_view(self.values, WINDOW)
+        return windows.mean(1), windows.var(1, ddof=1)
+
+    @cached_property
+    def largest(self) -> np.ndarray:
+        """So far."""
+        return np.maximum.accumulate(self.values)
+
+    @cached_property
+    def least(self) -> np.ndarray:
+        """So far."""
+        return np.minimum.accumulate(self.values)
+
+
+class Records:
+    """Records of a run's first steps; of prefixes of one run, the columns are computed once."""
+
+    def __init__(self, records: Sequence[Record]):
+        self._all, self._count = records, len(records)
+        self._columns: dict[str, Column] = {}
+
+    def first(self, count: int) -> "Records":
+        """Those of the first ``count`` steps."""
+        prefix = Records(self._all)
+        prefix._count, prefix._columns = min(count, self._count), self._columns
+        return prefix
+
+    def column(self, name: str, derived: Derived | None = None) -> Column:
+        """Of the whole run. ``derived``: how a record gives it, if not by that name."""
+        if name not in self._columns:
+            self._columns[name] = Column([derived(each) if derived else each.get(name) for each in self._all])
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def last(self, count: int) -> Sequence[Record]:
+        """At most so many."""
+        return self._all[max(self._count - count, 0) : self._count]
 
 
 @dataclass(frozen=True)
@@ -50,20 +107,21 @@ class Change:
         return (self.gain_W + doubt * self.error_W) / self.span
 
 
-def change(records: Records, name: str) -> Change | None:
-    """None where a step does not tell it, or there are fewer than two windows."""
-    if len(records) < 2 * WINDOW or not all(name in record for record in records):
+def change(records: Records, name: str, derived: Derived | None = None) -> Change | None:
+    """None where a step does not tell it, or there are fewer than two windows. ``derived``: as to ``column``."""
+    column, count = records.column(name, derived), len(records)
+    if count < 2 * WINDOW or not column.is_whole(count):
         return None
-    values = np.array([record[name] for record in records], np.float64)
-    windows = np.lib.stride_tricks.sliding_window_view(values, WINDOW)
-    mean_W, variance_W = windows.mean(1), windows.var(1, ddof=1)
-    error_W = np.sqrt((variance_W[:-WINDOW] + variance_W[-1]) / WINDOW)
+    mean_W, variance_W = column.windows
+    last, num_before = count - WINDOW, count - 2 * WINDOW + 1
+    error_W = np.sqrt((variance_W[:num_before] + variance_W[last]) / WINDOW)
     span = 1.0
-    if f"{name}_max" in records[-1]:
-        largest = max(record[f"{name}_max"] for record in records)
-        span = largest - min(record[f"{name}_min"] for record in records)
+    most, least = records.column(f"{name}_max"), records.column(f"{name}_min")
+    if most.is_whole(count) and least.is_whole(count):
+        largest = most.largest[count - 1]
+        span = float(largest - least.least[count - 1])
         span = 0.0 if span <= _ROUNDING * abs(largest) else span
-    return Change(mean_W[-1], mean_W[:-WINDOW], error_W, span)
+    return Change(float(mean_W[last]), mean_W[:num_before], error_W, span)
 
 
 def last_mean(records: Records, name: str) -> float | None:
