@@ -95,10 +95,10 @@ def refusal(environment: Mapping[str, str]) -> str:
 def _openness(folder: Path) -> str:
     """Who can write there could have a rank run code."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         return f"torchrun's folder {folder} cannot be read: {error.strerror}; give torchrun another --log-dir"
-    if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
         return ""
     return f"torchrun's folder {folder} is open to other users: chmod 700 it, or give torchrun another --log-dir"
 
@@ -138,31 +138,31 @@ def _product(table: dict[str, Any]) -> int | None:
 
 
 def _shards(table: dict[str, Any], others: int, size: int) -> Any:
-    given = table.get(_SHARDS, _FILL_UP)
-    if type(given) is not int or given < _FILL_UP:
-        return given
-    if given == _FILL_UP and size % others == 0:
+    shards = table.get(_SHARDS, _FILL_UP)
+    if type(shards) is not int or shards < _FILL_UP:
+        return shards
+    if shards == _FILL_UP and size % others == 0:
         return size // others
-    named = [f"{name} = {table[name]}" for name in (_SHARDS, *_DEGREES) if table.get(name, 1) not in (1, _FILL_UP)]
-    if given * others != size:
+    degrees = [f"{name} = {table[name]}" for name in (_SHARDS, *_DEGREES) if table.get(name, 1) not in (1, _FILL_UP)]
+    if shards * others != size:
         raise ConfigError(
-            f"torchrun starts {size} processes, and [parallelism] ({', '.join(named) or f'{_SHARDS} = {given}'}) wants "
-            f"{f'a multiple of {others}' if given == _FILL_UP else given * others}: give that as --nproc_per_node, or "
-            f"leave parallelism.{_SHARDS} out"
+            f"torchrun starts {size} processes, and [parallelism] ({', '.join(degrees) or f'{_SHARDS} = {shards}'}) "
+            f"wants {f'a multiple of {others}' if shards == _FILL_UP else shards * others}: give that as "
+            f"--nproc_per_node, or leave parallelism.{_SHARDS} out"
         )
-    return given
+    return shards
 
 
 # a job that torchrun starts again goes on with the run that it had begun
 
 
-def note_run(world: World, run: Path) -> None:
+def record_run(world: World, run: Path) -> None:
     """So that the next start finds it."""
     if world.error_file is not None:
         (world.job / _RUN).write_text(json.dumps(str(run.absolute())))
 
 
-def begun_run(world: World) -> str | None:
+def earlier_run(world: World) -> str | None:
     """The run directory that an earlier start of this job has begun."""
     if not world.restarts or world.error_file is None or _openness(world.job):
         return None
@@ -172,7 +172,7 @@ def begun_run(world: World) -> str | None:
     return None
 
 
-def tell_torchrun(world: World, why: str) -> None:
+def report_to_torchrun(world: World, why: str) -> None:
     """torchrun prints it as the reason of its failure."""
     if world.error_file is None:
         return

@@ -30,12 +30,12 @@ class StoredTensor:
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Errors: ValueError for a key that is there twice, of which one would win silently."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in keys:
             raise ValueError(f"it names {key!r} twice")
-        found[key] = value
-    return found
+        keys[key] = value
+    return keys
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:

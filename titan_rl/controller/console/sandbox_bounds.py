@@ -7,8 +7,8 @@ BOX_BOUNDS = "sandbox"
 """The kind of event."""
 
 
-def note_box_bounds(log: Log, record_event: RecordEvent) -> None:
+def log_sandbox_bounds(log: Log, record_event: RecordEvent) -> None:
     """Of this machine. Nothing where no task of the run has looked for boxes."""
-    if said := bounds_of_boxes():
-        log(f"on this machine, programs that the model writes are bounded by {said}")
-        record_event(BOX_BOUNDS, bounds=said)
+    if message := bounds_of_boxes():
+        log(f"on this machine, programs that the model writes are bounded by {message}")
+        record_event(BOX_BOUNDS, bounds=message)

@@ -20,7 +20,7 @@ class OrderError(RuntimeError):
     """A verb came before the one that it needs; says which that is."""
 
 
-class OwnStep:
+class CustomStep:
     """One such step. Errors of all but ``batch``: OrderError; what ends a run."""
 
     def __init__(self, session: Session):

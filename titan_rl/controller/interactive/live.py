@@ -17,7 +17,7 @@ from titan_rl.config.load import ConfigError, overriding
 from titan_rl.config.plugins import forget, reference_to
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.controller.interactive.change_settings import change
-from titan_rl.controller.interactive.custom_step import OrderError, OwnStep
+from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.offline.steps import HeldOut
@@ -52,15 +52,15 @@ class LiveSession(RunView):
         self._may_go.set()
         self._background: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._own: OwnStep | None = None
+        self._own: CustomStep | None = None
         """The step at hand of a loop of one's own."""
         self._why_ended = ""
 
     def __repr__(self) -> str:
         progress = self.session.progress
-        done = f"step {progress.step} of {progress.steps_asked}"
+        position = f"step {progress.step} of {progress.steps_asked}"
         state = f"ended: {self._why_ended}" if self._why_ended else self.phase.partition(" ")[2] or "not started"
-        return f"<run {self.root}: {done}, {'in the background, ' if self.is_running else ''}{state}>"
+        return f"<run {self.root}: {position}, {'in the background, ' if self.is_running else ''}{state}>"
 
     # from start to end
 
@@ -165,8 +165,8 @@ class LiveSession(RunView):
         Errors, with nothing changed: ConfigError for what cannot change or does not go together; SaveError if there can
         be no checkpoint."""
         self._check_no_own()
-        asked = overriding({overrides: value} if isinstance(overrides, str) else overrides)
-        await self._in_turn(lambda: change(self.session, asked))
+        tables = overriding({overrides: value} if isinstance(overrides, str) else overrides)
+        await self._in_turn(lambda: change(self.session, tables))
 
     async def swap_reward(self, reward: str | Callable[..., Any]) -> None:
         """Another function scores from the next step on: ``"module:name"``, or a function of a module. One of a cell
@@ -192,7 +192,7 @@ class LiveSession(RunView):
             raise RunEnded("the run goes on in the background: await session.pause() before steps of your own")
         self._check_open()
         if self._own is None:
-            self._own = OwnStep(self.session)
+            self._own = CustomStep(self.session)
         return await self._in_turn(self._own.sample)
 
     def batch(self, groups: list[Group]) -> Batch:
@@ -207,7 +207,7 @@ class LiveSession(RunView):
         return self._metrics_after(self.session.progress.step - 1)
 
     @property
-    def _at_hand(self) -> OwnStep:
+    def _at_hand(self) -> CustomStep:
         if self._own is None:
             raise OrderError("there is no step of your own at hand: await session.sample() comes first")
         return self._own
@@ -273,8 +273,8 @@ class LiveSession(RunView):
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
-        answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
-        return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in answers]
+        completions = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
+        return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in completions]
 
     @property
     def actors(self) -> pd.DataFrame:

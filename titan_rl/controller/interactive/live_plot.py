@@ -7,7 +7,7 @@ from typing import Any
 _SECONDS = 1.0
 
 
-class Following:
+class LivePlot:
     """A cell that ends in it shows it. ``stop`` leaves the picture as it is."""
 
     def __init__(self, draw: Callable[[], Any], state: Callable[[], Any], is_over: Callable[[], bool]):

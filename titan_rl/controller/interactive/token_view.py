@@ -47,8 +47,10 @@ class TokenView:
     def _head(self) -> str:
         rollout = self.rollout
         parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
-        told = f"{rollout.prompt_id} sample {rollout.sample}: {rollout.status}, reward {rollout.reward:.3g} ({parts})"
-        return f"<b>{escape(printable(told))}</b> &nbsp; {' '.join(self._legend())}"
+        summary = (
+            f"{rollout.prompt_id} sample {rollout.sample}: {rollout.status}, reward {rollout.reward:.3g} ({parts})"
+        )
+        return f"<b>{escape(printable(summary))}</b> &nbsp; {' '.join(self._legend())}"
 
     def _legend(self) -> Iterator[str]:
         if self.by == "provenance":

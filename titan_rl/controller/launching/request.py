@@ -30,11 +30,11 @@ class Request:
 
     def over(self, launcher: str, options: Tables, run_dir: str, **hosts: Any) -> Tables:
         """The overrides of the launched run, given what only the launch knows."""
-        asked = self.overrides.get("hosts", {})
-        own = {"launcher": launcher, "count": self.nodes, "addresses": [], **hosts}
-        own["options"] = asked.get("options", {}) | options
+        hosts_table = self.overrides.get("hosts", {})
+        launch_table = {"launcher": launcher, "count": self.nodes, "addresses": [], **hosts}
+        launch_table["options"] = hosts_table.get("options", {}) | options
         return self.overrides | {
-            "hosts": asked | own,
+            "hosts": hosts_table | launch_table,
             "run": self.overrides.get("run", {}) | {"dir": run_dir},
         }
 

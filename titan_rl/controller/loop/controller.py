@@ -36,12 +36,12 @@ from titan_rl.controller.loop.evaluate import evaluate
 from titan_rl.controller.loop.interface import Loop
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.loop.rollout_queue import Collected, RolloutQueue
-from titan_rl.controller.loop.shutdown import Ending, Stopped, StopRequest
-from titan_rl.controller.loop.step_recorder import Witness
+from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
+from titan_rl.controller.loop.step_recorder import StepRecorder
 from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
-from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
@@ -68,7 +68,7 @@ class Components:
     queue: RolloutQueue
     recovery: Recovery
     checkpointing: Checkpointing
-    bad_batches: BadBatches
+    nonfinite_batches: NonfiniteBatches
     frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
@@ -91,17 +91,17 @@ class Controller(Loop):
         self.run_dir, self.held_out, self.stop = run_dir, held_out, stop
         self.meshes, self.trainer = components.meshes, components.meshes.trainer
         self.queue, self.weights, self.recovery = components.queue, components.meshes.weights, components.recovery
-        self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
+        self.checkpointing, self.nonfinite_batches = components.checkpointing, components.nonfinite_batches
         self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
         self.log = components.reporter.display.log
-        self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress),
+        self.shutdown = Shutdown(
+            *(run_dir, self.trainer, self.checkpointing, self.nonfinite_batches, self.progress),
             save=self.save,
             log=self.log,
             export_dtype=config.checkpoint.export_dtype,
         )
-        self.witness = Witness(run_dir, components.meshes.record)
+        self.step_recorder = StepRecorder(run_dir, components.meshes.record)
         self._is_between_steps = True
 
     # the beginning and the end of a run
@@ -169,14 +169,14 @@ class Controller(Loop):
         await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
         self.reporter.enter(self.progress.step, "saving the model")
-        await self.ending.complete()
+        await self.shutdown.complete()
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
                 await within(_DELIVERY_SECONDS, "the last weight update", self.weights.until_live())
-        await self.ending.rescue(error, is_between_steps=self._is_between_steps)
+        await self.shutdown.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
         """What is under way besides the step at hand."""
@@ -212,7 +212,7 @@ class Controller(Loop):
             metrics = await self.train(collected, partial(self.trainer.train, batches))
             timer.end("train")
             if metrics is not None:
-                await self.witness.trained(self.progress.step, collected.groups, batches)
+                await self.step_recorder.trained(self.progress.step, collected.groups, batches)
                 return collected, batches, metrics
 
     def batches(self, groups: list[Group]) -> list[Batch]:
@@ -248,7 +248,7 @@ class Controller(Loop):
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
         bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
         if trained:
-            self.reporter.learnt(step, self.recovery.stream.learn(step, collected.sampled))
+            self.reporter.curriculum_updated(step, self.recovery.stream.learn(step, collected.sampled))
         self.queue.settle(trained, bad, step)
         if trained:
             self.progress.step = step
@@ -256,7 +256,7 @@ class Controller(Loop):
         if bad:
             await self._after_bad_numbers(step, answers, bad, is_lost=not trained)
         else:
-            self.bad_batches.none_in(step)
+            self.nonfinite_batches.end_streak(step)
         if self.progress.step != step:
             return None
         if self.progress.seconds_to_first_step is None:
@@ -269,8 +269,8 @@ class Controller(Loop):
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
             self.queue.give_back_batch()
-        named = [answer for answer in answers if isinstance(answer, BadNumbers)]
-        await self.bad_batches.met(step, named, len(bad), is_lost)
+        findings = [answer for answer in answers if isinstance(answer, BadNumbers)]
+        await self.nonfinite_batches.record(step, findings, len(bad), is_lost)
         if self.config.recovery.bad_numbers == "rollback":
             await self._roll_back()
 
@@ -285,7 +285,7 @@ class Controller(Loop):
         self.checkpointing.started_from(self.progress.step)
         await self._go_on_from_here()
         self.log(f"back to {path}, {self.queue.num_waiting} prompts pending")
-        self.bad_batches.rolled_back()
+        self.nonfinite_batches.rolled_back()
 
     async def _send_weights(self, version: int, then: OnLive = lambda statistics, seconds: None) -> None:
         """A version that is live lets more groups be admitted."""
@@ -298,7 +298,7 @@ class Controller(Loop):
 
     def _report(self, report: StepReport, statistics: list[EngineStatistics], seconds: float) -> None:
         self.reporter.step(report, statistics, seconds)
-        self.witness.live(report)
+        self.step_recorder.live(report)
 
     # what happens besides steps
 
@@ -308,7 +308,7 @@ class Controller(Loop):
     async def reported(self) -> None:
         """Until the last step is."""
         await self.weights.until_live()
-        await self.witness.written()
+        await self.step_recorder.written()
 
     async def evaluate(self, when: str) -> Proportion:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""

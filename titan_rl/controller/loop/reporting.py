@@ -87,7 +87,7 @@ class Reporter:
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
         record = self._record(report, statistics, seconds_sync) | self.stragglers.slowest()
-        self.trained(record | self._alarms.met(record), sample_of(report.collected.groups))
+        self.trained(record | self._alarms.update(record), sample_of(report.collected.groups))
         self._warn_of_disagreement(report.step, report.metrics)
 
     def trained(self, record: dict[str, float], sample: Sample | None = None) -> None:
@@ -110,14 +110,14 @@ class Reporter:
             "step": report.timer.total,
         }
         generated = sum(engine.num_tokens for engine in statistics)
-        asked = sum(engine.num_prompt_tokens for engine in statistics)
+        prompt_tokens = sum(engine.num_prompt_tokens for engine in statistics)
         cached = sum(engine.num_cached_tokens for engine in statistics)
         trained = sum(batch.num_tokens for batch in report.batches)
         record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
         record |= bytes_between_hosts(statistics)
-        return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(asked, 1)}
+        return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(prompt_tokens, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:
         """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""
@@ -129,19 +129,19 @@ class Reporter:
 
     def collected(self, step: int, batch: Collected) -> None:
         """Say once where a batch could not be filled."""
-        wanted = self.config.rollout.prompts_per_step
-        if len(batch.groups) < wanted and not self._has_told_short:
+        batch_size = self.config.rollout.prompts_per_step
+        if len(batch.groups) < batch_size and not self._has_told_short:
             self._has_told_short = True
             self.display.log(
                 f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, where "
-                f"{wanted} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
+                f"{batch_size} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
                 f"sampled_per_trained in the metrics tells of later steps"
             )
 
-    def learnt(self, step: int, found: dict[str, float]) -> None:
+    def curriculum_updated(self, step: int, curriculum_metrics: dict[str, float]) -> None:
         """What the curriculum has to say of a step, if there is one."""
-        if found:
-            self.metrics.write({"step": step} | found)
+        if curriculum_metrics:
+            self.metrics.write({"step": step} | curriculum_metrics)
 
     def _tell_stragglers(self, step: int) -> None:
         for name, ratio in self.stragglers.new().items():
@@ -169,9 +169,9 @@ class Reporter:
         self._alarms.evaluated(step, result.value)
         self.display.log(f"held-out accuracy {when}: {result}")
 
-    def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
+    def data_evaluated(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
         """What held-out data says: the loss, and of pairs how often the better answer is preferred."""
-        found = metrics | ({"accuracy": accuracy.value} if accuracy else {})
-        self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in found.items()})
-        told = f", preferences {accuracy}" if accuracy else ""
-        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{told}")
+        record = metrics | ({"accuracy": accuracy.value} if accuracy else {})
+        self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in record.items()})
+        preferences = f", preferences {accuracy}" if accuracy else ""
+        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{preferences}")

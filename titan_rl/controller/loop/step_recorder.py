@@ -20,7 +20,7 @@ P = ParamSpec("P")
 _PHASES = {"wait": "wait for rollouts", "train": "train", "publish": "publish"}
 
 
-class Witness:
+class StepRecorder:
     """Owns what is being written."""
 
     def __init__(self, run_dir: RunDir, record: StepRecord):
@@ -37,12 +37,12 @@ class Witness:
         with unless_full():
             write_trace(self.run_dir.root, report.step, spans)
 
-    async def _begin(self, write: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    async def _begin(self, write: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
         await self.written()
 
         def work() -> None:
             with unless_full():
-                write(*arguments, **named)
+                write(*arguments, **keywords)
 
         self._writing = asyncio.ensure_future(asyncio.to_thread(work))
         self._writing.add_done_callback(retrieve_exception)

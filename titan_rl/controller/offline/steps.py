@@ -136,11 +136,11 @@ class DataSteps:
 def _means(metrics: StepMetrics, counts: dict[str, int]) -> dict[str, float]:
     """``counts``: how many a sum is over, by the end of its name."""
     ends = sorted(counts, key=len, reverse=True)
-    found = {}
+    means = {}
     for name, mean in metrics.loss_metrics.items():
         count = counts[next(end for end in ends if name.endswith(end))]
-        found[name] = mean * metrics.num_trained_tokens / max(count, 1)
-    return found
+        means[name] = mean * metrics.num_trained_tokens / max(count, 1)
+    return means
 
 
 def _label(example: Example) -> float:

@@ -76,13 +76,13 @@ class Size:
         spec = spec_of(hf, "", family, lora)
         with torch.device("meta"):
             model = spec.model.build()
-        named = [(name, p.numel()) for name, p in model.named_parameters()]
+        counts = [(name, p.numel()) for name, p in model.named_parameters()]
         layers: Counter[str] = Counter()
         experts: Counter[str] = Counter()
-        for name, count in named:
+        for name, count in counts:
             if name.startswith("layers."):
                 (experts if "experts." in name else layers)[name.split(".")[1]] += count
-        parameters = sum(count for _, count in named)
+        parameters = sum(count for _, count in counts)
         around = parameters - layers.total() - experts.total()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         return cls(parameters, trained, max(layers.values()), max(experts.values(), default=0), around)

@@ -230,15 +230,15 @@ def check_room(checked: Checked, longest: int) -> None:
     room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
     if longest <= room:
         return
-    said = f"leaves {room} tokens for prompts, but they have up to {longest}"
+    room_words = f"leaves {room} tokens for prompts, but they have up to {longest}"
     if positions < seq_len:
         raise ConfigError(
-            f"model.path = {checked.config.model.path!r} has {positions} positions, which {said}: take a model with "
-            f"more, or ask for less in task.options, or in the rows"
+            f"model.path = {checked.config.model.path!r} has {positions} positions, which {room_words}: take a model "
+            f"with more, or ask for less in task.options, or in the rows"
         )
     raise ConfigError(
-        f"training.seq_len = {seq_len} {said}: raise it (the model's {positions} positions are the limit), or ask for "
-        f"less in task.options"
+        f"training.seq_len = {seq_len} {room_words}: raise it (the model's {positions} positions are the limit), or "
+        f"ask for less in task.options"
     )
 
 
@@ -311,15 +311,15 @@ def check_placement(config: Config) -> None:
     """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
     if config.placement.mode != "colocated":
         return
-    asked = "placement.mode = 'colocated'"
+    setting = "placement.mode = 'colocated'"
     if config.rollout.max_staleness:
         raise ConfigError(
-            f"{asked}: generators sleep while the trainer works, so rollout.max_staleness = "
+            f"{setting}: generators sleep while the trainer works, so rollout.max_staleness = "
             f"{config.rollout.max_staleness} has no effect here; set it to 0"
         )
     if config.recovery.warm_spares:
         raise ConfigError(
-            f"{asked}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
+            f"{setting}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
         )
 
 

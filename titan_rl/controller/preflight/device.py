@@ -36,14 +36,14 @@ async def trainer_device(trainer: TrainerMesh, config: Config) -> TrainedOn:
     """Its first rank's; a CPU has one kind, about which nobody need be asked."""
     if is_on_cpu(config):
         return TrainedOn("cpu", torch=torch.__version__)
-    answers = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
-    answer, failure = answers[0]
+    replies = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
+    answer, failure = replies[0]
     if failure:
         raise RuntimeError(f"the trainer's first rank cannot say what it computes on: {failure}")
     return pickle.loads(answer)
 
 
-async def note_trainer_device(trainer: TrainerMesh, config: Config, record_event: RecordEvent) -> None:
+async def record_trainer_device(trainer: TrainerMesh, config: Config, record_event: RecordEvent) -> None:
     record_event(TRAINER_DEVICE, **asdict(await trainer_device(trainer, config)))
 
 

@@ -19,7 +19,7 @@ from titan_rl.records.run_directory.summary import Progress
 from titan_rl.records.statistics import Proportion
 
 
-class WayBack(ABC):
+class RecoveryBase(ABC):
     """Brings the trainer and the progress to one step."""
 
     def __init__(self, folder: CheckpointFolder, progress: Progress, log: Log):
@@ -46,9 +46,9 @@ class WayBack(ABC):
 
     async def load_newest(self, trainer: TrainerMesh) -> Path | None:
         """The checkpoint that trainer and progress are at now; None if none is complete."""
-        if (found := await self._newest_complete()) is None:
+        if (newest := await self._newest_complete()) is None:
             return None
-        path, state = found
+        path, state = newest
         await trainer.call(TrainerEndpoints.load_checkpoint(HostPath(path)))
         await trainer.begin_at(state.step)
         self.folder.drop_after(state.step)

@@ -13,7 +13,7 @@ class BadNumbersError(RuntimeError):
     """Too many batches in a row whose loss or gradient was not finite."""
 
 
-class BadStreak:
+class NonfiniteStreak:
     """Batches in a row with bad numbers. A step that is done again after a return to before it does not end the row."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class BadStreak:
             self.length = 0
 
 
-class BadBatches:
+class NonfiniteBatches:
     """Owns the count of bad batches in a row, and knows whether the weights are still numbers."""
 
     def __init__(
@@ -39,10 +39,10 @@ class BadBatches:
         record_metrics: RecordMetrics,
     ):
         self.settings, self.run_dir, self.log, self.record_metrics = settings, run_dir, log, record_metrics
-        self._streak = BadStreak()
+        self._streak = NonfiniteStreak()
         self.weights_are_finite = True
 
-    def none_in(self, step: int) -> None:
+    def end_streak(self, step: int) -> None:
         """All updates of a step were applied."""
         self._streak.good(step)
 
@@ -50,19 +50,19 @@ class BadBatches:
         """The weights are those of a checkpoint again."""
         self.weights_are_finite = True
 
-    async def met(self, step: int, answers: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
+    async def record(self, step: int, findings: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
         """Updates of a step were left out. ``is_lost``: all of them, so that another batch must make the step.
 
         Errors: BadNumbersError after ``recovery.max_bad_steps`` in a row.
         """
         self._streak.bad(step)
         count = self._streak.length
-        self.weights_are_finite = not any(answer.weights for answer in answers)
-        for answer in answers:
+        self.weights_are_finite = not any(answer.weights for answer in findings)
+        for answer in findings:
             self.log(f"step {step}: {answer}; the update was left out")
         self.record_metrics({"step": step, "bad_batches_in_a_row": count})
         if is_lost:
             kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
             self.log(f"its {num_groups} groups are discarded, and kept in {kept}")
         if count >= self.settings.max_bad_steps:
-            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {answers[-1]}")
+            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {findings[-1]}")

@@ -13,7 +13,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.batching import sft_batches, step_batches
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.device import tolerance_here
-from titan_rl.controller.recovery.catch_up import WayBack
+from titan_rl.controller.recovery.catch_up import RecoveryBase
 from titan_rl.data.callbacks import Log, RecordEvent
 from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts.stream import PromptStream, sft_stream
@@ -29,7 +29,7 @@ from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded
 from titan_rl.trainer.model.determinism import is_equal
 
 
-class Recovery(WayBack):
+class Recovery(RecoveryBase):
     """Brings prompt stream and ledger to that step, too."""
 
     def __init__(
@@ -100,8 +100,8 @@ class Recovery(WayBack):
         groups, batches = await self._batches(step)
         answers = await trainer.train(batches, step)
         self.progress.step = step
-        done = [answer for answer in answers if isinstance(answer, StepMetrics)]
-        again = trained_metrics(mean_metrics(done)) if done else {}
+        steps = [answer for answer in answers if isinstance(answer, StepMetrics)]
+        again = trained_metrics(mean_metrics(steps)) if steps else {}
         if recorded is None:  # the run ended before it was told
             self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})
             recorded = again
