@@ -111,7 +111,7 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def join_torchrun(world: World) -> None:
-    """One of several processes that torchrun has started: any rank but 0 becomes a host, and does not come back."""
+    """Announce this process to torchrun's others. Any rank but 0 becomes a host and does not return."""
     from titan_rl.mesh.launch.torchrun import announce, serve
 
     announce(world)
@@ -149,14 +149,15 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
 
 
 def relieve_collector() -> None:
-    """Python's collector looked for cycles among a million objects of libraries and in every step's rollouts, again and
-    again: a third of the time that a sample costs the controller (``titan-rl bench controller``)."""
+    """Freeze library objects for the garbage collector, and let it run seldom.
+
+    Its scans were a third of the controller's time for a sample (``titan-rl bench controller``)."""
     gc.freeze()
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 
 async def run_to_end(session: "Session") -> int:
-    """A session from its start to its end, whatever that is; the exit code."""
+    """Drive a session from start to end; the exit code."""
     from titan_rl.controller.loop.shutdown import Lost, Stopped
     from titan_rl.controller.session import one_line
 
@@ -208,7 +209,7 @@ def _stop_on_signals(session: "Session") -> None:
 
 
 def add_arguments(parser: Parser) -> None:
-    """What both doors to a run take, besides overrides."""
+    """Add the arguments of both entry points, besides overrides."""
     parser.add_argument("file", nargs="?", help="TOML of the run, or the name of one that comes with titan_rl")
     parser.add_argument("--resume", action="store_true", help="go on with the newest run of that file, where it was")
     parser.add_argument(

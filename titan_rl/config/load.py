@@ -69,7 +69,7 @@ def nearest_key(key: str, section: str, names: Iterable[str]) -> str:
 
 
 def nearest_section(name: str) -> str:
-    """The same for a section that there is not."""
+    """A hint for an unknown section."""
     if why := other_names.SECTIONS_NOT_HERE.get(name):
         return f"there is none here: {why}; leave it out"
     there = other_names.SECTIONS.get(name)
@@ -142,7 +142,9 @@ def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
 def overriding(
     dotted: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> dict[str, dict[str, Any]]:
-    """Both as one nested table. Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
+    """Overrides of both forms as one nested table.
+
+    Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
     tables: dict[str, dict[str, Any]] = {name: dict(_table(name, values)) for name, values in sections.items()}
     for name, value in dotted.items():
         *path, key = name.split(".")
@@ -164,7 +166,7 @@ def _table(name: str, values: Any) -> Any:
 
 
 def override_arguments(overrides: dict[str, Any]) -> list[str]:
-    """What ``parse_overrides`` makes that table of."""
+    """Arguments that ``parse_overrides`` turns into a table."""
     return list(_overrides(overrides, ""))
 
 
@@ -266,12 +268,12 @@ def _without_switched_off(tables: dict[str, Any], overrides: dict[str, Any]) -> 
 
 
 def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:
-    """The same but for these. Errors: as ``load_config``."""
+    """Configuration with overrides. Errors: as ``load_config``."""
     return load_config(None, _merge(written(config), overrides))
 
 
 def written(config: Config) -> dict[str, Any]:
-    """All sections as a TOML would write them; of TorchTitan's, what was written."""
+    """All sections as TOML tables; of TorchTitan's, the keys that were set."""
     return as_dict(config) | config.titan
 
 

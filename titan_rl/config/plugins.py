@@ -30,7 +30,7 @@ def is_reference(name: str) -> bool:
 
 
 def resolve(setting: str, reference: str, folders: Sequence[str]) -> Any:
-    """What ``reference`` names. ``setting``: the key that it was written under, for messages. Errors: ConfigError."""
+    """Object that ``reference`` names. ``setting``: its key, for messages. Errors: ConfigError."""
     label = f"{setting} = {reference!r}"
     if not _FORM.fullmatch(reference):
         raise ConfigError(f"{label} must look like 'module:name', such as 'my_reward:reward'")
@@ -45,8 +45,8 @@ def resolve(setting: str, reference: str, folders: Sequence[str]) -> Any:
 
 
 def reference_to(setting: str, function: Callable) -> str:
-    """What names a function of a module. Errors: ConfigError for one of a cell or of another function, which no other
-    process could import."""
+    """Reference to a function of a module. Errors: ConfigError for one that no other process could import, such as
+    a function of a cell."""
     module, name = getattr(function, "__module__", "__main__"), getattr(function, "__qualname__", "<lambda>")
     if module == "__main__" or not _FORM.fullmatch(f"{module}:{name}"):
         raise ConfigError(
@@ -57,7 +57,7 @@ def reference_to(setting: str, function: Callable) -> str:
 
 
 def forget(reference: str, folders: Sequence[str]) -> None:
-    """A module of these folders is imported anew when it is next named."""
+    """Unload a module of these folders, so that its next use imports it again."""
     name = reference.partition(":")[0]
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is not None and any(Path(folder).resolve() in Path(file).resolve().parents for folder in folders):

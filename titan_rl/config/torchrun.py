@@ -57,15 +57,15 @@ class World:
 
 
 def number_of(environment: Mapping[str, str], name: str) -> int:
-    """What a launcher has set a variable to; 0 if it is not set. Errors: ConfigError."""
+    """Number in an environment variable; 0 if unset. Errors: ConfigError."""
     text = environment.get(name) or "0"
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise ConfigError(f"{name} = {text!r:.60} in the environment is no number of processes: unset {name}")
+        raise ConfigError(f"{name} = {text!r:.60} in the environment is not a process count: unset {name}")
     return int(text)
 
 
 def world_of(environment: Mapping[str, str]) -> World | None:
-    """None where torchrun started nothing. Errors: ConfigError."""
+    """Rank and size from torchrun's environment; None without torchrun. Errors: ConfigError."""
     if "TORCHELASTIC_RUN_ID" not in environment or not environment.get("WORLD_SIZE", "").isdecimal():
         return None
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
@@ -157,7 +157,7 @@ def _shards(table: dict[str, Any], others: int, size: int) -> Any:
 
 
 def record_run(world: World, run: Path) -> None:
-    """So that the next start finds it."""
+    """Record the run directory for the job's next start."""
     if world.error_file is not None:
         (world.job / _RUN).write_text(json.dumps(str(run.absolute())))
 
@@ -173,7 +173,7 @@ def earlier_run(world: World) -> str | None:
 
 
 def report_to_torchrun(world: World, why: str) -> None:
-    """torchrun prints it as the reason of its failure."""
+    """Write the reason of a failure for torchrun to print."""
     if world.error_file is None:
         return
     details = {"py_callstack": why, "timestamp": str(int(time.time()))}

@@ -44,12 +44,12 @@ def _begin_as_policy(config: Config, algorithm: Algorithm) -> list[str]:
 
 
 def kept_policy(config: Config, algorithm: Algorithm, run_dir: RunDir) -> str:
-    """Where it is, or will be; "" if the run keeps none."""
+    """Directory of the policy before step 1; "" if the run keeps none."""
     return str(run_dir.kept_policy.absolute()) if keeps_policy(config, algorithm) else ""
 
 
 def check_kept(config: Config, algorithm: Algorithm, run_dir: RunDir, what: str) -> None:
-    """``what``: cannot be done without it. Errors: ConfigError if the policy was kept, and is gone."""
+    """Check that the kept policy exists. ``what`` needs it, for the message. Errors: ConfigError."""
     if keeps_policy(config, algorithm) and not (run_dir.kept_policy / "config.json").is_file():
         whose = " and the ".join(_begin_as_policy(config, algorithm))
         raise ConfigError(f"{run_dir.kept_policy}, the {whose} of this run, is gone: {what} needs it; put it back")

@@ -40,7 +40,7 @@ _OPTIONS = {
 
 
 def key_help() -> str:
-    """All sections, ours first; then the keys that only some algorithms and tasks have."""
+    """Help text of all sections, ours first; then keys of single algorithms and tasks."""
     ours = get_type_hints(Config)
     lines = [line for section in OUR_SECTIONS for line in _section(section, ours[section], {})]
     for section, (cls, known) in titan_keys().items():

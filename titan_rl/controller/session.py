@@ -182,7 +182,7 @@ class Session:
         await self.close(error)
 
     async def start(self) -> "Session":
-        """All actors up, and the run at its first step, or at the one that it was left at."""
+        """Start all actors; the run is then at its first step, or at its last one."""
         self.log(f"run directory {self.run_dir.root}")
         self.display.enter("starting the actors")
         if self._ranks is not None:
@@ -211,7 +211,7 @@ class Session:
         return self._rollout_controller(meshes, recovery)
 
     async def step(self, count: int = 1) -> None:
-        """``count`` steps more; beyond ``training.steps`` there are none."""
+        """Run ``count`` steps, at most up to ``training.steps``."""
         for _ in range(count):
             if self.progress.step >= self.progress.steps_asked:
                 return
@@ -220,18 +220,18 @@ class Session:
             self.progress.seconds_training += time.perf_counter() - start
 
     async def run(self) -> None:
-        """All steps that are left, the evaluation after them, a checkpoint and the model."""
+        """Run the remaining steps, the evaluation, a checkpoint and the export."""
         while self.progress.step < self.progress.steps_asked:  # which may go back, to a checkpoint
             await self.step()
         await self.controller.finish()
         self._is_finished = True
 
     async def reported(self) -> None:
-        """Until what the last step measured is written down, when its weights are live."""
+        """Wait until the last step's metrics are written, with its weights live."""
         await self.controller.reported()
 
     async def evaluate(self) -> Proportion | HeldOut:
-        """Held-out accuracy as of now, or what held-out data says."""
+        """Held-out accuracy now, or loss and accuracy on held-out data."""
         return await self.controller.evaluate(f"at step {self.progress.step}")
 
     async def save(self) -> None:
@@ -239,7 +239,7 @@ class Session:
         await self.controller.save()
 
     def stop(self) -> None:
-        """Have the run end after the step at hand: its driver meets Stopped."""
+        """Stop the run after the current step; its driver gets Stopped."""
         if not self.stop_request.is_requested:
             self.log(stopping(self.run_dir, self.config_file))
         self.stop_request.ask()
@@ -371,7 +371,7 @@ class Session:
         return OfflineController(self.run_dir, self.stop_request, parts)
 
     def record_event(self, kind: str, **fields: Any) -> None:
-        """Something happened that the run's records must hold."""
+        """Record an event; process ids too, where it changes them."""
         self.events.write(kind, **fields)
         if kind in _CHANGES:
             self._write_pids()
@@ -389,6 +389,6 @@ def _started(part: T | None) -> T:
 
 
 def one_line(error: BaseException) -> str:
-    """What failed and why, from an error that may hold the traceback of another process."""
+    """Error as one line, without the traceback of another process in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")

@@ -33,7 +33,7 @@ def make_meshes(
     needs: Needs = NO_NEEDS,
     **options: Unpack[MeshOptions],
 ) -> Meshes:
-    """Nothing is started yet. ``needs``: the algorithm's."""
+    """Meshes of a run, not started. ``needs``: the algorithm's."""
     own = [role for role in needed_roles(needs) if getattr(config, role).placement == "own"]
     learned = own_learned(config, needs)
     return Meshes(

@@ -85,4 +85,4 @@ def _check_bytes(tensors: dict[str, StoredTensor], begin: int, size: int) -> Non
             raise ValueError(f"{name} begins at byte {tensor.start}, and what is before it ends at byte {end}")
         end = tensor.stop
     if end != size:
-        raise ValueError(f"it has {size} bytes, and its header tells of {end}")
+        raise ValueError(f"it has {size} bytes, and its header describes {end}")

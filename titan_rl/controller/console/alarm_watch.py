@@ -1,4 +1,4 @@
-"""Alarms of a run as it goes (records/alarms/alarms.py): said when one is raised, and in every step's metrics."""
+"""Alarms of a running run (records/alarms/alarms.py): logged when raised, and a metric of every step."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class AlarmWatch:
             self._records[step] = self._records[step] | {"held_out_accuracy": accuracy}
 
     def update(self, record: dict[str, float]) -> dict[str, float]:
-        """What to add to a step's record: 1 for each alarm that stands after it. A step may be done again."""
+        """Alarm columns of a step's record, 1 for each active alarm. A step may be repeated."""
         step = record["step"]
         for again in [number for number in reversed(self._records) if number >= step]:
             del self._records[again]

@@ -1,4 +1,4 @@
-"""What a run says last: how it ended, what it leaves and where, and what to do next. Pure."""
+"""Summary lines at the end of a run: outcome, files, next commands. Pure."""
 
 import shlex
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from titan_rl.records.run_directory.summary import Progress
 
 
 def resume_command(run_dir: RunDir, config_file: str | None) -> str:
-    """What goes on with it."""
+    """Command that resumes the run."""
     parts = ["titan-rl", "train", *([config_file] if config_file else []), "--resume", "--run.dir", str(run_dir.root)]
     return shlex.join(parts)
 
@@ -53,7 +53,7 @@ def _next_commands(steps_done: int, num_steps: int, run_dir: RunDir, config_file
 
 
 def _dtype(folder: Path) -> str | None:
-    """What a model's config.json says; None if there is none, or it says none."""
+    """Dtype in a model's config.json; None without either."""
     try:
         config = read_json(folder / "config.json")
         return config.get("dtype") or config.get("torch_dtype")

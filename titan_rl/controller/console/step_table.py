@@ -110,7 +110,7 @@ def step_table(records: list[dict[str, float]], width: int, height: int) -> Tabl
 def panel(
     headline: str, records: list[dict[str, float]], sample: Sample | None, width: int, height: int
 ) -> RenderableType:
-    """All of it, within that many lines of that many characters."""
+    """Headline, step table and sample within ``height`` lines of ``width`` characters."""
     lines: list[RenderableType] = [Text(headline, no_wrap=True, overflow="ellipsis", style="bold")]
     if records:
         lines.append(step_table(records, width, height - _OTHER_LINES))

@@ -26,7 +26,7 @@ _ROLES = ("reference", "critic", "implicit_reward", "reward_model", "teacher")
 
 
 async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list[Change]:
-    """Between two steps. ``overrides``: by nested tables, as a TOML has them.
+    """Change settings between two steps. ``overrides``: nested tables, as in a TOML.
 
     Errors: ConfigError, with nothing changed; SaveError if there can be no boundary; an actor's fault."""
     settings, effects = flat(overrides), _effects(session, flat(overrides))

@@ -103,7 +103,7 @@ class LiveSession(RunView):
     # the loop
 
     async def step(self, count: int = 1) -> pd.DataFrame:
-        """``count`` steps more; what they measured. Errors: RunEnded; what ends the run, which is then closed."""
+        """Run ``count`` steps; their metrics. Errors: RunEnded; what ends the run, which is then closed."""
         if self.is_running:
             raise RunEnded("the run goes on in the background: await session.pause() before single steps")
         self._check_no_own()
@@ -115,12 +115,12 @@ class LiveSession(RunView):
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on in the background."""
+        """Whether steps run in the background."""
         return self._background is not None and not self._background.done() and self._may_go.is_set()
 
     def run(self) -> asyncio.Task[None]:
-        """All steps that are left, in the background, the evaluation after them, a checkpoint and the model. Await what
-        this gives to wait for the end."""
+        """Run the remaining steps, the evaluation, a checkpoint and the export in the background. Await the task to
+        wait for the end."""
         self._check_open()
         self._may_go.set()
         if self._background is None:  # one that failed has ended the session
@@ -140,7 +140,7 @@ class LiveSession(RunView):
             await self.session.step()
 
     async def pause(self) -> None:
-        """After the step at hand, which is waited for. ``resume`` goes on."""
+        """Pause after the current step, and wait for it. ``resume`` goes on."""
         self._check_open()
         self._may_go.clear()
         async with self._turn:
@@ -196,11 +196,11 @@ class LiveSession(RunView):
         return await self._in_turn(self._own.sample)
 
     def batch(self, groups: list[Group]) -> Batch:
-        """The groups of ``sample``, with their advantages, as the trainer takes them."""
+        """Batch of the groups of ``sample`` with their advantages."""
         return self._at_hand.batch(groups)
 
     async def publish(self) -> pd.DataFrame:
-        """The weights go to the generators, and the step is over; what it measured."""
+        """Publish the weights and end the step; its metrics."""
         await self._in_turn(self._at_hand.publish)
         self._own = None
         await self._in_turn(self.session.reported)
@@ -253,7 +253,7 @@ class LiveSession(RunView):
         temperature: float | None = None,
         seed: int | None = None,
     ) -> list[str]:
-        """What the policy, as the generators have it, answers to texts or conversations.
+        """Answers of the generators' policy to texts or conversations.
 
         Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at."""
         self._check_open()

@@ -36,7 +36,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """Of steps, on average: a bar of what their time was spent on."""
+    """Bar of the average time of a step by phase."""
 
     seconds: dict[str, float]
     """By phase; ``seconds_step`` is the whole."""
@@ -59,7 +59,7 @@ def _part(name: str, seconds: float, colour: str, whole: float) -> str:
 
 
 def time_bar(metrics: pd.DataFrame, last: int = 20) -> TimeBar | None:
-    """Of the last steps of a run; None before the first."""
+    """Time bar of the last steps of a run; None before the first."""
     if "seconds_step" not in metrics:
         return None
     columns = [name for name in (*_PHASES, "seconds_step") if name in metrics]

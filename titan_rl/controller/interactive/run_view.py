@@ -44,7 +44,7 @@ class RunView:
 
     @property
     def is_active(self) -> bool:
-        """Whether a process drives it now."""
+        """Whether a process drives the run now."""
         return self.run_dir.is_in_use()
 
     @property
@@ -108,12 +108,12 @@ class RunView:
 
     @property
     def curves(self) -> Picture | None:
-        """Its metrics over its steps; None before the first."""
+        """Plot of the metrics over steps; None before the first."""
         return Picture(figure) if (figure := figure_of(self.root)) is not None else None
 
     @property
     def time(self) -> TimeBar | None:
-        """Where the time of its last steps goes; None before the first."""
+        """Time of the last steps by phase; None before the first."""
         return time_bar(self.metrics)
 
     def follow(self, what: Literal["actors", "curves", "time"] = "actors") -> LivePlot:
@@ -136,7 +136,7 @@ class RunView:
 
     @property
     def events(self) -> pd.DataFrame:
-        """Who started, died and was replaced, and when."""
+        """Events of the run: starts, deaths, replacements, a row each."""
         return Table(read_events(self.root))
 
     @property
@@ -149,7 +149,7 @@ class RunView:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to; empty while it goes on."""
+        """Contents of summary.json; empty while the run is active."""
         with suppress(OSError, ValueError, TypeError):
             return dict(read_json(self.run_dir.summary))
         return {}

@@ -46,25 +46,25 @@ def token_table(batch: Batch, logprobs: dict[tuple[int, int], np.ndarray]) -> pd
 
 
 class TrainerHandle:
-    """What a person asks of the trainer's ranks, between two steps."""
+    """Calls to the trainer's ranks between two steps."""
 
     def __init__(self, meshes: Callable[[], Meshes], in_turn: InTurn, custom_step: Callable[[], CustomStep]):
         """``in_turn``: runs a coroutine when no other runs. ``custom_step``: the current one, or an error."""
         self._meshes, self._in_turn, self._custom_step = meshes, in_turn, custom_step
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
-        """The gradients of the step at hand; loss and gradient norm, or whose numbers are no numbers."""
+        """Gradients of the current step; loss and gradient norm, or the samples with NaN or Inf."""
         own = self._custom_step()
         return await self._in_turn(lambda: own.forward_backward(batch))
 
     async def optim_step(self) -> StepMetrics | None:
-        """The update. The step then counts, with its rollouts on record and its samples in the ledger; None if bad
-        numbers kept it from being one."""
+        """Update of the weights, which completes the step in records and ledger; None if it was skipped as
+        non-finite."""
         return await self._in_turn(self._custom_step().optim_step)
 
     async def logprobs(self, batch: Batch) -> pd.DataFrame:
-        """What ``forward_backward(batch)`` found of each token that it trained on, beside the generator's word: a row
-        for each, with its sample and its ``place`` among the sample's trained tokens.
+        """Logprobs of trainer and generator after ``forward_backward(batch)``: a row for each trained token, with its
+        sample and its ``place`` among the sample's trained tokens.
 
         Errors: ValueError if another pass was the last one."""
         groups = list(range(len(batch.rows)))
@@ -76,7 +76,7 @@ class TrainerHandle:
         return token_table(batch, logprobs_of_row)
 
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
-        """``function(learner)`` of each rank, by the rank's name; results must pickle.
+        """Results of ``function(learner)`` on each rank, by the rank's name; they must pickle.
 
         The learner is trainer/step/learner.py's, or trainer/roles/learned_worker.py's on the ranks of a role.
 

@@ -62,7 +62,7 @@ Update = Callable[[int], Awaitable[list[StepMetrics | BadNumbers]]]
 
 @dataclass(frozen=True)
 class Components:
-    """What the loop asks. Each owns its own state, and none of them knows the loop."""
+    """Components of the loop. Each owns its own state, and none knows the loop."""
 
     meshes: Meshes
     queue: RolloutQueue
@@ -75,7 +75,7 @@ class Components:
 
 
 class Controller(Loop):
-    """Owns the order of things."""
+    """Loop of a run with generators. Owns the order of stages."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Controller(Loop):
             await self.save()  # something to go back to from the first step on
 
     async def resume(self) -> None:
-        """To where the ledger says that the run was, from the newest checkpoint or, without one, from the beginning.
+        """Catch up to the ledger's last step, from the newest checkpoint or from the beginning.
 
         The steps between are trained again from the rollouts that were written down; nothing is sampled twice.
         """
@@ -179,7 +179,7 @@ class Controller(Loop):
         await self.shutdown.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
-        """What is under way besides the step at hand."""
+        """Cancel sampling and weight sync beside the current step."""
         self.queue.cancel()
         self.weights.cancel()
 
@@ -192,7 +192,7 @@ class Controller(Loop):
         await self.publish(StepReport(self.progress.step, collected, batches, metrics, timer))
 
     async def publish(self, report: StepReport) -> None:
-        """The weights of a step, which is reported when they are live; and what is due after it."""
+        """Publish the weights of a step, report it when they are live, evaluate and save if due."""
         self.reporter.enter(report.step, "publishing")
         await self.weights.until_live()
         await self._send_weights(report.step, partial(self._report, report))
@@ -216,7 +216,7 @@ class Controller(Loop):
                 return collected, batches, metrics
 
     def batches(self, groups: list[Group]) -> list[Batch]:
-        """One for each update of a step."""
+        """Batches of a step, one for each update."""
         return step_batches(groups, self.algorithm, self.config, self.layout)
 
     async def sample(self) -> Collected:
@@ -236,15 +236,15 @@ class Controller(Loop):
         write = asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, collected.groups)
         writing = asyncio.create_task(write)
         self._is_between_steps = False
-        answers = await update(step)
+        results = await update(step)
         await writing
-        return await self._count(step, collected, answers)
+        return await self._count(step, collected, results)
 
     async def _count(
-        self, step: int, collected: Collected, answers: list[StepMetrics | BadNumbers]
+        self, step: int, collected: Collected, results: list[StepMetrics | BadNumbers]
     ) -> StepMetrics | None:
         """Settle a batch of which these updates came; None if none was applied."""
-        parts = list(zip(update_parts(collected.groups, self.config.algorithm), answers, strict=True))
+        parts = list(zip(update_parts(collected.groups, self.config.algorithm), results, strict=True))
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
         bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
         if trained:
@@ -254,22 +254,22 @@ class Controller(Loop):
             self.progress.step = step
         self._is_between_steps = True  # not before: what cannot be written down did not happen, so it is not saved
         if bad:
-            await self._after_bad_numbers(step, answers, bad, is_lost=not trained)
+            await self._after_bad_numbers(step, results, bad, is_lost=not trained)
         else:
             self.nonfinite_batches.end_streak(step)
         if self.progress.step != step:
             return None
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
-        return mean_metrics([answer for answer in answers if isinstance(answer, StepMetrics)])
+        return mean_metrics([answer for answer in results if isinstance(answer, StepMetrics)])
 
     async def _after_bad_numbers(
-        self, step: int, answers: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
+        self, step: int, results: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
     ) -> None:
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
             self.queue.give_back_batch()
-        findings = [answer for answer in answers if isinstance(answer, BadNumbers)]
+        findings = [answer for answer in results if isinstance(answer, BadNumbers)]
         await self.nonfinite_batches.record(step, findings, len(bad), is_lost)
         if self.config.recovery.bad_numbers == "rollback":
             await self._roll_back()
@@ -306,7 +306,7 @@ class Controller(Loop):
         return every > 0 and self.progress.step % every == 0
 
     async def reported(self) -> None:
-        """Until the last step is."""
+        """Wait until the last step is reported."""
         await self.weights.until_live()
         await self.step_recorder.written()
 

@@ -1,4 +1,4 @@
-"""What a run says of itself: each step's record, evaluations, slow actors, disagreement, events."""
+"""Reports of a run: step records, evaluations, stragglers, trainer-generator disagreement, events."""
 
 import time
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class PhaseTimer:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What is known of a step when its weights are live."""
+    """Results of a step when its weights are live."""
 
     step: int
     collected: Collected
@@ -79,7 +79,7 @@ class Reporter:
         self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
 
     def enter(self, step: int, phase: str) -> None:
-        """What the run does now, for anyone who looks at its directory."""
+        """Set the phase in the display and the run directory."""
         self.display.enter(phase)
         with unless_full():
             self.run_dir.phase.write_text(f"{step} {phase}")
@@ -91,7 +91,7 @@ class Reporter:
         self._warn_of_disagreement(report.step, report.metrics)
 
     def trained(self, record: dict[str, float], sample: Sample | None = None) -> None:
-        """What is known of a step, and one of its answers."""
+        """Record and show a step's metrics with one of its answers."""
         self._tell_stragglers(int(record["step"]))
         self.metrics.write(record | self.stragglers.slowest())
         self.display.step(record, sample)
@@ -120,7 +120,7 @@ class Reporter:
         return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(prompt_tokens, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:
-        """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""
+        """Cost of ``[filter]``: groups sampled for each trained one, and the share of each reason."""
         if not self.config.filter.is_on:
             return {}
         count = len(collected.sampled)
@@ -128,7 +128,7 @@ class Reporter:
         return {"sampled_per_trained": count / len(collected.groups)} | shares
 
     def collected(self, step: int, batch: Collected) -> None:
-        """Say once where a batch could not be filled."""
+        """Warn once of a batch below its size."""
         batch_size = self.config.rollout.prompts_per_step
         if len(batch.groups) < batch_size and not self._has_told_short:
             self._has_told_short = True
@@ -139,7 +139,7 @@ class Reporter:
             )
 
     def curriculum_updated(self, step: int, curriculum_metrics: dict[str, float]) -> None:
-        """What the curriculum has to say of a step, if there is one."""
+        """Record the curriculum's metrics of a step, if any."""
         if curriculum_metrics:
             self.metrics.write({"step": step} | curriculum_metrics)
 
@@ -157,7 +157,7 @@ class Reporter:
             )
 
     def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
-        """A sample could not be scored. Every one is an event; the same reason is said once."""
+        """Record a scoring failure as an event; each reason is logged once."""
         self.record_event("score_failed", prompt=prompt_id, sample=sample, why=why)
         if why not in self._failures_told:
             self._failures_told.add(why)
@@ -170,7 +170,7 @@ class Reporter:
         self.display.log(f"held-out accuracy {when}: {result}")
 
     def data_evaluated(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
-        """What held-out data says: the loss, and of pairs how often the better answer is preferred."""
+        """Record loss on held-out data and, of pairs, preference accuracy."""
         record = metrics | ({"accuracy": accuracy.value} if accuracy else {})
         self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in record.items()})
         preferences = f", preferences {accuracy}" if accuracy else ""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Somebody asked the run to end."""
+    """The run was stopped on request."""
 
     def __init__(self, why: str = ""):
         """``why``: what forced it; empty if it is the user's wish."""
@@ -36,7 +36,7 @@ class Lost(Exception):
 
 
 class StopRequest:
-    """Asked for once, by a signal, by a program, or since the run has lost what it cannot go on without."""
+    """Request to stop the run: by a signal, a program, or a fatal loss. It stands once made."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -83,7 +83,7 @@ class StopRequest:
 
 
 class Shutdown:
-    """Asks the trainer for its last state. Whoever drives the loop says whether that is between two steps."""
+    """Last checkpoint and export of a run. The loop passes whether the trainer is between two steps."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ _COMPARED = ("loss", "grad_norm")
 
 @dataclass(frozen=True)
 class DataComponents:
-    """What the loop asks. Each owns its own state, and none of them knows the loop."""
+    """Components of the loop. Each owns its own state, and none knows the loop."""
 
     meshes: Meshes
     steps: DataSteps
@@ -52,7 +52,7 @@ class DataComponents:
 
 
 class OfflineController(Loop):
-    """Owns the order of things."""
+    """Loop of a run on data files. Owns the order of stages."""
 
     def __init__(self, run_dir: RunDir, stop: StopRequest, parts: DataComponents):
         self.run_dir, self.stop, self.frozen = run_dir, stop, parts.frozen
@@ -142,16 +142,16 @@ class OfflineController(Loop):
         """A step on all rows that are drawn for it; without those whose numbers are not finite, once they are known."""
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
-        batch, answer = await self._attempt(step)
-        while isinstance(answer, BadNumbers) and self.progress.step < step:
-            batch, answer = await self._attempt(step)
+        batch, result = await self._attempt(step)
+        while isinstance(result, BadNumbers) and self.progress.step < step:
+            batch, result = await self._attempt(step)
         timer.end("train")
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
-        if isinstance(answer, StepMetrics):
+        if isinstance(result, StepMetrics):
             self.nonfinite_batches.end_streak(step)
-            self.reporter.trained(self._record(step, batch, answer, timer))
-            self._compare(step, answer)
+            self.reporter.trained(self._record(step, batch, result, timer))
+            self._compare(step, result)
 
     async def _attempt(self, step: int) -> tuple[Batch, StepMetrics | BadNumbers]:
         """After bad numbers, which change nothing, the step is still to be done if rows are to blame. If none is, it
@@ -159,14 +159,14 @@ class OfflineController(Loop):
 
         Errors: BadNumbersError."""
         self._is_between_steps = False
-        batch, answer = await self.steps.train(self.trainer, step)
-        is_done = isinstance(answer, StepMetrics) or not self._leave_out(step, answer)
+        batch, result = await self.steps.train(self.trainer, step)
+        is_done = isinstance(result, StepMetrics) or not self._leave_out(step, result)
         self.progress.step, self._is_between_steps = step if is_done else step - 1, True
-        if isinstance(answer, BadNumbers):
+        if isinstance(result, BadNumbers):
             if is_done:
                 self.reporter.metrics.write({"step": step, UPDATE_LEFT_OUT: 1})
-            await self.nonfinite_batches.record(step, [answer], len(self.steps.examples(step)), is_lost=False)
-        return batch, answer
+            await self.nonfinite_batches.record(step, [result], len(self.steps.examples(step)), is_lost=False)
+        return batch, result
 
     def _leave_out(self, step: int, finding: BadNumbers) -> bool:
         """From this step on leave out the rows that bad numbers came from. False if that is no remedy: where weights

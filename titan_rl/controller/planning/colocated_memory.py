@@ -32,7 +32,7 @@ def held_at_turn(
 
 
 def peak(holds: Sequence[tuple[str, Bytes]], in_turns: Collection[str], aside: Collection[str]) -> float:
-    """The larger of the two."""
+    """Largest number of bytes held at once, in either turn."""
     return max(held_at_turn(holds, in_turns, engines=engines, aside=aside) for engines in (True, False))
 
 

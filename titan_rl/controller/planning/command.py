@@ -27,7 +27,7 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    """Errors: ConfigError."""
+    """Print the plan of a run. Errors: ConfigError."""
     from titan_rl.controller.planning import planner as planning
     from titan_rl.controller.planning.forecast.scenarios import Lengths
 

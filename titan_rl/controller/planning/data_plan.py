@@ -20,7 +20,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class DataLengths:
-    """Of the data: a line for people, and the mean of its lengths; None: it was not looked at."""
+    """Token counts of prompts or rows, with a line for people. None: not measured."""
 
     line: str
     mean: float | None = None
@@ -31,7 +31,7 @@ class DataLengths:
 
 
 def measure_data(checked: Checked) -> DataLengths:
-    """Errors: ConfigError for a row that cannot be one, and for what does not fit into a row or into the positions."""
+    """Lengths of prompts or rows in tokens. Errors: ConfigError for an invalid row or one that is too long."""
     what = "rows of data.file" if checked.config.data.file else "prompts"
     if why := next(_hindrances(checked), ""):
         return DataLengths(f"{what}: not looked at, {why}")

@@ -47,7 +47,7 @@ class Machine:
 
 
 def machine_of(checked: Checked) -> Machine | None:
-    """Of a run: its hosts' GPUs, as they are said to be, or this machine's. None: it is on a CPU."""
+    """GPUs of a run's hosts by its configuration, or of this machine. None: a CPU."""
     hosts, launcher = checked.config.hosts, checked.host_launcher
     if not hosts.is_on:
         return this_machine()
@@ -56,12 +56,12 @@ def machine_of(checked: Checked) -> Machine | None:
 
 
 def machine_of_hosts(hosts: HostsConfig, count: int) -> Machine | None:
-    """Of so many, as ``[hosts]`` says they are. None: they work on their cores."""
+    """GPUs of ``count`` hosts by ``[hosts]``. None: they compute on CPUs."""
     return Machine(hosts.gpus, hosts.gpu_memory_gib * GIB, count) if hosts.gpus and count else None
 
 
 def this_machine() -> Machine | None:
-    """None where there is no GPU."""
+    """GPUs of this machine; None without."""
     if DEVICE_TYPE == "cpu":
         return None
     module = torch.get_device_module(DEVICE_TYPE)
@@ -71,7 +71,7 @@ def this_machine() -> Machine | None:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """Of a whole run. ``needs`` by GPU, in the order of the processes; ``on_host``: of each host's own memory."""
+    """Placement and memory of a run. ``needs`` by GPU, in process order; ``on_host``: of each host's memory."""
 
     machine: Machine
     table: DeviceTable
@@ -91,14 +91,14 @@ class DevicePlan:
 
     @cached_property
     def devices(self) -> Devices:
-        """What the mesh is told."""
+        """Device table and memory limits for the mesh."""
         engines = [need for needs in self.needs.values() for need in needs if need.process.startswith(GENERATOR)]
         whole = max((need.total for need in engines), default=0.0) / self.machine.memory
         return Devices(self.table, self.kv_cache / GIB, min(max(whole, 0.01), 0.99))
 
 
 class Models:
-    """Of a configuration: its models, and what each process of a role holds of them."""
+    """Models of a configuration, and the memory of each role's processes."""
 
     def __init__(self, checked: Checked, cached: "Models | None" = None):
         """``cached``: of another configuration that has the same models, which are not counted again."""
@@ -145,7 +145,7 @@ class Models:
         return needs | passing_rank(self.hf, size, titan, learns=learns)
 
     def snapshots(self, role: str) -> float:
-        """Of a rank, in its host's memory."""
+        """Bytes of a rank's snapshots in host memory."""
         if not self.config.recovery.snapshot_every:
             return 0.0
         if role != TRAINER:

@@ -1,4 +1,4 @@
-"""A placement on GPUs, told to people and to programs (device_plan.py makes it)."""
+"""Report of a placement on GPUs (device_plan.py), as text and as JSON."""
 
 from typing import Any
 
@@ -9,8 +9,7 @@ from titan_rl.mesh.resources.devices import GENERATOR, Seat
 
 
 def fit_and_place(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePlan | None, list[str]]:
-    """A run as it can be had here, where its processes go (None: on a CPU), and lines for people, if there is something
-    to tell.
+    """Run that fits this machine, its placement (None: on a CPU), and lines for people.
 
     Errors: ConfigError for what cannot fit.
     """
@@ -22,7 +21,7 @@ def fit_and_place(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, D
 
 
 def placement_lines(plan: DevicePlan) -> list[str]:
-    """For people: who is where, and what each holds. GPUs that are alike share a line."""
+    """Lines about processes and memory by GPU. Equal GPUs share a line."""
     machine = plan.machine
     first = f"placement on {machine.hosts} x {machine.devices_per_host} GPUs of {machine.memory / GIB:.1f} GiB"
     turns = "; trainer and generators take turns" if plan.in_turns else ""
@@ -83,7 +82,7 @@ def _host_words(need: Need) -> str:
 
 
 def as_json(plan: DevicePlan) -> dict[str, Any]:
-    """The same for programs; sizes in bytes."""
+    """Placement as JSON; sizes in bytes."""
 
     def entries(needs: list[Need]) -> list[dict[str, Any]]:
         return [{"name": need.process, "bytes": need.bytes_by_reason} for need in needs]

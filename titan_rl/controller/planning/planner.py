@@ -50,12 +50,12 @@ OWN_TABLES = ("shape", "rates")
 """Of what is given as ``--table.key value``, those that are no section of a run."""
 
 PlanReport = tuple[list[str], dict[str, Any]]
-"""Lines for people, and the same for programs."""
+"""Report as lines of text, and as a JSON table."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Beside the run's own settings."""
+    """Options of ``titan-rl plan`` beside the run's settings."""
 
     device: str | None = None
     """One of devices.toml; None: an H100 where there are GPUs, and no seconds for a CPU."""
@@ -74,7 +74,7 @@ class PlanRequest:
         return bool(self.device or self.rates_file or self.rates)
 
     def rates_for(self, machine: Machine | None) -> Rates | None:
-        """None where nobody says what a CPU does in a second."""
+        """Rates of the machine; None for a CPU without given rates."""
         if machine is None and not self.has_rates:
             return None
         return rates_of(self.device or DEFAULT, self.rates_file, self.rates)
@@ -102,7 +102,7 @@ def plan(
     machine: Machine | None,
     request: PlanRequest = PlanRequest(),
 ) -> PlanReport:
-    """Errors: ConfigError, also for what does not fit."""
+    """Placement, memory and forecast of a run. Errors: ConfigError, also for what does not fit."""
     sections = {name: table for name, table in overrides.items() if name not in OWN_TABLES}
     config = load_config(config_file, sections, with_models=False)
     machine = machine or machine_of_hosts(config.hosts, config.hosts.count or len(config.hosts.addresses))

@@ -73,7 +73,7 @@ class Checked:
 
     @property
     def launchers(self) -> dict[str, Any]:
-        """As the mesh takes them."""
+        """Launchers as arguments of the mesh."""
         return {"launcher": self.launcher, "host_launcher": self.host_launcher}
 
     def as_dict(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def _check_ids(checked: Checked, largest: int) -> None:
 
 
 def check_model(config: Config, family: Family | None = None) -> None:
-    """What ``load_config`` could not tell of a model without building it.
+    """Check a model by building it.
 
     Errors: ConfigError for an architecture that cannot be built, or not be laid out as ``[parallelism]`` and
     ``[generator]`` say, for weights that are not the model's, or a kernel that this machine cannot run.
@@ -287,7 +287,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
-    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks. Errors: ConfigError."""
+    """Check tensor parallelism of a generator; vLLM repeats KV heads below the rank count. Errors: ConfigError."""
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if heads % ranks:
         raise ConfigError(

@@ -22,7 +22,7 @@ _PACKAGE = Path(titan_rl.__file__).resolve().parent
 
 
 def check_hosts(config: Config) -> HostLauncher | None:
-    """What brings the run's other hosts up; None if it has none. Errors: ConfigError."""
+    """Launcher of the run's other hosts; None without. Errors: ConfigError."""
     hosts = config.hosts
     if not hosts.is_on:
         return None
@@ -35,18 +35,18 @@ def check_hosts(config: Config) -> HostLauncher | None:
 
 
 def check_placed(config: Config, count: int) -> None:
-    """Of a run that has so many hosts: who goes where, and what else it is asked for. Errors: ConfigError."""
+    """Check placement and settings of a run on ``count`` hosts. Errors: ConfigError."""
     _check_named(config.hosts, count)
     _check_with_others(config)
 
 
 def without_hosts(config: Config) -> Config:
-    """For actors on this host alone, whatever the run had."""
+    """Configuration for actors on this host alone."""
     return replace(config, hosts=HostsConfig())
 
 
 def on_hosts(config: Config, run_dir: RunDir) -> dict[str, Any]:
-    """What the run is to its hosts, in a new epoch of it (``HostNeeds``). Errors: ConfigError."""
+    """Arguments of ``HostNeeds``, in a new controller epoch. Errors: ConfigError."""
     if not config.hosts.is_on:
         return {}
     run, epoch = next_epoch(run_dir.epoch)
@@ -88,7 +88,7 @@ def _check_addresses(hosts: HostsConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"hosts.addresses: {error}") from None
         if not (place.name and place.port):
-            raise ConfigError(f"hosts.addresses: {address!r} says not where a host is: give tls://NAME:PORT")
+            raise ConfigError(f"hosts.addresses: {address!r} is no host address: give tls://NAME:PORT")
         if place.scheme == "tcp" and not hosts.insecure:
             raise ConfigError(
                 f"hosts.addresses: whoever reaches {address} runs code as the run's owner: use tls://, or set "

@@ -23,7 +23,7 @@ from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_tita
 
 @dataclass(frozen=True)
 class Run:
-    """What decides which settings are read."""
+    """Run as seen by the rules: configuration, algorithm, task."""
 
     config: Config
     algorithm: Algorithm
@@ -268,7 +268,7 @@ def check_read(
 
 
 def zero_learning_rates(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
-    """Lines for people about what learns at a rate of 0, which a control is meant to do, and nothing else."""
+    """Lines about models with a learning rate of 0, which only a control should have."""
     lines = []
     for role in ("", *(role for role in LEARNED if getattr(algorithm.needs, role))):
         role_config = learned_titan(config, titan, role) if role else titan

@@ -86,8 +86,8 @@ def _check_outside(run_dir: RunDir, setting: str, name: str, folders: Sequence[s
 
 
 def one_configuration(run_dir: RunDir, first: int, last: int) -> Path:
-    """What steps ``first`` to ``last`` were trained under. Errors: ConfigError if the run was resumed with other
-    settings between them."""
+    """Path of the configuration of steps ``first`` to ``last``. Errors: ConfigError if settings changed between
+    them."""
     paths = list(dict.fromkeys(run_dir.config_of(step) for step in range(first, last + 1)))
     if len(paths) > 1:
         earlier, later = (read_settings(path) for path in paths[:2])

@@ -150,7 +150,7 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
 
 
 def limits_of(checked: Checked) -> Limits:
-    """What the run's model and rows can hold."""
+    """Limits of recorded rollouts: vocabulary and row length."""
     hf = read_config(checked)
     return Limits(hf.vocab_size, checked.titan.training.seq_len)
 
@@ -170,7 +170,7 @@ def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> 
 
 
 def read_settings(path: Path) -> Settings:
-    """Of a run's record, as plain values: nothing that it names is looked for. Errors: ConfigError."""
+    """Settings of a run's record as plain values, without a look at files. Errors: ConfigError."""
     return flat(read_resolved(path))
 
 
@@ -187,7 +187,7 @@ def changes(recorded: Settings, settings: Settings) -> list[str]:
 
 
 def first_change(recorded: Settings, settings: Settings) -> str:
-    """Of those that bear on what a step's numbers are; empty if there is none."""
+    """First changed key that affects a step's numbers; empty if there is none."""
     schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
     decays = any(recorded.get(f"{schedule}.decay_ratio", 0.0) != 0.0 for schedule in schedules)
     kinds = (_WHILE_REDOING, _NUMERIC)

@@ -104,11 +104,11 @@ def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family 
 
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
     """``words``: how many of the likeliest the role is to give."""
-    own, policy = getattr(config, role).path, _policy_config(config, family)
-    model = read_hf_config(own, family) if own else policy
+    place, policy = getattr(config, role).path, _policy_config(config, family)
+    model = read_hf_config(place, family) if place else policy
     if model.vocab_size != policy.vocab_size:
         raise ConfigError(
-            f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"{role}.path = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
     if words > policy.vocab_size:

@@ -56,7 +56,7 @@ class RecoveryBase(ABC):
         return path
 
     def _go_to(self, state: ControllerState) -> None:
-        """What the controller knew at a checkpoint."""
+        """State of the controller at a checkpoint."""
         self.progress.step, self.progress.seconds_training = state.step, state.seconds_training
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion.from_dict(before)
@@ -74,8 +74,8 @@ class RecoveryBase(ABC):
 
     async def _begin_again(self, trainers: Trainers) -> int:
         """From a disk or from the beginning; the step that the ranks are at then."""
-        if (found := await self._newest_complete()) is not None:
-            path, state = found
+        if (newest := await self._newest_complete()) is not None:
+            path, state = newest
             await trainers.call(TrainerEndpoints.load_checkpoint(HostPath(path)), what=f"loading {path}")
             return state.step
         if self._sft_rows:

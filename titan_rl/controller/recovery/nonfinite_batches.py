@@ -14,7 +14,7 @@ class BadNumbersError(RuntimeError):
 
 
 class NonfiniteStreak:
-    """Batches in a row with bad numbers. A step that is done again after a return to before it does not end the row."""
+    """Streak of non-finite batches. A step repeated after a rollback does not end it."""
 
     def __init__(self) -> None:
         self.length = self._newest = 0
@@ -28,7 +28,7 @@ class NonfiniteStreak:
 
 
 class NonfiniteBatches:
-    """Owns the count of bad batches in a row, and knows whether the weights are still numbers."""
+    """Owner of the streak of non-finite batches and of whether weights are finite."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class NonfiniteBatches:
         self.weights_are_finite = True
 
     def end_streak(self, step: int) -> None:
-        """All updates of a step were applied."""
+        """End the streak at a step whose updates were all applied."""
         self._streak.good(step)
 
     def rolled_back(self) -> None:
-        """The weights are those of a checkpoint again."""
+        """Mark the weights as finite after a rollback."""
         self.weights_are_finite = True
 
     async def record(self, step: int, findings: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
-        """Updates of a step were left out. ``is_lost``: all of them, so that another batch must make the step.
+        """Record skipped updates of a step. ``is_lost``: all of them, so another batch must make the step.
 
         Errors: BadNumbersError after ``recovery.max_bad_steps`` in a row.
         """
@@ -65,4 +65,4 @@ class NonfiniteBatches:
             kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
             self.log(f"its {num_groups} groups are discarded, and kept in {kept}")
         if count >= self.settings.max_bad_steps:
-            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {findings[-1]}")
+            raise BadNumbersError(f"{count} batches in a row had NaN or Inf, the last at step {step}: {findings[-1]}")

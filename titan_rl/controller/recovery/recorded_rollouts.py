@@ -78,8 +78,9 @@ class Recovery(RecoveryBase):
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
     async def train_recorded(self, trainer: TrainerMesh, check_stop: Callable[[], None] = lambda: None) -> None:
-        """All steps that the ledger knows as trained and that can be read, up to the first that cannot: the samples of
-        the rest are drawn again. ``check_stop`` is called before each. Errors: what it raises."""
+        """Train the recorded steps again, up to the first unreadable one; the rest is sampled again.
+
+        ``check_stop`` is called before each. Errors: what it raises."""
         last = last_recorded(self.run_dir.rollouts, self.progress.step, self.ledger.last_trained_step())
         recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
         for step in range(self.progress.step + 1, last + 1):
@@ -98,9 +99,9 @@ class Recovery(RecoveryBase):
     async def _train_again(self, trainer: TrainerMesh, step: int, recorded: dict[str, float] | None) -> None:
         """A recorded step. It ought to come out as it did: on a CPU bit for bit (trainer/model/determinism.py)."""
         groups, batches = await self._batches(step)
-        answers = await trainer.train(batches, step)
+        results = await trainer.train(batches, step)
         self.progress.step = step
-        steps = [answer for answer in answers if isinstance(answer, StepMetrics)]
+        steps = [answer for answer in results if isinstance(answer, StepMetrics)]
         again = trained_metrics(mean_metrics(steps)) if steps else {}
         if recorded is None:  # the run ended before it was told
             self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})

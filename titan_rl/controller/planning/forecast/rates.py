@@ -75,7 +75,7 @@ def device_names() -> list[str]:
 
 
 def rates_of(device: str = DEFAULT, file: str | None = None, overrides: Mapping[str, Any] | None = None) -> Rates:
-    """``file``: TOML of what differs; ``overrides``: what differs from both. Errors: ConfigError."""
+    """Rates of a device. ``file``: TOML of other rates; ``overrides``: go over both. Errors: ConfigError."""
     names = {name.casefold(): name for name in device_names()}
     if device.casefold() not in names:
         raise ConfigError(f"--device {device!r} is unknown: {nearest(device, names.values())}; or give --rates FILE")
@@ -87,6 +87,6 @@ def rates_of(device: str = DEFAULT, file: str | None = None, overrides: Mapping[
 
 
 def as_toml(rates: Rates) -> str:
-    """What ``file`` takes."""
+    """TOML text of rates."""
     lines = [f"{f.name} = {getattr(rates, f.name)!r}" for f in fields(rates) if f.name != "source"]
     return "\n".join([*lines, f'source = "{rates.source}"', ""])

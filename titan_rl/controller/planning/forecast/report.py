@@ -1,4 +1,4 @@
-"""A forecast, told to people and to programs."""
+"""Report of a forecast, as text and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ _SECOND = 1.0
 
 
 def forecast_lines(its: Forecast, days: float | None, steps: int) -> list[str]:
-    """``days``: that the run may last; ``steps``: that it is asked for."""
+    """Lines about time and traffic of a step. ``days``: duration to count steps for; ``steps``: of the run."""
     scenario, batch = its.scenario, its.scenario.batch
     work = f"{batch.groups} x {batch.group_size} answers of {batch.answer:.0f} tokens to prompts of {batch.prompt:.0f}"
     order = "sampling beside training" if its.is_beside else "one phase after the other"
@@ -45,7 +45,7 @@ def _seconds(value: float) -> str:
 
 
 def ranking_lines(ranking: Sequence[FittingChoice]) -> list[str]:
-    """The choice, as a TOML writes it, and what others would take."""
+    """Lines about the cheapest placement, as TOML keys, and the next ones."""
     first, *others = ranking
     choice = first.choice
     lines = [f"cheapest that fits: {_words(first)}", *(f"  {line}" for line in _toml(choice.tables()))]
@@ -69,7 +69,7 @@ def _toml(tables: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def as_json(its: Forecast) -> dict[str, Any]:
-    """Seconds and bytes."""
+    """Forecast as JSON, in seconds and bytes."""
     scenario = its.scenario
     return {
         "seconds": its.seconds,
@@ -89,7 +89,7 @@ def as_json(its: Forecast) -> dict[str, Any]:
 
 
 def ranking_as_json(ranking: Sequence[FittingChoice]) -> list[dict[str, Any]]:
-    """The cheapest first."""
+    """Placements as JSON, the cheapest first."""
     return [
         asdict(each.choice)
         | {

@@ -36,7 +36,7 @@ _TRIED = 4000
 
 @dataclass(frozen=True)
 class Choice:
-    """What the search sets; all else stays as the TOML has it."""
+    """Settings that the search varies; the TOML keeps the others."""
 
     shards: int
     tensor: int
@@ -58,7 +58,7 @@ class Choice:
         return self.stages, self.tensor, self.engine_ranks, self.checkpointing == "full", self.at_once
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """As a TOML writes it."""
+        """Choice as TOML tables."""
         return {
             "placement": {"mode": "colocated" if self.in_turns else "disaggregated"},
             "parallelism": {
@@ -125,7 +125,7 @@ def scenario(start: Scenario, choice: Choice, models: Models, machine: Machine) 
 def ranked(
     models: Models, lengths: Lengths, rates: Rates, machine: Machine, copies: int = 0
 ) -> list[tuple[Choice, Forecast]]:
-    """Every choice, the fastest first, whether it fits or not."""
+    """Forecasts of all choices, the fastest first, without a check of memory."""
     start = scenario_of(models, lengths, rates, None, copies)
     start = replace(start, layout=replace(start.layout, devices_per_host=machine.devices_per_host))
     current = models.config.generator.max_num_seqs
@@ -154,7 +154,7 @@ def _with(checked: Checked, choice: Choice) -> Checked:
 
 
 def fitted(models: Models, choice: Choice, machine: Machine) -> DevicePlan | None:
-    """None where it cannot be had, or does not fit."""
+    """Device plan of a choice; None if it is invalid or does not fit."""
     try:
         chosen = _with(models.checked, choice)
         check_layout(models.hf, chosen.titan.parallelism)

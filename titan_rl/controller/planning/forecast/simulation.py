@@ -23,7 +23,7 @@ _EVENTS = 400_000
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """Of the steps after the first ones."""
+    """Averages of simulated steps after warm-up."""
 
     seconds: float
     """Of a step, on average."""
@@ -98,9 +98,9 @@ class _Run:
         known: dict[float, float] = {}
 
         def step(requests: float) -> float:
-            if requests not in known:
-                known[requests] = decode_step(work, engine, scenario.rates, requests, context)
-            return known[requests]
+            if requests not in seconds_of:
+                seconds_of[requests] = decode_step(work, engine, scenario.rates, requests, context)
+            return seconds_of[requests]
 
         prompts = max(batch.groups / scenario.replicas, 1e-9)
         prefill = self.expected.generating.prefill / prompts

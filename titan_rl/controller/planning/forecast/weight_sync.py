@@ -139,11 +139,11 @@ def trainer_holdings(shapes: Shapes, layout: Layout, interner: Interner) -> list
 
 def engine_needs(shapes: Shapes, ranks: int, interner: Interner, dtype: str = "bfloat16") -> list[Units]:
     """Of each rank of an engine."""
-    found = []
+    needs = []
     for rank in range(ranks):
         parts = [(name, part_of(_whole(shape), cut_dimension(name), rank, ranks)) for name, shape in shapes.items()]
-        found.append(interner.units(_needs(parts, dtype)))
-    return found
+        needs.append(interner.units(_needs(parts, dtype)))
+    return needs
 
 
 def _needs(parts: Iterable[tuple[str, Box | None]], dtype: str) -> Iterable[tuple[str, Need]]:
