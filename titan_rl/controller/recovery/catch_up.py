@@ -56,7 +56,7 @@ class RecoveryBase(ABC):
         return path
 
     def _go_to(self, state: ControllerState) -> None:
-        """State of the controller at a checkpoint."""
+        """Set the controller to its state at a checkpoint."""
         self.progress.step, self.progress.seconds_training = state.step, state.seconds_training
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion.from_dict(before)

@@ -95,7 +95,7 @@ class _Run:
         self.expected = forecast(scenario)
         batch, work, engine = scenario.batch, scenario.work, scenario.engine
         context = batch.prompt + batch.answer / 2
-        known: dict[float, float] = {}
+        seconds_of: dict[float, float] = {}
 
         def step(requests: float) -> float:
             if requests not in seconds_of:
