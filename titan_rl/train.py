@@ -274,7 +274,7 @@ def _file(options: argparse.Namespace, job: Any) -> str | None:
     if options.module not in (None, "titan_rl"):
         raise ConfigError(f"--module {options.module}: here it is titan_rl; model.path says which model is trained")
     if options.module and options.config is None:
-        raise ConfigError(f"--module titan_rl wants --config: a TOML file, or one of {', '.join(shipped())}")
+        raise ConfigError(f"--module titan_rl needs --config: a TOML file, or one of {', '.join(shipped())}")
     files = [file for file in (options.file, options.config, job.get("config_file")) if file is not None]
     if len(files) > 1:
         raise ConfigError(f"{' and '.join(files)}: a run has one file; give the rest as --section.key value")

@@ -256,13 +256,13 @@ def load_config(
 def _without_switched_off(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """A file's tables but for sections that the overrides turn off; with another ``data.file``, ``[task]`` is one."""
 
-    def given(name: str, key: str) -> Any:
+    def override(name: str, key: str) -> Any:
         table = overrides.get(name)
         return table.get(key) if isinstance(table, dict) else None
 
-    off = {name for name, (key, value) in SWITCHES.items() if given(name, key) == value}
+    off = {name for name, (key, value) in SWITCHES.items() if override(name, key) == value}
     data = tables.get("data")
-    if isinstance(data, dict) and data.get("file") == MADE and given("data", "file") not in (None, MADE):
+    if isinstance(data, dict) and data.get("file") == MADE and override("data", "file") not in (None, MADE):
         off.add("task")
     return {name: table for name, table in tables.items() if name not in off}
 

@@ -147,7 +147,7 @@ def _shards(table: dict[str, Any], others: int, size: int) -> Any:
     if shards * others != size:
         raise ConfigError(
             f"torchrun starts {size} processes, and [parallelism] ({', '.join(degrees) or f'{_SHARDS} = {shards}'}) "
-            f"wants {f'a multiple of {others}' if shards == _FILL_UP else shards * others}: give that as "
+            f"needs {f'a multiple of {others}' if shards == _FILL_UP else shards * others}: give that as "
             f"--nproc_per_node, or leave parallelism.{_SHARDS} out"
         )
     return shards

@@ -124,10 +124,10 @@ def test_processes_are_trainer_ranks(size, parallelism, shards):
 @pytest.mark.parametrize(
     ("size", "parallelism", "said"),
     [
-        (2, {"data_parallel_shard_degree": 1}, "wants 1"),
-        (4, {"data_parallel_shard_degree": 2}, "data_parallel_shard_degree = 2) wants 2"),
-        (3, {"tensor_parallel_degree": 2}, "wants a multiple of 2"),
-        (1, {"data_parallel_shard_degree": 2}, "wants 2"),
+        (2, {"data_parallel_shard_degree": 1}, "needs 1"),
+        (4, {"data_parallel_shard_degree": 2}, "data_parallel_shard_degree = 2) needs 2"),
+        (3, {"tensor_parallel_degree": 2}, "needs a multiple of 2"),
+        (1, {"data_parallel_shard_degree": 2}, "needs 2"),
     ],
 )
 def test_another_number_of_ranks_is_refused_in_one_line(size, parallelism, said):

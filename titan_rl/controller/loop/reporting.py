@@ -74,8 +74,8 @@ class Reporter:
         self.stragglers, self.record_event = stragglers, record_event
         self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
-        self._has_warned = self._has_told_short = False
-        self._failures_told: set[str] = set()
+        self._has_warned = self._has_warned_short = False
+        self._logged_failures: set[str] = set()
         self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
 
     def enter(self, step: int, phase: str) -> None:
@@ -92,7 +92,7 @@ class Reporter:
 
     def trained(self, record: dict[str, float], sample: Sample | None = None) -> None:
         """Record and show a step's metrics with one of its answers."""
-        self._tell_stragglers(int(record["step"]))
+        self._record_stragglers(int(record["step"]))
         self.metrics.write(record | self.stragglers.slowest())
         self.display.step(record, sample)
 
@@ -130,12 +130,12 @@ class Reporter:
     def collected(self, step: int, batch: Collected) -> None:
         """Warn once of a batch below its size."""
         batch_size = self.config.rollout.prompts_per_step
-        if len(batch.groups) < batch_size and not self._has_told_short:
-            self._has_told_short = True
+        if len(batch.groups) < batch_size and not self._has_warned_short:
+            self._has_warned_short = True
             self.display.log(
-                f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, where "
-                f"{batch_size} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
-                f"sampled_per_trained in the metrics tells of later steps"
+                f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, of "
+                f"{batch_size} needed: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
+                f"sampled_per_trained in the metrics shows later steps"
             )
 
     def curriculum_updated(self, step: int, curriculum_metrics: dict[str, float]) -> None:
@@ -143,7 +143,7 @@ class Reporter:
         if curriculum_metrics:
             self.metrics.write({"step": step} | curriculum_metrics)
 
-    def _tell_stragglers(self, step: int) -> None:
+    def _record_stragglers(self, step: int) -> None:
         for name, ratio in self.stragglers.new().items():
             self.display.log(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
             self.record_event("straggler", name=name, ratio=ratio, step=step)
@@ -159,8 +159,8 @@ class Reporter:
     def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
         """Record a scoring failure as an event; each reason is logged once."""
         self.record_event("score_failed", prompt=prompt_id, sample=sample, why=why)
-        if why not in self._failures_told:
-            self._failures_told.add(why)
+        if why not in self._logged_failures:
+            self._logged_failures.add(why)
             self.display.log(f"{prompt_id} sample {sample} could not be scored: {why}")
 
     def evaluated(self, step: int, when: str, result: Proportion) -> None:

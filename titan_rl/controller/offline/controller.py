@@ -75,7 +75,7 @@ class OfflineController(Loop):
 
     async def begin(self) -> None:
         """SFT steps if there are any, and what the model can do before any training."""
-        self._tell_data()
+        self._log_data()
         await self.stop.interrupts(self.recovery.sft(self.trainer))
         await keep_policy(self.steps.config, self.steps.algorithm, self.run_dir, self.meshes)
         await self.frozen.begin()
@@ -90,13 +90,13 @@ class OfflineController(Loop):
         if path is None:
             await self.begin()
         else:
-            self._tell_data()
+            self._log_data()
             await self.frozen.begin()
             self.checkpointing.started_from(self.progress.step)
         self.log(f"resumed from {path or 'the base model'} at step {self.progress.step}")
         self.reporter.record_event("resumed", step=self.progress.step, seconds=time.perf_counter() - start)
 
-    def _tell_data(self) -> None:
+    def _log_data(self) -> None:
         dataset = self.steps.dataset
         count, place = len(dataset.too_long), self.run_dir.left_out_rows
         skipped = f", {count} left out as too long ({place} names them)" if count else ""

@@ -113,7 +113,7 @@ def _check_model(config: Config, role: str, family: Family | None, words: int = 
         )
     if words > policy.vocab_size:
         raise ConfigError(
-            f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
+            f"algorithm.top_k: {words} tokens exceed the vocabulary of {policy.vocab_size}: give no more than that"
         )
     check_compile(model, build_titan(config), family)
     if getattr(config, role).placement == "with_trainer":
