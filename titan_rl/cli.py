@@ -11,7 +11,7 @@ from titan_rl.config.io.printable import say
 from titan_rl.config.load import ConfigError, load_config, nearest
 from titan_rl.controller.launching import command as launch_command
 from titan_rl.controller.planning import command as plan_command
-from titan_rl.train import add_arguments, join_torchrun, train_as_asked
+from titan_rl.train import add_arguments, join_torchrun, train_command
 
 
 def _parser() -> Parser:
@@ -218,10 +218,10 @@ def _hack_check(options: argparse.Namespace, overrides: dict) -> int:
 
 def _plugin_path(overrides: dict) -> list[str]:
     """Of a command that takes no other setting."""
-    given = overrides.get("run", {}).get("plugin_path", [])
-    folders = [given] if isinstance(given, str) else given
-    known = {"run": {"plugin_path": given}} if given else {}
-    if overrides != known or not isinstance(folders, list) or not all(isinstance(each, str) for each in folders):
+    plugin_path = overrides.get("run", {}).get("plugin_path", [])
+    folders = [plugin_path] if isinstance(plugin_path, str) else plugin_path
+    allowed = {"run": {"plugin_path": plugin_path}} if plugin_path else {}
+    if overrides != allowed or not isinstance(folders, list) or not all(isinstance(each, str) for each in folders):
         raise ConfigError("of settings only --run.plugin_path FOLDER can be given here: all others are the run's own")
     return folders
 
@@ -235,7 +235,7 @@ def _replay(options: argparse.Namespace, overrides: dict) -> int:
 def _chaos(options: argparse.Namespace, overrides: dict) -> int:
     from titan_rl.diagnostics.chaos import Options, chaos
 
-    asked = Options(
+    settings = Options(
         kills=options.kills,
         seed=options.seed,
         undisturbed=options.undisturbed,
@@ -244,7 +244,7 @@ def _chaos(options: argparse.Namespace, overrides: dict) -> int:
         as_json=options.json,
         targets=None if options.targets is None else tuple(options.targets.split(",")),
     )
-    return chaos(options.file, overrides, asked)
+    return chaos(options.file, overrides, settings)
 
 
 def _scale(options: argparse.Namespace, overrides: dict) -> int:
@@ -266,8 +266,8 @@ def _host(options: argparse.Namespace, overrides: dict) -> int:
         return 0
     if options.address is None:
         raise ConfigError("host needs an address to listen at, such as tls://:26600, or --make-certificates")
-    given = dict(certificates=options.certificates, insecure=options.insecure, once=options.once)
-    return be_host(options.address, wait=options.wait, **given)
+    settings = dict(certificates=options.certificates, insecure=options.insecure, once=options.once)
+    return be_host(options.address, wait=options.wait, **settings)
 
 
 def _bench(options: argparse.Namespace, overrides: dict) -> int:
@@ -290,7 +290,7 @@ def _tasks(options: argparse.Namespace, overrides: dict) -> int:
 
 
 _COMMANDS = {
-    "train": train_as_asked,
+    "train": train_command,
     "plan": plan_command.plan,
     "doctor": _doctor,
     "ledger": _ledger,

@@ -24,7 +24,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.plugins import is_reference
 from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
-from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, tell_torchrun, world_of
+from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
 from titan_rl.mesh.forking.forking import begun_ahead, can_begin_ahead
 from titan_rl.mesh.resources.open_files import raise_open_files
@@ -90,13 +90,13 @@ def _train_under_torchrun(world: World, config: Config, config_file: str | None,
     ranks = OtherRanks(world)
     adopt(config, world)
     forget(os.environ)
-    if (begun := begun_run(world)) is not None:
-        config.run.dir, resume = begun, True
+    if (earlier := earlier_run(world)) is not None:
+        config.run.dir, resume = earlier, True
     session = _open(config, config_file, resume, ranks)
-    note_run(world, session.run_dir.root)
+    record_run(world, session.run_dir.root)
     code = drive(run_to_end(session))
     if code != EXIT_OK:
-        tell_torchrun(world, f"titan-rl: {session.why_ended}")
+        report_to_torchrun(world, f"titan-rl: {session.why_ended}")
     if session.stop_request.is_forced:
         _exit_at_once(code)
     return code
@@ -111,7 +111,7 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def join_torchrun(world: World) -> None:
-    """One of several processes that torchrun has started: any rank but 0 becomes a host, and does not come back."""
+    """Announce this process to torchrun's others. Any rank but 0 becomes a host and does not return."""
     from titan_rl.mesh.launch.torchrun import announce, serve
 
     announce(world)
@@ -149,14 +149,15 @@ def evaluate_directory(config_file: str | None, overrides: dict[str, dict[str, A
 
 
 def relieve_collector() -> None:
-    """Python's collector looked for cycles among a million objects of libraries and in every step's rollouts, again and
-    again: a third of the time that a sample costs the controller (``titan-rl bench controller``)."""
+    """Freeze library objects for the garbage collector, and let it run seldom.
+
+    Its scans were a third of the controller's time for a sample (``titan-rl bench controller``)."""
     gc.freeze()
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 
 async def run_to_end(session: "Session") -> int:
-    """A session from its start to its end, whatever that is; the exit code."""
+    """Drive a session from start to end; the exit code."""
     from titan_rl.controller.loop.shutdown import Lost, Stopped
     from titan_rl.controller.session import one_line
 
@@ -171,7 +172,7 @@ async def run_to_end(session: "Session") -> int:
         error, why, code = stopped, stopped.why or "stopped by the user", EXIT_FAULT if stopped.why else EXIT_STOPPED
     except asyncio.CancelledError as cancelled:
         error, why, code = cancelled, "cancelled, and not by the user", EXIT_FAULT
-        if session.stop_request.is_asked:  # the second Ctrl-C
+        if session.stop_request.is_requested:  # the second Ctrl-C
             why, code = "stopped by the user at once", EXIT_STOPPED
     except ConfigError as mistake:  # that a host of another machine was needed to tell
         error, why, code = mistake, str(mistake), EXIT_USER
@@ -192,12 +193,12 @@ async def run_to_end(session: "Session") -> int:
 def _stop_on_signals(session: "Session") -> None:
     """The first Ctrl-C, SIGTERM or closed terminal ends the run after the step at hand, saved; a second Ctrl-C or
     SIGTERM ends it at once. (A closed terminal may send SIGHUP twice.) ``nohup`` has SIGHUP ignored: it stays so."""
-    loop, task, came = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
+    loop, task, num_signals = asyncio.get_running_loop(), asyncio.current_task(), itertools.count()
     assert task is not None, "a coroutine that runs is some task's"
     session.stop_request.driver = task
 
     def on_signal() -> None:
-        if next(came):
+        if next(num_signals):
             task.cancel()
         session.stop()
 
@@ -208,7 +209,7 @@ def _stop_on_signals(session: "Session") -> None:
 
 
 def add_arguments(parser: Parser) -> None:
-    """What both doors to a run take, besides overrides."""
+    """Add the arguments of both entry points, besides overrides."""
     parser.add_argument("file", nargs="?", help="TOML of the run, or the name of one that comes with titan_rl")
     parser.add_argument("--resume", action="store_true", help="go on with the newest run of that file, where it was")
     parser.add_argument(
@@ -239,7 +240,7 @@ def _print_all_help(parser: Parser, file: "SupportsWrite[str] | None" = None) ->
     print(key_help(), file=file)
 
 
-def train_as_asked(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
+def train_command(options: argparse.Namespace, overrides: dict[str, dict[str, Any]]) -> int:
     """``train`` by the arguments of ``add_arguments``; without any, the help. Errors: ConfigError."""
     file = _file(options, overrides.pop("job", {}))
     if file is None and not overrides and not options.resume:
@@ -273,11 +274,11 @@ def _file(options: argparse.Namespace, job: Any) -> str | None:
     if options.module not in (None, "titan_rl"):
         raise ConfigError(f"--module {options.module}: here it is titan_rl; model.path says which model is trained")
     if options.module and options.config is None:
-        raise ConfigError(f"--module titan_rl wants --config: a TOML file, or one of {', '.join(shipped())}")
-    given = [file for file in (options.file, options.config, job.get("config_file")) if file is not None]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)}: a run has one file; give the rest as --section.key value")
-    return given[0] if given else None
+        raise ConfigError(f"--module titan_rl needs --config: a TOML file, or one of {', '.join(shipped())}")
+    files = [file for file in (options.file, options.config, job.get("config_file")) if file is not None]
+    if len(files) > 1:
+        raise ConfigError(f"{' and '.join(files)}: a run has one file; give the rest as --section.key value")
+    return files[0] if files else None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -288,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = Parser(prog="python -m titan_rl.train", description="Run a TOML, as `titan-rl train` does.")
     add_arguments(parser)
-    return train_as_asked(*parse(parser, arguments))
+    return train_command(*parse(parser, arguments))
 
 
 if __name__ == "__main__":

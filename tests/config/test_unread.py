@@ -12,7 +12,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import OUR_SECTIONS
 from titan_rl.controller.preflight.checks import Checked, check_together, resolve
 from titan_rl.controller.preflight.data_checks import _check_chat
-from titan_rl.controller.preflight.ineffective_settings import check_read, standing_still
+from titan_rl.controller.preflight.ineffective_settings import check_read, zero_learning_rates
 from titan_rl.trainer.titan_config import build_titan
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -322,7 +322,7 @@ def test_a_setting_that_does_nothing_any_more_keeps_no_other_from_changing():
 )
 def test_a_learning_rate_of_nothing_is_said_and_taken(tables, said):
     checked = resolve(load_config(None, tables), on_cpu=True)
-    lines = standing_still(checked.config, checked.algorithm, checked.titan)
+    lines = zero_learning_rates(checked.config, checked.algorithm, checked.titan)
     assert len(lines) == len(said) and all(line.startswith(words) for line, words in zip(lines, said, strict=True))
 
 

@@ -132,7 +132,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
 
     from titan_rl.controller.loop.controller import Controller
     from titan_rl.controller.loop.rollout_queue import Collected
-    from titan_rl.controller.loop.shutdown import Ending
+    from titan_rl.controller.loop.shutdown import Shutdown
 
     async def update(step):
         return []
@@ -149,7 +149,7 @@ def test_what_is_trained_but_not_written_down_is_not_saved(tmp_path):
     controller.progress = SimpleNamespace(step=6)
     finite = SimpleNamespace(weights_are_finite=True)
     checkpointing = SimpleNamespace(timeout=60.0, saved_step=3, writing=None, finish=finish)
-    controller.ending = Ending(
+    controller.shutdown = Shutdown(
         tmp_path, None, checkpointing, finite, controller.progress, save=save, log=print, export_dtype="auto"
     )
     controller._is_between_steps, saved = True, []

@@ -15,7 +15,7 @@ import pytest
 
 from titan_rl.config.load import ConfigError
 from titan_rl.controller.console.end_summary import stopping
-from titan_rl.controller.loop.shutdown import Ending, Stopped, StopRequest
+from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.processes.processes import ending, new_mark, running
@@ -251,14 +251,14 @@ def rescued(timeout: float, error: BaseException, *, step: int = 3, is_between_s
 
         trainer.call = call
         checkpointing = SimpleNamespace(timeout=timeout, finish=finish, saved_step=2, writing=None)
-        ending = Ending(
+        shutdown = Shutdown(
             *(RunDir(Path("run")), trainer, checkpointing, SimpleNamespace(weights_are_finite=True)),
             SimpleNamespace(step=step),
             save=save,
             log=said.append,
             export_dtype="auto",
         )
-        await ending.rescue(error, is_between_steps=is_between_steps)
+        await shutdown.rescue(error, is_between_steps=is_between_steps)
 
     asyncio.run(run())
     return said
@@ -361,7 +361,7 @@ class Stub:
         self.log("waits")
         (self.folder / "waits").touch()
     async def run(self):
-        while not self.stop_request.is_asked:
+        while not self.stop_request.is_requested:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         for _ in range(3):

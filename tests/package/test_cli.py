@@ -420,7 +420,7 @@ def test_what_actors_print_is_kept_where_something_failed(monkeypatch, fails):
     monkeypatch.setattr(wiring, "this_machine", lambda: None)
 
     async def use() -> None:
-        async with wiring.Actors(resolve(load_config(None)), "model", frozenset(), say=said.append):
+        async with wiring.Actors(resolve(load_config(None)), "model", frozenset(), log=said.append):
             if fails:
                 raise RuntimeError("step 3 came out otherwise")
 

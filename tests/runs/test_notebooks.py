@@ -203,9 +203,9 @@ def test_what_is_said_in_the_background_stands_below_the_cell_that_asked_last(tm
 
 FOLLOWING = """
 import asyncio
-from titan_rl.controller.interactive.live_plot import Following
+from titan_rl.controller.interactive.live_plot import LivePlot
 step, is_over = 1, False
-following = Following(lambda: f"at step {step}", lambda: step, lambda: is_over)
+following = LivePlot(lambda: f"at step {step}", lambda: step, lambda: is_over)
 
 async def go_on():
     global step, is_over

@@ -111,7 +111,7 @@ def test_a_gpu_is_asked_of_the_trainer(monkeypatch):
     def note(kind: str, **fields) -> None:
         told.append((kind, fields))
 
-    asyncio.run(device.note_trainer_device(Trainer(), load_config(None), note))
+    asyncio.run(device.record_trainer_device(Trainer(), load_config(None), note))
     assert told == [(TRAINER_DEVICE, {"device": "GPU 1", "deterministic": True, "torch": torch.__version__})]
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check_model
-from titan_rl.controller.recovery.nonfinite_batches import BadStreak
+from titan_rl.controller.recovery.nonfinite_batches import NonfiniteStreak
 from titan_rl.data.batches.packing import fit_rows, pack
 from titan_rl.data.nonfinite import BadNumbers, Culprit
 from titan_rl.data.types import Batch, StepMetrics
@@ -460,7 +460,7 @@ def test_bad_numbers_end_sft_by_name(make_learner):
 
 
 def test_a_row_of_bad_numbers_ends_only_with_a_step_that_is_new():
-    streak = BadStreak()
+    streak = NonfiniteStreak()
     for event, step, length in (
         ("bad", 5, 1),
         ("good", 4, 1),  # done again after a return to 3

@@ -15,8 +15,8 @@ from row_tasks import write
 
 from titan_rl.config.load import load_config
 from titan_rl.controller.loop.shutdown import StopRequest
-from titan_rl.controller.offline.controller import DataComponents, SupervisedController
-from titan_rl.controller.recovery.nonfinite_batches import BadBatches, BadNumbersError
+from titan_rl.controller.offline.controller import DataComponents, OfflineController
+from titan_rl.controller.recovery.nonfinite_batches import BadNumbersError, NonfiniteBatches
 from titan_rl.data.nonfinite import BadNumbers, Culprit
 from titan_rl.models.builtin.tiny import make_tiny
 from titan_rl.models.builtin.tokenizer import character_tokenizer
@@ -164,7 +164,9 @@ class Run:
             return await train(batches, step)
 
         self.trainer.train = counted
-        bad_batches = BadBatches(config.recovery, self.run_dir, log=self.said.append, record_metrics=self.metrics.write)
+        nonfinite_batches = NonfiniteBatches(
+            config.recovery, self.run_dir, log=self.said.append, record_metrics=self.metrics.write
+        )
         reporter = SimpleNamespace(
             display=SimpleNamespace(log=self.said.append),
             enter=lambda step, phase: None,
@@ -174,8 +176,8 @@ class Run:
         )
         none = SimpleNamespace()
         meshes = SimpleNamespace(trainer=self.trainer)
-        parts = (meshes, self.steps, none, none, bad_batches, none, reporter, self.progress, self.left_out)
-        self.controller = SupervisedController(self.run_dir, StopRequest(), DataComponents(*parts))
+        parts = (meshes, self.steps, none, none, nonfinite_batches, none, reporter, self.progress, self.left_out)
+        self.controller = OfflineController(self.run_dir, StopRequest(), DataComponents(*parts))
 
     def go(self, steps: int = STEPS) -> dict[int, tuple[float, float]]:
         """Loss and gradient norm of each step that had an update."""

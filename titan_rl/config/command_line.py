@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from titan_rl.config.errors import ConfigError
 from titan_rl.config.io.printable import printable, say
 from titan_rl.config.load import is_override, join_overrides, parse_overrides
-from titan_rl.config.torchrun import World, number_of, refusal, tell_torchrun, world_of
+from titan_rl.config.torchrun import World, number_of, refusal, report_to_torchrun, world_of
 
 Join = Callable[[World], None]
 
@@ -80,7 +80,7 @@ def answer(command: Callable[[list[str]], int], arguments: list[str] | None = No
         line = f"titan-rl: {_one_line(error)}"
         say(line, sys.stderr)
         if world is not None:
-            tell_torchrun(world, line)
+            report_to_torchrun(world, line)
         return EXIT_USER
     except KeyboardInterrupt:
         print("titan-rl: stopped", file=sys.stderr)

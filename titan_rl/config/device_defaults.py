@@ -15,7 +15,7 @@ sequences take 28 ms for SmolLM2's layers instead of 21, 64 take 76 instead of 9
 
 
 def for_device(config: Config, *, on_cpu: bool) -> Config:
-    """The same with everything settled that was left open. What the run records is this, and so is what it goes on
+    """Configuration with device-dependent defaults filled in. What the run records is this, and so is what it goes on
     with, whatever it is resumed on."""
     training = config.titan.get("training", {})
     ours = {} if on_cpu else {"training": {"mixed_precision_param": "bfloat16"} | training}

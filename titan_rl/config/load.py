@@ -48,28 +48,28 @@ Settings = dict[str, Any]
 """A configuration, flat: ``training.seq_len`` to 512."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for a misspelt name."""
-    listed = sorted(known)
-    close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
+    quoted = sorted(names)
+    close = difflib.get_close_matches(name, quoted, n=3, cutoff=0.5)
     close = sorted(close, key=lambda each: sorted(each) != sorted(name))  # two letters that changed places come first
-    more = f" and {len(listed) - _NUM_NAMED} more" if len(listed) > _NUM_NAMED else ""
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(listed[:_NUM_NAMED])}{more}"
+    more = f" and {len(quoted) - _NUM_NAMED} more" if len(quoted) > _NUM_NAMED else ""
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(quoted[:_NUM_NAMED])}{more}"
 
 
-def nearest_key(key: str, section: str, known: Iterable[str]) -> str:
+def nearest_key(key: str, section: str, names: Iterable[str]) -> str:
     """A hint for a key that the section does not have: what other systems call so, or else the nearest."""
-    wanted = other_names.KEYS.get(key, "")
+    our_key = other_names.KEYS.get(key, "")
     if key in other_names.NOT_HERE and section != "algorithm":
         return f"there is none here: {other_names.NOT_HERE[key]}; leave it out"
-    if not wanted or wanted == f"{section}.{key}":
-        return nearest(key, known)
-    same_section = wanted.removeprefix(f"{section}.")
-    return f"did you mean {same_section!r}?" if same_section in set(known) else f"here it is {wanted}"
+    if not our_key or our_key == f"{section}.{key}":
+        return nearest(key, names)
+    same_section = our_key.removeprefix(f"{section}.")
+    return f"did you mean {same_section!r}?" if same_section in set(names) else f"here it is {our_key}"
 
 
 def nearest_section(name: str) -> str:
-    """The same for a section that there is not."""
+    """A hint for an unknown section."""
     if why := other_names.SECTIONS_NOT_HERE.get(name):
         return f"there is none here: {why}; leave it out"
     there = other_names.SECTIONS.get(name)
@@ -82,10 +82,10 @@ def build_section(cls: type[T], values: dict[str, Any], section: str, also_known
     ``also_known``: keys of the same section that somebody else reads, for the hint.
     """
     assert is_dataclass(cls), "a section is one"
-    known = {f.name for f in fields(cls) if not f.name.startswith("_")}
+    names = {f.name for f in fields(cls) if not f.name.startswith("_")}
     for key in values:
-        if key not in known:
-            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, known | set(also_known))}")
+        if key not in names:
+            raise ConfigError(f"unknown key {section}.{key}: {nearest_key(key, section, names | set(also_known))}")
         if isinstance(values[key], float) and not isfinite(values[key]):
             raise ConfigError(f"{section}.{key} = {values[key]!r}: give a finite number")
     try:
@@ -142,7 +142,9 @@ def parse_overrides(arguments: list[str]) -> dict[str, dict[str, Any]]:
 def overriding(
     dotted: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> dict[str, dict[str, Any]]:
-    """Both as one nested table. Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
+    """Overrides of both forms as one nested table.
+
+    Errors: ConfigError for a name that is no ``section.key``, or that is given twice."""
     tables: dict[str, dict[str, Any]] = {name: dict(_table(name, values)) for name, values in sections.items()}
     for name, value in dotted.items():
         *path, key = name.split(".")
@@ -164,7 +166,7 @@ def _table(name: str, values: Any) -> Any:
 
 
 def override_arguments(overrides: dict[str, Any]) -> list[str]:
-    """What ``parse_overrides`` makes that table of."""
+    """Arguments that ``parse_overrides`` turns into a table."""
     return list(_overrides(overrides, ""))
 
 
@@ -254,24 +256,24 @@ def load_config(
 def _without_switched_off(tables: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """A file's tables but for sections that the overrides turn off; with another ``data.file``, ``[task]`` is one."""
 
-    def given(name: str, key: str) -> Any:
+    def override(name: str, key: str) -> Any:
         table = overrides.get(name)
         return table.get(key) if isinstance(table, dict) else None
 
-    off = {name for name, (key, value) in SWITCHES.items() if given(name, key) == value}
+    off = {name for name, (key, value) in SWITCHES.items() if override(name, key) == value}
     data = tables.get("data")
-    if isinstance(data, dict) and data.get("file") == MADE and given("data", "file") not in (None, MADE):
+    if isinstance(data, dict) and data.get("file") == MADE and override("data", "file") not in (None, MADE):
         off.add("task")
     return {name: table for name, table in tables.items() if name not in off}
 
 
 def with_overrides(config: Config, overrides: dict[str, dict[str, Any]]) -> Config:
-    """The same but for these. Errors: as ``load_config``."""
+    """Configuration with overrides. Errors: as ``load_config``."""
     return load_config(None, _merge(written(config), overrides))
 
 
 def written(config: Config) -> dict[str, Any]:
-    """All sections as a TOML would write them; of TorchTitan's, what was written."""
+    """All sections as TOML tables; of TorchTitan's, the keys that were set."""
     return as_dict(config) | config.titan
 
 
@@ -294,11 +296,11 @@ def _renamed(section: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_sections(tables: dict[str, Any]) -> None:
-    known = (*OUR_SECTIONS, *TITAN_SECTIONS)
+    names = (*OUR_SECTIONS, *TITAN_SECTIONS)
     for name, table in tables.items():
         if name in RENAMED_SECTIONS:
             raise ConfigError(f"[{name}] is called [{RENAMED_SECTIONS[name]}] now: rename the section")
-        if name not in known:
+        if name not in names:
             raise ConfigError(f"unknown section [{' '.join(name.split())}]: {nearest_section(name)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{name} = {table!r} must be a section: write [{name}] and keys below it")
@@ -368,16 +370,16 @@ def _check_combinations(config: Config) -> None:
 
 
 def _check_lengths_and_filters(config: Config) -> None:
-    buffer, longest, wanted = config.algorithm.overlong_buffer, config.rollout.max_new_tokens, config.filter
+    buffer, longest, filters = config.algorithm.overlong_buffer, config.rollout.max_new_tokens, config.filter
     if buffer > longest:
         raise ConfigError(
             f"algorithm.overlong_buffer = {buffer} is more than rollout.max_new_tokens = {longest}, of which it is the "
             f"last part: lower it"
         )
-    if wanted.min_pass_rate > wanted.max_pass_rate:
+    if filters.min_pass_rate > filters.max_pass_rate:
         raise ConfigError(
-            f"filter.min_pass_rate = {wanted.min_pass_rate} is more than filter.max_pass_rate = "
-            f"{wanted.max_pass_rate}: no group would be left"
+            f"filter.min_pass_rate = {filters.min_pass_rate} is more than filter.max_pass_rate = "
+            f"{filters.max_pass_rate}: no group would be left"
         )
 
 
@@ -393,18 +395,18 @@ def _with_directories(config: Config) -> Config:
 
 
 def _reward_model(settings: RewardModelConfig) -> RewardModelConfig:
-    path, said = os.path.abspath(settings.path), f"reward_model.path = {settings.path!r}"
+    path, setting = os.path.abspath(settings.path), f"reward_model.path = {settings.path!r}"
     try:
         check_reward_model(Path(path))
     except ValueError as error:
-        raise ConfigError(f"{said}: {error}") from None
+        raise ConfigError(f"{setting}: {error}") from None
     return replace(settings, path=path)
 
 
-def _found(config: Config, section: str, **wanted: bool) -> Any:
+def _found(config: Config, section: str, **conditions: bool) -> Any:
     settings, find = getattr(config, section), find_value_model if section == "critic" else find_model
     try:
-        return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **wanted))
+        return replace(settings, path=find(settings.path, own_family=bool(config.model.family), **conditions))
     except ValueError as error:
         raise ConfigError(f"{section}.path = {settings.path!r}: {error}") from None
 

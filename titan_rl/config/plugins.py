@@ -30,23 +30,23 @@ def is_reference(name: str) -> bool:
 
 
 def resolve(setting: str, reference: str, folders: Sequence[str]) -> Any:
-    """What ``reference`` names. ``setting``: the key that it was written under, for messages. Errors: ConfigError."""
-    said = f"{setting} = {reference!r}"
+    """Object that ``reference`` names. ``setting``: its key, for messages. Errors: ConfigError."""
+    label = f"{setting} = {reference!r}"
     if not _FORM.fullmatch(reference):
-        raise ConfigError(f"{said} must look like 'module:name', such as 'my_reward:reward'")
+        raise ConfigError(f"{label} must look like 'module:name', such as 'my_reward:reward'")
     module_name, _, path = reference.partition(":")
-    found: Any = _import(said, module_name, folders)
+    target: Any = _import(label, module_name, folders)
     for name in path.split("."):
-        if not hasattr(found, name):
-            public = [known for known in vars(found) if not known.startswith("_")] or ["nothing"]
-            raise ConfigError(f"{said}: there is no {name!r} in {_where(found)}: {nearest(name, public)}")
-        found = getattr(found, name)
-    return found
+        if not hasattr(target, name):
+            public = [public_name for public_name in vars(target) if not public_name.startswith("_")] or ["nothing"]
+            raise ConfigError(f"{label}: there is no {name!r} in {_where(target)}: {nearest(name, public)}")
+        target = getattr(target, name)
+    return target
 
 
 def reference_to(setting: str, function: Callable) -> str:
-    """What names a function of a module. Errors: ConfigError for one of a cell or of another function, which no other
-    process could import."""
+    """Reference to a function of a module. Errors: ConfigError for one that no other process could import, such as
+    a function of a cell."""
     module, name = getattr(function, "__module__", "__main__"), getattr(function, "__qualname__", "<lambda>")
     if module == "__main__" or not _FORM.fullmatch(f"{module}:{name}"):
         raise ConfigError(
@@ -57,44 +57,44 @@ def reference_to(setting: str, function: Callable) -> str:
 
 
 def forget(reference: str, folders: Sequence[str]) -> None:
-    """A module of these folders is imported anew when it is next named."""
+    """Unload a module of these folders, so that its next use imports it again."""
     name = reference.partition(":")[0]
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is not None and any(Path(folder).resolve() in Path(file).resolve().parents for folder in folders):
         del sys.modules[name]
 
 
-def _where(found: Any) -> str:
-    return getattr(found, "__file__", None) or getattr(found, "__name__", repr(found))
+def _where(thing: Any) -> str:
+    return getattr(thing, "__file__", None) or getattr(thing, "__name__", repr(thing))
 
 
-def _import(said: str, name: str, folders: Sequence[str]) -> ModuleType:
+def _import(label: str, name: str, folders: Sequence[str]) -> ModuleType:
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     importlib.invalidate_caches()  # the file may be younger than the last look at its folder
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            looked = ", ".join(folders) or "no folder"
+            places = ", ".join(folders) or "no folder"
             raise ConfigError(
-                f"{said}: there is no module {error.name!r} in {looked}, nor is it installed: correct the name, or add "
-                f"its folder to run.plugin_path"
+                f"{label}: there is no module {error.name!r} in {places}, nor is it installed: correct the name, or "
+                f"add its folder to run.plugin_path"
             ) from None
-        raise ConfigError(f"{said}: importing it failed: {what_happened(error)}") from None
+        raise ConfigError(f"{label}: importing it failed: {what_happened(error)}") from None
     except (Exception, SystemExit) as error:  # it is somebody else's program: whatever it raises is their mistake
-        raise ConfigError(f"{said}: importing it failed: {what_happened(error)}") from None
-    _check_not_shadowed(said, module, folders)
+        raise ConfigError(f"{label}: importing it failed: {what_happened(error)}") from None
+    _check_not_shadowed(label, module, folders)
     return module
 
 
-def _check_not_shadowed(said: str, module: ModuleType, folders: Sequence[str]) -> None:
+def _check_not_shadowed(label: str, module: ModuleType, folders: Sequence[str]) -> None:
     """Errors: ConfigError if a file that was meant is hidden by a package of the same name."""
     first = module.__name__.partition(".")[0]
-    found = Path(getattr(module, "__file__", None) or "").resolve()
+    file = Path(getattr(module, "__file__", None) or "").resolve()
     for folder in map(Path, folders):
         meant = folder / f"{first}.py"
-        if meant.is_file() and folder.resolve() not in found.parents:
-            raise ConfigError(f"{said}: {meant} is hidden by {found}, which has the same name: rename your file")
+        if meant.is_file() and folder.resolve() not in file.parents:
+            raise ConfigError(f"{label}: {meant} is hidden by {file}, which has the same name: rename your file")
 
 
 def what_happened(error: BaseException, file: str = "") -> str:
@@ -108,11 +108,11 @@ def what_happened(error: BaseException, file: str = "") -> str:
     return f"{type(error).__name__}: {text}{place}"
 
 
-def check_signature(said: str, function: object, parameters: Sequence[str], keywords: Sequence[str] = ()) -> None:
+def check_signature(label: str, function: object, parameters: Sequence[str], keywords: Sequence[str] = ()) -> None:
     """Errors: ConfigError unless ``function`` is a callable that takes these arguments, by place and by keyword."""
-    wanted = ", ".join([*parameters, *(["*", *keywords] if keywords else [])])
+    parameter_list = ", ".join([*parameters, *(["*", *keywords] if keywords else [])])
     if not callable(function):
-        raise ConfigError(f"{said} is a {type(function).__name__}: name a function ({wanted})")
+        raise ConfigError(f"{label} is a {type(function).__name__}: name a function ({parameter_list})")
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C: it does not tell
@@ -120,7 +120,7 @@ def check_signature(said: str, function: object, parameters: Sequence[str], keyw
     try:
         signature.bind(*parameters, **dict.fromkeys(keywords))
     except TypeError:
-        raise ConfigError(f"{said} must take ({wanted}), but it takes {signature}") from None
+        raise ConfigError(f"{label} must take ({parameter_list}), but it takes {signature}") from None
 
 
 def is_overridden(thing: object, name: str, base: type) -> bool:
@@ -133,22 +133,22 @@ def is_overridden(thing: object, name: str, base: type) -> bool:
 
 def is_method(thing: object, name: str) -> bool:
     """Whether this is called, and no value or property. No property is asked for its value."""
-    found = inspect.getattr_static(thing, name, None)
-    return callable(found) or isinstance(found, classmethod | staticmethod)
+    attribute = inspect.getattr_static(thing, name, None)
+    return callable(attribute) or isinstance(attribute, classmethod | staticmethod)
 
 
 def check_spelling(
-    said: str, thing: object, base: type, methods: Collection[str], attributes: Collection[str] = ()
+    label: str, thing: object, base: type, methods: Collection[str], attributes: Collection[str] = ()
 ) -> None:
     """Errors: ConfigError for a public name that is nearly one of these hooks, which the object or class itself lacks.
 
     ``base``: what has the hooks' defaults; its names are known. A method is taken for a method alone.
     """
-    known = {*methods, *attributes, *dir(base)}
-    for name in (name for name in dir(thing) if not name.startswith("_") and name not in known):
+    names = {*methods, *attributes, *dir(base)}
+    for name in (name for name in dir(thing) if not name.startswith("_") and name not in names):
         hooks = methods if is_method(thing, name) else attributes
         missing = [hook for hook in hooks if not is_overridden(thing, hook, base)]
         if near := difflib.get_close_matches(name.lower(), missing, n=1, cutoff=_NEAR):
             raise ConfigError(
-                f"{said} with {name}, which nothing calls: did you mean {near[0]!r}? If not, begin its name with _"
+                f"{label} with {name}, which nothing calls: did you mean {near[0]!r}? If not, begin its name with _"
             )

@@ -8,12 +8,12 @@ FOLDER = Path(__file__).parents[1] / "configs"
 
 
 def shipped() -> dict[str, Path]:
-    """Name to file."""
+    """Shipped TOMLs, name to file."""
     return {path.stem: path for path in sorted(FOLDER.rglob("*.toml"))}
 
 
 def subject(file: Path) -> str:
-    """What a shipped TOML says that it is: the comment that it begins with."""
+    """Subject of a shipped TOML: its first comment."""
     return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 

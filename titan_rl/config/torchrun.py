@@ -57,15 +57,15 @@ class World:
 
 
 def number_of(environment: Mapping[str, str], name: str) -> int:
-    """What a launcher has set a variable to; 0 if it is not set. Errors: ConfigError."""
+    """Number in an environment variable; 0 if unset. Errors: ConfigError."""
     text = environment.get(name) or "0"
     if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise ConfigError(f"{name} = {text!r:.60} in the environment is no number of processes: unset {name}")
+        raise ConfigError(f"{name} = {text!r:.60} in the environment is not a process count: unset {name}")
     return int(text)
 
 
 def world_of(environment: Mapping[str, str]) -> World | None:
-    """None where torchrun started nothing. Errors: ConfigError."""
+    """Rank and size from torchrun's environment; None without torchrun. Errors: ConfigError."""
     if "TORCHELASTIC_RUN_ID" not in environment or not environment.get("WORLD_SIZE", "").isdecimal():
         return None
     error_file = environment.get("TORCHELASTIC_ERROR_FILE")
@@ -95,10 +95,10 @@ def refusal(environment: Mapping[str, str]) -> str:
 def _openness(folder: Path) -> str:
     """Who can write there could have a rank run code."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         return f"torchrun's folder {folder} cannot be read: {error.strerror}; give torchrun another --log-dir"
-    if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
         return ""
     return f"torchrun's folder {folder} is open to other users: chmod 700 it, or give torchrun another --log-dir"
 
@@ -138,31 +138,31 @@ def _product(table: dict[str, Any]) -> int | None:
 
 
 def _shards(table: dict[str, Any], others: int, size: int) -> Any:
-    given = table.get(_SHARDS, _FILL_UP)
-    if type(given) is not int or given < _FILL_UP:
-        return given
-    if given == _FILL_UP and size % others == 0:
+    shards = table.get(_SHARDS, _FILL_UP)
+    if type(shards) is not int or shards < _FILL_UP:
+        return shards
+    if shards == _FILL_UP and size % others == 0:
         return size // others
-    named = [f"{name} = {table[name]}" for name in (_SHARDS, *_DEGREES) if table.get(name, 1) not in (1, _FILL_UP)]
-    if given * others != size:
+    degrees = [f"{name} = {table[name]}" for name in (_SHARDS, *_DEGREES) if table.get(name, 1) not in (1, _FILL_UP)]
+    if shards * others != size:
         raise ConfigError(
-            f"torchrun starts {size} processes, and [parallelism] ({', '.join(named) or f'{_SHARDS} = {given}'}) wants "
-            f"{f'a multiple of {others}' if given == _FILL_UP else given * others}: give that as --nproc_per_node, or "
-            f"leave parallelism.{_SHARDS} out"
+            f"torchrun starts {size} processes, and [parallelism] ({', '.join(degrees) or f'{_SHARDS} = {shards}'}) "
+            f"needs {f'a multiple of {others}' if shards == _FILL_UP else shards * others}: give that as "
+            f"--nproc_per_node, or leave parallelism.{_SHARDS} out"
         )
-    return given
+    return shards
 
 
 # a job that torchrun starts again goes on with the run that it had begun
 
 
-def note_run(world: World, run: Path) -> None:
-    """So that the next start finds it."""
+def record_run(world: World, run: Path) -> None:
+    """Record the run directory for the job's next start."""
     if world.error_file is not None:
         (world.job / _RUN).write_text(json.dumps(str(run.absolute())))
 
 
-def begun_run(world: World) -> str | None:
+def earlier_run(world: World) -> str | None:
     """The run directory that an earlier start of this job has begun."""
     if not world.restarts or world.error_file is None or _openness(world.job):
         return None
@@ -172,8 +172,8 @@ def begun_run(world: World) -> str | None:
     return None
 
 
-def tell_torchrun(world: World, why: str) -> None:
-    """torchrun prints it as the reason of its failure."""
+def report_to_torchrun(world: World, why: str) -> None:
+    """Write the reason of a failure for torchrun to print."""
     if world.error_file is None:
         return
     details = {"py_callstack": why, "timestamp": str(int(time.time()))}

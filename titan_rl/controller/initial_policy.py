@@ -44,31 +44,31 @@ def _begin_as_policy(config: Config, algorithm: Algorithm) -> list[str]:
 
 
 def kept_policy(config: Config, algorithm: Algorithm, run_dir: RunDir) -> str:
-    """Where it is, or will be; "" if the run keeps none."""
+    """Directory of the policy before step 1; "" if the run keeps none."""
     return str(run_dir.kept_policy.absolute()) if keeps_policy(config, algorithm) else ""
 
 
 def check_kept(config: Config, algorithm: Algorithm, run_dir: RunDir, what: str) -> None:
-    """``what``: cannot be done without it. Errors: ConfigError if the policy was kept, and is gone."""
+    """Check that the kept policy exists. ``what`` needs it, for the message. Errors: ConfigError."""
     if keeps_policy(config, algorithm) and not (run_dir.kept_policy / "config.json").is_file():
         whose = " and the ".join(_begin_as_policy(config, algorithm))
         raise ConfigError(f"{run_dir.kept_policy}, the {whose} of this run, is gone: {what} needs it; put it back")
 
 
-def check_resumed(config: Config, algorithm: Algorithm, run_dir: RunDir, before: Mapping[str, Any]) -> None:
-    """Of a run that goes on behind its first steps. ``before``: its recorded settings, flat.
+def check_resumed(config: Config, algorithm: Algorithm, run_dir: RunDir, recorded: Mapping[str, Any]) -> None:
+    """Check a run that goes on behind its first steps. ``recorded``: its settings so far, flat.
 
     Errors: ConfigError if a model would begin as another policy than it did, or as one that was not kept."""
     if not (roles := _begin_as_policy(config, algorithm)):
         return
-    whose, number = " and the ".join(roles), before.get("sft.steps", 0)
+    whose, number = " and the ".join(roles), recorded.get("sft.steps", 0)
     if bool(config.sft.steps) != bool(number):
         raise ConfigError(
             f"sft.steps = {config.sft.steps} is not what {run_dir.root} was begun with, {number}: the {whose} is the "
             f"policy as it was before step 1; give that, or set {roles[0]}.path"
         )
     algorithm_now = as_dict(config)["algorithm"]
-    is_other = any(before.get(f"algorithm.{key}", value) != value for key, value in algorithm_now.items())
+    is_other = any(recorded.get(f"algorithm.{key}", value) != value for key, value in algorithm_now.items())
     if is_other and keeps_policy(config, algorithm) and not run_dir.kept_policy.exists():
         raise ConfigError(
             f"algorithm: the {whose} would be the policy as it was before step 1, which {run_dir.root} has not kept, "

@@ -40,7 +40,7 @@ _OPTIONS = {
 
 
 def key_help() -> str:
-    """All sections, ours first; then the keys that only some algorithms and tasks have."""
+    """Help text of all sections, ours first; then keys of single algorithms and tasks."""
     ours = get_type_hints(Config)
     lines = [line for section in OUR_SECTIONS for line in _section(section, ours[section], {})]
     for section, (cls, known) in titan_keys().items():
@@ -58,27 +58,27 @@ def key_help() -> str:
 def _of_algorithms() -> Iterator[str]:
     """Each algorithm's own keys with its defaults; then a line about each key."""
     yield "\n[algorithm], keys of each algorithm's own"
-    said = _field_lines(PolicyGradientSettings)  # and not what an algorithm says of its own default
+    help_lines = _field_lines(PolicyGradientSettings)  # and not what an algorithm says of its own default
     for name, algorithm in ALGORITHMS.items():
         cls = algorithm.Settings
-        said = _lines_of(cls) | said
+        help_lines = _lines_of(cls) | help_lines
         keys = ", ".join(f"{f.name} ({_default(f)!r})" for f in fields(cls))
         yield _filled(f"{name}: {keys or 'none'}", "  ", "      ")
-    for key, line in sorted(said.items()):
+    for key, line in sorted(help_lines.items()):
         yield f"  --algorithm.{key}"
         yield _filled(line, "      ", "      ")
 
 
-def _section(section: str, cls: type, known: dict[str, Any], of: str = "") -> Iterator[str]:
-    """``known``: the keys that are taken, to their defaults; empty: all, with those of the class. ``of``: where the
+def _section(section: str, cls: type, defaults: dict[str, Any], of: str = "") -> Iterator[str]:
+    """``defaults``: of the keys that are taken; empty: all, with those of the class. ``of``: where the
     section is so."""
-    said = _lines_of(cls)
-    keys = known or {f.name: _default(f) for f in fields(cls) if not f.name.startswith("_")}
+    help_lines = _lines_of(cls)
+    keys = defaults or {f.name: _default(f) for f in fields(cls) if not f.name.startswith("_")}
     yield f"\n[{section}]" + (f" with {of}" if of else "")
     for key, default in keys.items():
         shown = default if default is _NEEDED else repr(default)
         yield f"  --{section}.{key}  ({shown if len(shown) < _WIDTH else shown[: _WIDTH // 2] + ' ...'})"
-        if line := said.get(key):
+        if line := help_lines.get(key):
             yield _filled(line, "      ", "      ")
 
 

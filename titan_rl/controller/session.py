@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from titan_rl.config.command_line import check_started_once
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.console.display import Display
-from titan_rl.controller.console.end_summary import farewell, stopping
-from titan_rl.controller.console.sandbox_bounds import note_box_bounds
+from titan_rl.controller.console.end_summary import end_summary, stopping
+from titan_rl.controller.console.sandbox_bounds import log_sandbox_bounds
 from titan_rl.controller.initial_policy import base_model, kept_policy
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.controller import Components, Controller
@@ -30,21 +30,21 @@ from titan_rl.controller.loop.reporting import Reporter
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.controller.loop.scaling import grant_scale_requests
 from titan_rl.controller.loop.shutdown import Lost, Stopped, StopRequest
-from titan_rl.controller.offline.controller import DataComponents, SupervisedController
+from titan_rl.controller.offline.controller import DataComponents, OfflineController
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps, HeldOut
 from titan_rl.controller.planning.device_plan import DevicePlan
-from titan_rl.controller.planning.device_report import settle
+from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import Checked, check
-from titan_rl.controller.preflight.device import note_trainer_device
+from titan_rl.controller.preflight.device import record_trainer_device
 from titan_rl.controller.preflight.host_checks import on_hosts
-from titan_rl.controller.preflight.ineffective_settings import standing_still
+from titan_rl.controller.preflight.ineffective_settings import zero_learning_rates
 from titan_rl.controller.preflight.resume import check_resumable, limits_of
 from titan_rl.controller.preflight.resumed_settings import resumed_settings
 from titan_rl.controller.preflight.setting_changes import with_changes
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
-from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.callbacks import Log
@@ -111,20 +111,20 @@ class Session:
         run_dir = run_dir_to_resume(config, config_file) if resume else new_run_dir(config, config_file)
         config, held = with_changes(config, run_dir) if resume else (config, [])
         checked = check(config)
-        fitting, plan, told = settle(checked, under_torchrun=ranks is not None)
-        told = [*told, *standing_still(checked.config, checked.algorithm, checked.titan)]
+        fitting, plan, messages = fit_and_place(checked, under_torchrun=ranks is not None)
+        messages = [*messages, *zero_learning_rates(checked.config, checked.algorithm, checked.titan)]
         sources, earlier = find_sources(config), 0
         if resume:
             check_no_modules(run_dir.root)
             earlier = check_resumable(run_dir, checked)
             check_sources(run_dir, sources)
-            told = [*told, *resumed_settings(run_dir, checked)]
+            messages = [*messages, *resumed_settings(run_dir, checked)]
         run_dir.open(checked.as_dict(), earlier)
         if not run_dir.sources.exists():
             write_sources(run_dir, sources)
         session = cls(fitting, run_dir, resume, ranks, config_file)
         session.plan = plan
-        for line in [*told, *(f"{change}; without {run_dir.changes} it is as you ask" for change in held)]:
+        for line in [*messages, *(f"{change}; without {run_dir.changes} it is as you ask" for change in held)]:
             session.log(line)
         return session
 
@@ -182,7 +182,7 @@ class Session:
         await self.close(error)
 
     async def start(self) -> "Session":
-        """All actors up, and the run at its first step, or at the one that it was left at."""
+        """Start all actors; the run is then at its first step, or at its last one."""
         self.log(f"run directory {self.run_dir.root}")
         self.display.enter("starting the actors")
         if self._ranks is not None:
@@ -194,7 +194,7 @@ class Session:
         recovery = self._recovery() if dataset is None else self._data_recovery(dataset)
         self._meshes = self._make_meshes(path, recovery)
         await self.stop_request.interrupts(self._meshes.start())
-        await note_trainer_device(self._meshes.trainer, self.config, self.record_event)
+        await record_trainer_device(self._meshes.trainer, self.config, self.record_event)
         self._controller = self._make_controller(self._meshes, recovery)
         await (self._controller.resume() if self.is_resumed else self._controller.begin())
         return self
@@ -202,7 +202,7 @@ class Session:
     def _make_controller(self, meshes: Meshes, recovery: Recovery | DataRecovery) -> Loop:
         """The actors are up."""
         seconds = time.perf_counter() - self.progress.started
-        note_box_bounds(self.log, self.record_event)
+        log_sandbox_bounds(self.log, self.record_event)
         if isinstance(recovery, DataRecovery):
             self.log(f"trainer up after {seconds:.1f} s")
             return self._data_controller(meshes, recovery)
@@ -211,7 +211,7 @@ class Session:
         return self._rollout_controller(meshes, recovery)
 
     async def step(self, count: int = 1) -> None:
-        """``count`` steps more; beyond ``training.steps`` there are none."""
+        """Run ``count`` steps, at most up to ``training.steps``."""
         for _ in range(count):
             if self.progress.step >= self.progress.steps_asked:
                 return
@@ -220,18 +220,18 @@ class Session:
             self.progress.seconds_training += time.perf_counter() - start
 
     async def run(self) -> None:
-        """All steps that are left, the evaluation after them, a checkpoint and the model."""
+        """Run the remaining steps, the evaluation, a checkpoint and the export."""
         while self.progress.step < self.progress.steps_asked:  # which may go back, to a checkpoint
             await self.step()
         await self.controller.finish()
         self._is_finished = True
 
     async def reported(self) -> None:
-        """Until what the last step measured is written down, when its weights are live."""
+        """Wait until the last step's metrics are written, with its weights live."""
         await self.controller.reported()
 
     async def evaluate(self) -> Proportion | HeldOut:
-        """Held-out accuracy as of now, or what held-out data says."""
+        """Held-out accuracy now, or loss and accuracy on held-out data."""
         return await self.controller.evaluate(f"at step {self.progress.step}")
 
     async def save(self) -> None:
@@ -239,8 +239,8 @@ class Session:
         await self.controller.save()
 
     def stop(self) -> None:
-        """Have the run end after the step at hand: its driver meets Stopped."""
-        if not self.stop_request.is_asked:
+        """Stop the run after the current step; its driver gets Stopped."""
+        if not self.stop_request.is_requested:
             self.log(stopping(self.run_dir, self.config_file))
         self.stop_request.ask()
 
@@ -259,7 +259,7 @@ class Session:
         finally:
             summary = await self._end(why)
         self.display.close_table()
-        for line in farewell(why, summary, self.progress, self.run_dir, self.config_file):
+        for line in end_summary(why, summary, self.progress, self.run_dir, self.config_file):
             self.log(line)
         self._exits.close()
         self.run_dir.close()
@@ -315,7 +315,7 @@ class Session:
 
     def _rollout_controller(self, meshes: Meshes, recovery: Recovery) -> Controller:
         config, rollout = self.config, self.config.rollout
-        reporter, checkpointing, bad_batches = self._common(meshes)
+        reporter, checkpointing, nonfinite_batches = self._common(meshes)
         admission = Admission(rollout.prompts_per_step, rollout.max_staleness)
         queue = RolloutQueue(
             *(config, self.stream, self.ledger, meshes.dispatcher, admission, meshes.weights),
@@ -323,13 +323,15 @@ class Session:
             on_score_failed=reporter.score_failed,
         )
         frozen = self._frozen(meshes)
-        parts = Components(*(meshes, queue, recovery, checkpointing, bad_batches, frozen, reporter, self.progress))
+        parts = Components(
+            *(meshes, queue, recovery, checkpointing, nonfinite_batches, frozen, reporter, self.progress)
+        )
         return Controller(
             *(config, self.checked.algorithm, self.titan.layout, self.run_dir),
             *(self.checked.held_out, self.stop_request, parts),
         )
 
-    def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, BadBatches]:
+    def _common(self, meshes: Meshes) -> tuple[Reporter, Checkpointing, NonfiniteBatches]:
         """What either loop needs."""
         config, dtype = self.config, self.titan.training.mixed_precision_param
         reporter = Reporter(
@@ -342,8 +344,10 @@ class Session:
             log=self.log,
             record_metrics=self.metrics.write,
         )
-        bad_batches = BadBatches(config.recovery, self.run_dir, log=self.log, record_metrics=self.metrics.write)
-        return reporter, checkpointing, bad_batches
+        nonfinite_batches = NonfiniteBatches(
+            config.recovery, self.run_dir, log=self.log, record_metrics=self.metrics.write
+        )
+        return reporter, checkpointing, nonfinite_batches
 
     def _frozen(self, meshes: Meshes) -> FrozenWeights:
         return FrozenWeights(
@@ -357,17 +361,17 @@ class Session:
         )
         return DataRecovery(steps, self._folder, self.progress, self.log)
 
-    def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> SupervisedController:
-        reporter, checkpointing, bad_batches = self._common(meshes)
+    def _data_controller(self, meshes: Meshes, recovery: DataRecovery) -> OfflineController:
+        reporter, checkpointing, nonfinite_batches = self._common(meshes)
         frozen = self._frozen(meshes)
         parts = DataComponents(
-            *(meshes, recovery.steps, recovery, checkpointing, bad_batches, frozen, reporter, self.progress),
+            *(meshes, recovery.steps, recovery, checkpointing, nonfinite_batches, frozen, reporter, self.progress),
             left_out=self._left_out,
         )
-        return SupervisedController(self.run_dir, self.stop_request, parts)
+        return OfflineController(self.run_dir, self.stop_request, parts)
 
     def record_event(self, kind: str, **fields: Any) -> None:
-        """Something happened that the run's records must hold."""
+        """Record an event; process ids too, where it changes them."""
         self.events.write(kind, **fields)
         if kind in _CHANGES:
             self._write_pids()
@@ -385,6 +389,6 @@ def _started(part: T | None) -> T:
 
 
 def one_line(error: BaseException) -> str:
-    """What failed and why, from an error that may hold the traceback of another process."""
+    """Error as one line, without the traceback of another process in it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0]}" + (f" {lines[-1]}" if len(lines) > 1 else "")

@@ -33,7 +33,7 @@ def make_meshes(
     needs: Needs = NO_NEEDS,
     **options: Unpack[MeshOptions],
 ) -> Meshes:
-    """Nothing is started yet. ``needs``: the algorithm's."""
+    """Meshes of a run, not started. ``needs``: the algorithm's."""
     own = [role for role in needed_roles(needs) if getattr(config, role).placement == "own"]
     learned = own_learned(config, needs)
     return Meshes(
@@ -62,14 +62,14 @@ class Actors:
         parts: frozenset[str],
         kept_policy: str = "",
         *,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         logs: Path | None = None,
     ):
-        """``kept_policy``: where the run that they belong to keeps the policy (initial_policy.py). ``say`` hears of
+        """``kept_policy``: where the run that they belong to keeps the policy (initial_policy.py). ``log`` takes
         deaths and repairs. ``logs``: a folder for what the processes print; without one it is kept only if something
         fails."""
         self.checked = checked = replace(checked, config=without_hosts(checked.config))
-        machine, self._say = this_machine(), say
+        machine, self._log = this_machine(), log
         self._own_logs = None if logs is not None else Path(tempfile.mkdtemp(prefix="titan_rl_logs_"))
         self.meshes = make_meshes(
             *(checked.config, checked.titan, model_path),
@@ -78,7 +78,7 @@ class Actors:
             parts=parts,
             kept_policy=kept_policy,
             logs=logs or self._own_logs,
-            listeners=Listeners(say=say),
+            listeners=Listeners(say=log),
             whereabouts=Whereabouts(
                 launcher=checked.launcher,
                 devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
@@ -101,7 +101,7 @@ class Actors:
         if self._own_logs is None:
             return
         if isinstance(error, Exception):
-            self._say(f"what the actors printed is in {self._own_logs}")
+            self._log(f"what the actors printed is in {self._own_logs}")
         else:
             shutil.rmtree(self._own_logs, ignore_errors=True)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from titan_rl.controller.console.end_summary import farewell, stopping
+from titan_rl.controller.console.end_summary import end_summary, stopping
 from titan_rl.records.run_directory.rundir import RunDir
 from titan_rl.records.run_directory.summary import Progress
 from titan_rl.records.statistics import Proportion
@@ -23,7 +23,7 @@ def said(run_dir: RunDir, done: int, config_file: str | None = "my.toml") -> str
     progress = Progress(steps_asked=5)
     progress.seconds_training, progress.held_out_after = 61.0, Proportion(3, 4)
     summary = {"steps_done": done, "steps_asked": 5}
-    return "\n".join(farewell("completed", summary, progress, run_dir, config_file))
+    return "\n".join(end_summary("completed", summary, progress, run_dir, config_file))
 
 
 def test_a_completed_run_names_its_places_and_what_to_look_at(run_dir):

@@ -14,7 +14,7 @@ from made_run import GROUPS, SAMPLES, STEPS, made_run
 import titan_rl
 from titan_rl import cli
 from titan_rl.config.load import ConfigError, overriding, parse_overrides
-from titan_rl.controller.interactive.custom_step import OrderError, OwnStep
+from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.live import RunEnded
 from titan_rl.controller.interactive.trainer import RankError
 from titan_rl.controller.session import Session
@@ -65,7 +65,7 @@ def test_a_run_that_has_not_started_says_so():
 
 
 def test_a_batch_before_the_groups_that_it_is_of_is_out_of_order():
-    own = object.__new__(OwnStep)
+    own = object.__new__(CustomStep)
     own._collected = None
     with pytest.raises(OrderError, match="sample comes first"):
         own.batch([])

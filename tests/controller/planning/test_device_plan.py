@@ -11,7 +11,7 @@ from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.schema import GeneratorConfig
 from titan_rl.controller.planning import device_report
 from titan_rl.controller.planning.device_plan import DevicePlan, Machine, plan_devices
-from titan_rl.controller.planning.device_report import as_json, told
+from titan_rl.controller.planning.device_report import as_json, placement_lines
 from titan_rl.controller.planning.memory_plan import GIB
 from titan_rl.controller.preflight.checks import resolve
 from titan_rl.controller.session import Session
@@ -118,7 +118,7 @@ def test_in_turns_a_gpu_holds_what_the_larger_of_the_two_needs():
     assert planned(Machine(1, 4.7 * GIB), **turns).kv_cache > side_by_side
     [host] = plan.on_host[0]
     assert host.bytes_by_reason["moments"] == trainer.bytes_by_reason["moments"]
-    assert "take turns" in told(plan)[0] and "moments" in told(plan)[-1]
+    assert "take turns" in placement_lines(plan)[0] and "moments" in placement_lines(plan)[-1]
 
 
 def test_engines_that_read_a_trainer_s_slots_take_some_of_its_gpu():
@@ -128,7 +128,7 @@ def test_engines_that_read_a_trainer_s_slots_take_some_of_its_gpu():
 
 
 def test_the_table_is_told_by_gpu_and_alike_ones_share_a_line():
-    lines = told(planned(EIGHT, parallelism={"data_parallel_shard_degree": 4}, generator={"replicas": 2}))
+    lines = placement_lines(planned(EIGHT, parallelism={"data_parallel_shard_degree": 4}, generator={"replicas": 2}))
     assert lines[0] == "placement on 1 x 8 GPUs of 16.0 GiB, 0.9 of which may be used:"
     assert lines[1].startswith("  host 0 GPU 0 to 3: ") and "trainer rank 0 to trainer rank 3" in lines[1]
     assert lines[2].startswith("  host 0 GPU 4 to 5: ") and "generator 0 to generator 1" in lines[2]

@@ -212,13 +212,13 @@ def test_lengths_are_made_by_a_seed_and_bounded():
 def test_every_device_s_rates_have_a_source_and_can_be_given(tmp_path):
     for name in device_names():
         assert rates_of(name).source and rates_of(name).memory_gib > 30
-    assert rates_of("h100", given={"train_share": 0.5}).train_share == 0.5
+    assert rates_of("h100", overrides={"train_share": 0.5}).train_share == 0.5
     file = tmp_path / "rates.toml"
     file.write_text(as_toml(replace(rates_of(), peak_flops=1e9)))
     assert rates_of("A100", str(file)).peak_flops == 1e9
     for bad in ({"train_share": 0}, {"no_such": 1}, {"peak_flops": "fast"}):
         with pytest.raises(ConfigError, match="rates"):
-            rates_of(given=bad)
+            rates_of(overrides=bad)
     with pytest.raises(ConfigError, match="--device"):
         rates_of("H1000")
 

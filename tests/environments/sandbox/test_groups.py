@@ -12,7 +12,7 @@ import pytest
 from boxes import need_boxes
 from hostile_programs import HOSTILE
 
-from titan_rl.controller.console.sandbox_bounds import note_box_bounds
+from titan_rl.controller.console.sandbox_bounds import log_sandbox_bounds
 from titan_rl.environments.sandbox import groups, pool, slot
 from titan_rl.environments.sandbox.groups import Group, candidates, sweep, try_out
 from titan_rl.environments.sandbox.program import Limits, Outcome, Program
@@ -234,10 +234,10 @@ def test_which_bounds_there_are_is_said_and_recorded_where_boxes_were_looked_for
     monkeypatch.setattr(pool, "Slot", FakeSlot)
     monkeypatch.setattr(pool, "place", lambda: groups.Place(None, "no cgroup v2 is mounted here"))
     monkeypatch.setattr(pool, "_check_boxes", functools.cache(pool._check_boxes.__wrapped__))
-    note_box_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
+    log_sandbox_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
     assert not said and not events
     pool.check_sandbox()
-    note_box_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
+    log_sandbox_bounds(said.append, lambda kind, **fields: events.append((kind, fields)))
     bounds = "a watcher alone, every 20 ms (no control groups: no cgroup v2 is mounted here)"
     assert said == [f"on this machine, programs that the model writes are bounded by {bounds}"]
     assert events == [("sandbox", {"bounds": bounds})]

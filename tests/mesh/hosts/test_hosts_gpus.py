@@ -8,7 +8,7 @@ import pytest
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.sections.hosts import HostsConfig
 from titan_rl.controller.planning import device_report
-from titan_rl.controller.planning.device_report import settle
+from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.planning.planner import plan
 from titan_rl.controller.preflight.checks import check
 from titan_rl.controller.wiring import make_meshes
@@ -31,7 +31,7 @@ def config_of(**hosts):
 def test_a_controller_without_a_gpu_settles_a_run_on_those_of_its_hosts(tmp_path):
     checked = check(config_of(**GPUS, trainer=[1]))
     assert checked.config.generator.dtype == "bfloat16" == checked.titan.training.mixed_precision_param
-    fitting, found, lines = settle(checked, under_torchrun=False)
+    fitting, found, lines = fit_and_place(checked, under_torchrun=False)
     assert lines[0].startswith("placement on 2 x 4 GPUs of 79.0 GiB")
     assert found.table.of_role("trainer") == [Seat(1, device) for device in range(4)]
     assert found.table.engines() == [(Seat(0, 0), Seat(0, 1)), (Seat(0, 2), Seat(0, 3))]
@@ -43,9 +43,9 @@ def test_a_controller_without_a_gpu_settles_a_run_on_those_of_its_hosts(tmp_path
 def test_a_run_on_cores_of_hosts_says_nothing_of_this_machine(monkeypatch):
     monkeypatch.setattr(device_report, "fit_into_memory", lambda checked: (checked, ["memory of this machine"]))
     checked = check(config_of())
-    assert checked.config.generator.dtype == "float32" and settle(checked, under_torchrun=True)[1:] == (None, [])
+    assert checked.config.generator.dtype == "float32" and fit_and_place(checked, under_torchrun=True)[1:] == (None, [])
     monkeypatch.undo()
-    assert settle(checked, under_torchrun=False)[1:] == (None, [])
+    assert fit_and_place(checked, under_torchrun=False)[1:] == (None, [])
 
 
 def test_a_plan_is_for_the_hosts_that_a_file_names():

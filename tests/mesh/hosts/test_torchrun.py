@@ -15,7 +15,16 @@ from tree import TREE
 
 from titan_rl.config import command_line
 from titan_rl.config.load import ConfigError, load_config
-from titan_rl.config.torchrun import World, adopt, begun_run, forget, note_run, refusal, tell_torchrun, world_of
+from titan_rl.config.torchrun import (
+    World,
+    adopt,
+    earlier_run,
+    forget,
+    record_run,
+    refusal,
+    report_to_torchrun,
+    world_of,
+)
 from titan_rl.controller.session import Session
 from titan_rl.mesh.launch import torchrun
 from titan_rl.train import main
@@ -115,10 +124,10 @@ def test_processes_are_trainer_ranks(size, parallelism, shards):
 @pytest.mark.parametrize(
     ("size", "parallelism", "said"),
     [
-        (2, {"data_parallel_shard_degree": 1}, "wants 1"),
-        (4, {"data_parallel_shard_degree": 2}, "data_parallel_shard_degree = 2) wants 2"),
-        (3, {"tensor_parallel_degree": 2}, "wants a multiple of 2"),
-        (1, {"data_parallel_shard_degree": 2}, "wants 2"),
+        (2, {"data_parallel_shard_degree": 1}, "needs 1"),
+        (4, {"data_parallel_shard_degree": 2}, "data_parallel_shard_degree = 2) needs 2"),
+        (3, {"tensor_parallel_degree": 2}, "needs a multiple of 2"),
+        (1, {"data_parallel_shard_degree": 2}, "needs 2"),
     ],
 )
 def test_another_number_of_ranks_is_refused_in_one_line(size, parallelism, said):
@@ -153,7 +162,7 @@ def test_worker_loops_beside_torchruns_processes_are_refused(mesh):
 
 def test_torchrun_reads_why_a_rank_failed(job):
     world = world_of(variables(job, 0))
-    tell_torchrun(world, "titan-rl: torchrun rank 1 died")
+    report_to_torchrun(world, "titan-rl: torchrun rank 1 died")
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(world.error_file))
     assert failure.message["extraInfo"]["py_callstack"] == "titan-rl: torchrun rank 1 died"
     assert abs(failure.timestamp - time.time()) < 60
@@ -161,17 +170,17 @@ def test_torchrun_reads_why_a_rank_failed(job):
 
 def test_only_a_job_that_is_started_again_has_a_run(job):
     first = world_of(variables(job, 0))
-    assert begun_run(first) is None
+    assert earlier_run(first) is None
     again = world_of(variables(job, 0, TORCHELASTIC_RESTART_COUNT="1"))
-    assert begun_run(again) is None  # the first start did not come so far
-    note_run(first, Path("runs/a"))
-    assert begun_run(again) == str(Path("runs/a").absolute()) and begun_run(first) is None
+    assert earlier_run(again) is None  # the first start did not come so far
+    record_run(first, Path("runs/a"))
+    assert earlier_run(again) == str(Path("runs/a").absolute()) and earlier_run(first) is None
     for damaged in ("[1]", "null", "[" * 100_000):
         (job / "titan_rl_run.json").write_text(damaged)
-        assert begun_run(again) is None
-    note_run(first, Path("runs/a"))
+        assert earlier_run(again) is None
+    record_run(first, Path("runs/a"))
     job.chmod(0o777)
-    assert begun_run(again) is None
+    assert earlier_run(again) is None
 
 
 def test_a_session_of_a_script_is_no_rank(job, monkeypatch):
@@ -312,7 +321,7 @@ class Stub:
             raise ValueError("the first start fails")
     async def run(self):
         (FOLDER / "waits").write_text("waits")
-        while not self.stop_request.is_asked:
+        while not self.stop_request.is_requested:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         raise Stopped

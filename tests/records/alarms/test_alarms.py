@@ -150,7 +150,7 @@ def test_a_run_says_it_once_and_measures_it_at_every_step(tmp_path):
     watch = AlarmWatch(
         tmp_path, log=said.append, record_event=lambda kind, **fields: events.append({"kind": kind, **fields})
     )
-    metrics = [watch.met(record) for record in records]
+    metrics = [watch.update(record) for record in records]
     assert all(set(each) == {f"alarm_{name}" for name in NAMES} for each in metrics)
     [alarm] = history(records)
     raised = [number for number, each in enumerate(metrics, 1) if each["alarm_reward_gap"]]
@@ -164,7 +164,7 @@ def test_a_resumed_run_remembers_and_a_step_done_again_counts_once(tmp_path):
     records = series(grade=(0.2, 0.2))
     write(tmp_path, records[:40])
     watch = AlarmWatch(tmp_path, log=lambda text: None, record_event=lambda kind, **fields: None)
-    again = [watch.met(record) for record in records[30:]]
+    again = [watch.update(record) for record in records[30:]]
     assert again[-1]["alarm_reward_gap"] == 1.0
     assert list(watch._records) == list(range(1, STEPS + 1))
 

@@ -120,7 +120,7 @@ def test_a_held_out_accuracy_that_does_not_follow_is_an_alarm(seed):
 def test_a_run_says_it_with_its_evidence_and_sends_nobody_to_another_command(tmp_path):
     said, events, records = [], [], series(slowest_generator=(1.05, 2.4))
     watch = AlarmWatch(tmp_path, log=said.append, record_event=lambda kind, **fields: events.append(fields))
-    metrics = [watch.met(record) for record in records]
+    metrics = [watch.update(record) for record in records]
     assert set(metrics[0]) == {f"alarm_{name}" for name in NAMES}
     assert metrics[-1]["alarm_straggler"] == 1.0
     [line], [event] = said, events
@@ -132,7 +132,7 @@ def test_an_evaluation_of_the_run_reaches_the_alarms(tmp_path):
     said: list[str] = []
     watch = AlarmWatch(tmp_path, log=said.append, record_event=lambda kind, **fields: None)
     for record in series():
-        watch.met(record)
+        watch.update(record)
         if record["step"] % WINDOW == 0:
             watch.evaluated(record["step"], 0.2)
     assert any("ALARM held_out_gap" in line and "hack-check" in line for line in said)

@@ -61,7 +61,7 @@ def open_file(path: str | Path, most: int | None = None, *, may_be_sparse: bool 
 def _check_kind(path: str | Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "of another kind")
-        raise RefusedFile(f"{path} is {kind}, and a plain file is wanted: put one there, or move it away")
+        raise RefusedFile(f"{path} is {kind}, not a plain file: put one there, or move it away")
 
 
 def _is_sparse(descriptor: int, status: os.stat_result) -> bool:

@@ -178,11 +178,15 @@ def _check_heads(config: dict[str, Any]) -> None:
 def _ropes(config: dict[str, Any]) -> Iterator[Any]:
     """The rotary embeddings: one, or one for each type of layer."""
     for key in ("rope_parameters", "rope_scaling"):
-        given = config.get(key)
-        if isinstance(given, dict) and given and all(isinstance(value, dict) for value in given.values()):
-            yield from given.values()
-        elif given is not None:
-            yield given
+        parameters = config.get(key)
+        if (
+            isinstance(parameters, dict)
+            and parameters
+            and all(isinstance(value, dict) for value in parameters.values())
+        ):
+            yield from parameters.values()
+        elif parameters is not None:
+            yield parameters
 
 
 def _check_rope(rope: Any) -> None:

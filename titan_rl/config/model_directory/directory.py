@@ -27,16 +27,16 @@ _LEFT_BEHIND = ("*.index.json", "trainer_state.json", "*_results.json", "params.
 def read_object(file: Path) -> dict[str, Any]:
     """Errors: ValueError if there is no such file, or it holds no JSON object."""
     try:
-        found = read_json(file)
+        value = read_json(file)
     except RefusedFile:
         raise
     except OSError as error:
         raise ValueError(f"cannot read {file.name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{file.name} holds no JSON object, but a {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{file.name} holds no JSON object, but a {type(value).__name__}")
+    return value
 
 
 def check_files(path: Path) -> None:
@@ -72,8 +72,8 @@ def weight_files(path: str | Path) -> list[Path]:
     path = Path(path)
     if (path / INDEX).exists():
         return _indexed_files(path)
-    found = sorted(path.glob("*.safetensors"))
-    files = [file for file in found if not fnmatch(file.name, _OTHER_FORMATS)] or found
+    candidates = sorted(path.glob("*.safetensors"))
+    files = [file for file in candidates if not fnmatch(file.name, _OTHER_FORMATS)] or candidates
     if not files:
         raise ValueError(_why_none(path))
     if len(files) > 1:

@@ -22,15 +22,15 @@ def fetch(name: str, check: Callable[[Path], None]) -> str:
 
     Errors: ValueError if there is no such model, no network and nothing in the cache, or what ``check`` raises.
     """
-    return _asked(lambda: _fetch(name, check))
+    return _path_from_hub(lambda: _fetch(name, check))
 
 
 def fetch_config(name: str) -> str:
     """A directory with the model's config.json, and whatever else of it is in the cache. Errors: as ``fetch``."""
-    return _asked(lambda: _fetch_config(name))
+    return _path_from_hub(lambda: _fetch_config(name))
 
 
-def _asked(get: Callable[[], Path]) -> str:
+def _path_from_hub(get: Callable[[], Path]) -> str:
     # half a second that only a name of the Hub needs
     from httpx import HTTPError
     from huggingface_hub import errors
@@ -44,8 +44,8 @@ def _asked(get: Callable[[], Path]) -> str:
     except errors.LocalEntryNotFoundError:
         why = f"{_NONE} the Hub cannot be reached, nor does its cache hold such a model: give a directory"
     except (errors.HfHubHTTPError, errors.HFValidationError, HTTPError, OSError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        why = f"{_NONE} the Hub does not give such a model: {said}"
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        why = f"{_NONE} the Hub does not give such a model: {reason}"
     raise ValueError(why)
 
 

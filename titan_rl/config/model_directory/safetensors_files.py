@@ -30,12 +30,12 @@ class StoredTensor:
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Errors: ValueError for a key that is there twice, of which one would win silently."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in keys:
             raise ValueError(f"it names {key!r} twice")
-        found[key] = value
-    return found
+        keys[key] = value
+    return keys
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
@@ -85,4 +85,4 @@ def _check_bytes(tensors: dict[str, StoredTensor], begin: int, size: int) -> Non
             raise ValueError(f"{name} begins at byte {tensor.start}, and what is before it ends at byte {end}")
         end = tensor.stop
     if end != size:
-        raise ValueError(f"it has {size} bytes, and its header tells of {end}")
+        raise ValueError(f"it has {size} bytes, and its header describes {end}")

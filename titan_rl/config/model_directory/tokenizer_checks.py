@@ -53,7 +53,7 @@ def _largest_id(file: Path) -> int:
 
 def _has_chat_template(path: Path, settings: dict[str, Any]) -> bool:
     """One that transformers takes when it is asked for no other by name."""
-    given = settings.get("chat_template")
-    named = [entry.get("name") for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
+    template = settings.get("chat_template")
+    names = [entry.get("name") for entry in template if isinstance(entry, dict)] if isinstance(template, list) else []
     files = ("chat_template.jinja", "additional_chat_templates/default.jinja")
-    return isinstance(given, str) or "default" in named or any((path / name).exists() for name in files)
+    return isinstance(template, str) or "default" in names or any((path / name).exists() for name in files)

@@ -29,9 +29,9 @@ class Address(NamedTuple):
 
 def parse_address(text: str) -> Address:
     """Errors: ValueError unless it looks like ``tls://NAME:PORT``; NAME may be empty."""
-    if not (found := _FORM.fullmatch(text)) or int(found[3]) > 65535:
+    if not (match := _FORM.fullmatch(text)) or int(match[3]) > 65535:
         raise ValueError(f"{text!r} is no address of a host: give tls://NAME:PORT")
-    return Address(found[1], found[2], int(found[3]))
+    return Address(match[1], match[2], int(match[3]))
 
 
 @dataclass(kw_only=True)
@@ -82,7 +82,7 @@ class HostsConfig:
 
 def hosts_of(settings: HostsConfig, kind: str, count: int) -> set[int]:
     """Numbers of the hosts that a kind of process goes to."""
-    named = getattr(settings, kind if kind in ("generator", "verifier") else "trainer")
-    if not named:
+    labels = getattr(settings, kind if kind in ("generator", "verifier") else "trainer")
+    if not labels:
         return set(range(count))
-    return {number for number in range(count) if number in named or settings.label_of(number) in named}
+    return {number for number in range(count) if number in labels or settings.label_of(number) in labels}

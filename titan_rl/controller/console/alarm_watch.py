@@ -1,4 +1,4 @@
-"""Alarms of a run as it goes (records/alarms/alarms.py): said when one is raised, and in every step's metrics."""
+"""Alarms of a running run (records/alarms/alarms.py): logged when raised, and a metric of every step."""
 
 from pathlib import Path
 
@@ -21,16 +21,16 @@ class AlarmWatch:
         if step in self._records:
             self._records[step] = self._records[step] | {"held_out_accuracy": accuracy}
 
-    def met(self, record: dict[str, float]) -> dict[str, float]:
-        """What to add to a step's record: 1 for each alarm that stands after it. A step may be done again."""
+    def update(self, record: dict[str, float]) -> dict[str, float]:
+        """Alarm columns of a step's record, 1 for each active alarm. A step may be repeated."""
         step = record["step"]
         for again in [number for number in reversed(self._records) if number >= step]:
             del self._records[again]
         self._records[step] = record
-        found = standing(list(self._records.values()))
-        for name in found.keys() - self._standing:
+        alarms = standing(list(self._records.values()))
+        for name in alarms.keys() - self._standing:
             more = "; `titan-rl hack-check` tells more" if name in GAMED else ""
-            self.log(f"step {step}: ALARM {name}: {found[name]}{more}")
-            self.record_event("alarm", name=name, step=step, says=found[name])
-        self._standing = set(found)
-        return {f"alarm_{name}": float(name in found) for name in NAMES}
+            self.log(f"step {step}: ALARM {name}: {alarms[name]}{more}")
+            self.record_event("alarm", name=name, step=step, says=alarms[name])
+        self._standing = set(alarms)
+        return {f"alarm_{name}": float(name in alarms) for name in NAMES}

@@ -98,8 +98,8 @@ class Display:
         usual_step = sum(record["seconds_step"] for record in recent) / len(recent) if recent else 0.0
         step = int(recent[-1]["step"]) if recent else 0
         seconds, usual = time.monotonic() - self._since, self._usual.get(self._phase)
-        told = headline(step, self.num_steps, self._phase, seconds, usual, usual_step)
-        return panel(told, recent, self._sample, width, height)
+        first_line = headline(step, self.num_steps, self._phase, seconds, usual, usual_step)
+        return panel(first_line, recent, self._sample, width, height)
 
     def _show(self, write: Callable[[], None]) -> None:
         try:

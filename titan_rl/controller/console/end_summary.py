@@ -1,4 +1,4 @@
-"""What a run says last: how it ended, what it leaves and where, and what to do next. Pure."""
+"""Summary lines at the end of a run: outcome, files, next commands. Pure."""
 
 import shlex
 from collections.abc import Iterator
@@ -11,24 +11,25 @@ from titan_rl.records.run_directory.summary import Progress
 
 
 def resume_command(run_dir: RunDir, config_file: str | None) -> str:
-    """What goes on with it."""
+    """Command that resumes the run."""
     parts = ["titan-rl", "train", *([config_file] if config_file else []), "--resume", "--run.dir", str(run_dir.root)]
     return shlex.join(parts)
 
 
 def stopping(run_dir: RunDir, config_file: str | None) -> str:
-    """Said at once when a stop is asked for."""
+    """Message on a request to stop."""
     return (
         f"stopping: what is at hand ends, then what is new is saved; to go on: {resume_command(run_dir, config_file)}"
     )
 
 
-def farewell(
+def end_summary(
     why: str, summary: dict[str, Any], progress: Progress, run_dir: RunDir, config_file: str | None
 ) -> Iterator[str]:
-    """A line at a time. ``why``: it ended, in words."""
-    done, asked = summary["steps_done"], summary["steps_asked"]
-    yield f"{why}: {done} of {asked} steps, training took {progress.seconds_training + progress.seconds_sft:.0f} s"
+    """Lines at the end of a run. ``why``: reason that it ended, in words."""
+    steps_done, num_steps = summary["steps_done"], summary["steps_asked"]
+    seconds = progress.seconds_training + progress.seconds_sft
+    yield f"{why}: {steps_done} of {num_steps} steps, training took {seconds:.0f} s"
     for when in ("before", "after"):
         if (result := getattr(progress, f"held_out_{when}")) is not None:
             yield f"held-out accuracy {when:>6}: {result}"
@@ -37,13 +38,13 @@ def farewell(
     if (dtype := _dtype(run_dir.model)) is not None:
         rounded = "as it was trained" if dtype == "float32" else "rounded from the float32 that was trained"
         yield f"the model is written in {dtype}, {rounded} (checkpoint.export_dtype)"
-    commands = list(_next_commands(done, asked, run_dir, config_file))
+    commands = list(_next_commands(steps_done, num_steps, run_dir, config_file))
     if commands:
         yield "next: " + "\n      ".join(commands)
 
 
-def _next_commands(done: int, asked: int, run_dir: RunDir, config_file: str | None) -> Iterator[str]:
-    if done < asked:
+def _next_commands(steps_done: int, num_steps: int, run_dir: RunDir, config_file: str | None) -> Iterator[str]:
+    if steps_done < num_steps:
         yield resume_command(run_dir, config_file)
     if any(run_dir.rollouts.glob("step-*.parquet")):
         yield shlex.join(["titan-rl", "show", str(run_dir.root)])
@@ -52,7 +53,7 @@ def _next_commands(done: int, asked: int, run_dir: RunDir, config_file: str | No
 
 
 def _dtype(folder: Path) -> str | None:
-    """What a model's config.json says; None if there is none, or it says none."""
+    """Dtype in a model's config.json; None without either."""
     try:
         config = read_json(folder / "config.json")
         return config.get("dtype") or config.get("torch_dtype")

@@ -67,9 +67,9 @@ def sample_of(groups: list[Group]) -> Sample | None:
 
 
 def sample_line(sample: Sample, width: int = 200) -> str:
-    told = f" (expected {printable(sample.expected, width // 6)})" if sample.expected else ""
-    asked, answer = printable(sample.question, width // 3), printable(sample.answer, width // 3)
-    return f"{asked} -> {answer or 'nothing'}{told}, reward {sample.reward:.3g}"
+    expectation = f" (expected {printable(sample.expected, width // 6)})" if sample.expected else ""
+    shown_question, answer = printable(sample.question, width // 3), printable(sample.answer, width // 3)
+    return f"{shown_question} -> {answer or 'nothing'}{expectation}, reward {sample.reward:.3g}"
 
 
 def duration(seconds: float) -> str:
@@ -101,8 +101,8 @@ def step_table(records: list[dict[str, float]], width: int, height: int) -> Tabl
     table.add_column("step", no_wrap=True)
     for record in shown:
         table.add_column(str(record["step"]), justify="right", no_wrap=True, min_width=_VALUE_WIDTH - 1)
-    known = [name for name in COLUMNS if all(name in record for record in shown)]  # algorithms count different things
-    for name in known[: max(1, height)]:
+    names = [name for name in COLUMNS if all(name in record for record in shown)]  # algorithms count different things
+    for name in names[: max(1, height)]:
         table.add_row(name.replace("_", " "), *(COLUMNS[name].format(record[name]) for record in shown))
     return table
 
@@ -110,7 +110,7 @@ def step_table(records: list[dict[str, float]], width: int, height: int) -> Tabl
 def panel(
     headline: str, records: list[dict[str, float]], sample: Sample | None, width: int, height: int
 ) -> RenderableType:
-    """All of it, within that many lines of that many characters."""
+    """Headline, step table and sample within ``height`` lines of ``width`` characters."""
     lines: list[RenderableType] = [Text(headline, no_wrap=True, overflow="ellipsis", style="bold")]
     if records:
         lines.append(step_table(records, width, height - _OTHER_LINES))

@@ -26,14 +26,14 @@ _ROLES = ("reference", "critic", "implicit_reward", "reward_model", "teacher")
 
 
 async def change(session: Session, overrides: dict[str, dict[str, Any]]) -> list[Change]:
-    """Between two steps. ``overrides``: by nested tables, as a TOML has them.
+    """Change settings between two steps. ``overrides``: nested tables, as in a TOML.
 
     Errors: ConfigError, with nothing changed; SaveError if there can be no boundary; an actor's fault."""
-    asked, effects = flat(overrides), _effects(session, flat(overrides))
+    settings, effects = flat(overrides), _effects(session, flat(overrides))
     config = with_overrides(session.config, overrides)
     before, after = flat(written(session.config)), flat(written(config))
     # the same reward may be another by now: its file can have been written anew
-    keys = [key for key in asked if before.get(key) != after.get(key) or key == "task.reward"]
+    keys = [key for key in settings if before.get(key) != after.get(key) or key == "task.reward"]
     if not keys:
         return []
     of_updates = effects == {Effect.UPDATES}
@@ -76,9 +76,9 @@ def _check_roles(before: Algorithm, after: Algorithm, key: str) -> None:
     """Errors: ConfigError if other models would have to be there."""
     for role in _ROLES:
         if (needed := getattr(after.needs, role)) != getattr(before.needs, role):
-            said = "needs" if needed else "has no use for"
+            verb = "needs" if needed else "has no use for"
             raise ConfigError(
-                f"{key}: with it the algorithm {said} a {role}, and models come and go only when a run starts: close "
+                f"{key}: with it the algorithm {verb} a {role}, and models come and go only when a run starts: close "
                 f"it, and give it with resume=True"
             )
     if (before.head, before.trains_on) != (after.head, after.trains_on):

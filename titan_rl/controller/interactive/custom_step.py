@@ -20,8 +20,8 @@ class OrderError(RuntimeError):
     """A verb came before the one that it needs; says which that is."""
 
 
-class OwnStep:
-    """One such step. Errors of all but ``batch``: OrderError; what ends a run."""
+class CustomStep:
+    """One step of a custom loop. Errors of all but ``batch``: OrderError; what ends a run."""
 
     def __init__(self, session: Session):
         """Errors: ConfigError where a loop cannot be one's own."""
@@ -47,7 +47,7 @@ class OwnStep:
         return self._collected
 
     async def sample(self) -> list[Group]:
-        """Called again, before the update, it gives the same."""
+        """Groups of the step; the same ones on each call before the update."""
         if self._is_applied:
             raise OrderError("the update of this step is made: publish comes next")
         if self._collected is None:
@@ -63,7 +63,7 @@ class OwnStep:
         return batch
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
-        """Called again, it begins anew with other gradients."""
+        """Compute gradients of a batch; another call replaces them."""
         if self._is_applied:
             raise OrderError("the update of this step is made: publish comes next")
         self._batch = batch
@@ -82,7 +82,7 @@ class OwnStep:
         return self._metrics
 
     async def publish(self) -> None:
-        """Nothing is published of a step that bad numbers kept from being one."""
+        """Publish the weights of the step, unless its update was skipped as non-finite."""
         if not self._is_applied or self._batch is None:
             raise OrderError("there is no update to publish: forward_backward and optim_step come first")
         if self._metrics is not None:

@@ -37,7 +37,9 @@ def launch(
 
 def connect(run_dir: str | Path) -> RunView:
     """A run that another process drives, or that has ended. Errors: ConfigError if there is none."""
-    found = existing_run_dir(Path(run_dir))
-    if not found.config.is_file():
-        raise ConfigError(f"{found.root} holds no config.json: give a run directory, such as runs/quickstart-<date>")
-    return RunView(found)
+    directory = existing_run_dir(Path(run_dir))
+    if not directory.config.is_file():
+        raise ConfigError(
+            f"{directory.root} holds no config.json: give a run directory, such as runs/quickstart-<date>"
+        )
+    return RunView(directory)

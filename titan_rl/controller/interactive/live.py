@@ -17,7 +17,7 @@ from titan_rl.config.load import ConfigError, overriding
 from titan_rl.config.plugins import forget, reference_to
 from titan_rl.config.sections.kinds import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from titan_rl.controller.interactive.change_settings import change
-from titan_rl.controller.interactive.custom_step import OrderError, OwnStep
+from titan_rl.controller.interactive.custom_step import CustomStep, OrderError
 from titan_rl.controller.interactive.run_view import RunView, actor_table
 from titan_rl.controller.interactive.trainer import TrainerHandle
 from titan_rl.controller.offline.steps import HeldOut
@@ -52,15 +52,15 @@ class LiveSession(RunView):
         self._may_go.set()
         self._background: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._own: OwnStep | None = None
+        self._own: CustomStep | None = None
         """The step at hand of a loop of one's own."""
         self._why_ended = ""
 
     def __repr__(self) -> str:
         progress = self.session.progress
-        done = f"step {progress.step} of {progress.steps_asked}"
+        position = f"step {progress.step} of {progress.steps_asked}"
         state = f"ended: {self._why_ended}" if self._why_ended else self.phase.partition(" ")[2] or "not started"
-        return f"<run {self.root}: {done}, {'in the background, ' if self.is_running else ''}{state}>"
+        return f"<run {self.root}: {position}, {'in the background, ' if self.is_running else ''}{state}>"
 
     # from start to end
 
@@ -103,7 +103,7 @@ class LiveSession(RunView):
     # the loop
 
     async def step(self, count: int = 1) -> pd.DataFrame:
-        """``count`` steps more; what they measured. Errors: RunEnded; what ends the run, which is then closed."""
+        """Run ``count`` steps; their metrics. Errors: RunEnded; what ends the run, which is then closed."""
         if self.is_running:
             raise RunEnded("the run goes on in the background: await session.pause() before single steps")
         self._check_no_own()
@@ -115,12 +115,12 @@ class LiveSession(RunView):
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on in the background."""
+        """Whether steps run in the background."""
         return self._background is not None and not self._background.done() and self._may_go.is_set()
 
     def run(self) -> asyncio.Task[None]:
-        """All steps that are left, in the background, the evaluation after them, a checkpoint and the model. Await what
-        this gives to wait for the end."""
+        """Run the remaining steps, the evaluation, a checkpoint and the export in the background. Await the task to
+        wait for the end."""
         self._check_open()
         self._may_go.set()
         if self._background is None:  # one that failed has ended the session
@@ -140,7 +140,7 @@ class LiveSession(RunView):
             await self.session.step()
 
     async def pause(self) -> None:
-        """After the step at hand, which is waited for. ``resume`` goes on."""
+        """Pause after the current step, and wait for it. ``resume`` goes on."""
         self._check_open()
         self._may_go.clear()
         async with self._turn:
@@ -165,8 +165,8 @@ class LiveSession(RunView):
         Errors, with nothing changed: ConfigError for what cannot change or does not go together; SaveError if there can
         be no checkpoint."""
         self._check_no_own()
-        asked = overriding({overrides: value} if isinstance(overrides, str) else overrides)
-        await self._in_turn(lambda: change(self.session, asked))
+        tables = overriding({overrides: value} if isinstance(overrides, str) else overrides)
+        await self._in_turn(lambda: change(self.session, tables))
 
     async def swap_reward(self, reward: str | Callable[..., Any]) -> None:
         """Another function scores from the next step on: ``"module:name"``, or a function of a module. One of a cell
@@ -192,22 +192,22 @@ class LiveSession(RunView):
             raise RunEnded("the run goes on in the background: await session.pause() before steps of your own")
         self._check_open()
         if self._own is None:
-            self._own = OwnStep(self.session)
+            self._own = CustomStep(self.session)
         return await self._in_turn(self._own.sample)
 
     def batch(self, groups: list[Group]) -> Batch:
-        """The groups of ``sample``, with their advantages, as the trainer takes them."""
+        """Batch of the groups of ``sample`` with their advantages."""
         return self._at_hand.batch(groups)
 
     async def publish(self) -> pd.DataFrame:
-        """The weights go to the generators, and the step is over; what it measured."""
+        """Publish the weights and end the step; its metrics."""
         await self._in_turn(self._at_hand.publish)
         self._own = None
         await self._in_turn(self.session.reported)
         return self._metrics_after(self.session.progress.step - 1)
 
     @property
-    def _at_hand(self) -> OwnStep:
+    def _at_hand(self) -> CustomStep:
         if self._own is None:
             raise OrderError("there is no step of your own at hand: await session.sample() comes first")
         return self._own
@@ -253,7 +253,7 @@ class LiveSession(RunView):
         temperature: float | None = None,
         seed: int | None = None,
     ) -> list[str]:
-        """What the policy, as the generators have it, answers to texts or conversations.
+        """Answers of the generators' policy to texts or conversations.
 
         Errors: ValueError for one that leaves no room for an answer, or for what vLLM does not sample at."""
         self._check_open()
@@ -273,8 +273,8 @@ class LiveSession(RunView):
         if too_long := [number for number, each in enumerate(tokens) if len(each) + room > most]:
             raise ValueError(f"prompt {too_long[0]} and {room} new tokens are more than {most} tokens: shorten it")
         requests = [Request(each, [seeds.getrandbits(32)], room, heat) for each in tokens]
-        answers = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
-        return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in answers]
+        completions = await asyncio.gather(*map(self.session.meshes.dispatcher.complete, requests))
+        return [read_answer(tokenizer, a.tokens, ended=a.stop_reason == "stop") for [a] in completions]
 
     @property
     def actors(self) -> pd.DataFrame:

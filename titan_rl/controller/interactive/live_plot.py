@@ -7,8 +7,8 @@ from typing import Any
 _SECONDS = 1.0
 
 
-class Following:
-    """A cell that ends in it shows it. ``stop`` leaves the picture as it is."""
+class LivePlot:
+    """Plot that redraws itself in its cell. ``stop`` leaves the current picture."""
 
     def __init__(self, draw: Callable[[], Any], state: Callable[[], Any], is_over: Callable[[], bool]):
         """``draw()`` gives the picture; it is called again when ``state()`` is another, until the run ``is_over``, and

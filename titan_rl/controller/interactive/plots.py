@@ -36,30 +36,30 @@ class Picture:
 
 @dataclass(frozen=True)
 class TimeBar:
-    """Of steps, on average: a bar of what their time was spent on."""
+    """Bar of the average time of a step by phase."""
 
     seconds: dict[str, float]
     """By phase; ``seconds_step`` is the whole."""
 
     def _repr_html_(self) -> str:
         whole = self.seconds["seconds_step"]
-        known = {name: self.seconds[name] for name in _PHASES if self.seconds.get(name)}
-        parts = [(name.removeprefix("seconds_"), value, _PHASES[name]) for name, value in known.items()]
-        parts.append(("waiting", max(whole - sum(known.values()), 0.0), "#dddddd"))
-        scale = max(whole, sum(known.values()))
+        phases = {name: self.seconds[name] for name in _PHASES if self.seconds.get(name)}
+        parts = [(name.removeprefix("seconds_"), value, _PHASES[name]) for name, value in phases.items()]
+        parts.append(("waiting", max(whole - sum(phases.values()), 0.0), "#dddddd"))
+        scale = max(whole, sum(phases.values()))
         bars = "".join(_part(*part, scale) for part in parts)
         return f'<div style="color: #111; background: #fff">{whole:.2f} s a step<br>{bars}</div>'
 
 
 def _part(name: str, seconds: float, colour: str, whole: float) -> str:
-    share, told = seconds / whole, escape(f"{name.replace('_', ' ')} {seconds:.2f} s")
-    text = told if share > 0.12 else "&nbsp;"
+    share, label = seconds / whole, escape(f"{name.replace('_', ' ')} {seconds:.2f} s")
+    text = label if share > 0.12 else "&nbsp;"
     style = f"display: inline-block; overflow: hidden; white-space: nowrap; width: {98 * share:.1f}%"
-    return f'<span style="{style}; background: {colour}" title="{told}">{text}</span>'
+    return f'<span style="{style}; background: {colour}" title="{label}">{text}</span>'
 
 
 def time_bar(metrics: pd.DataFrame, last: int = 20) -> TimeBar | None:
-    """Of the last steps of a run; None before the first."""
+    """Time bar of the last steps of a run; None before the first."""
     if "seconds_step" not in metrics:
         return None
     columns = [name for name in (*_PHASES, "seconds_step") if name in metrics]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from titan_rl.config.io.bounded_files import read_json, read_text
 from titan_rl.config.load import ConfigError
-from titan_rl.controller.interactive.live_plot import Following
+from titan_rl.controller.interactive.live_plot import LivePlot
 from titan_rl.controller.interactive.plots import Picture, TimeBar, time_bar
 from titan_rl.controller.interactive.tables import Table
 from titan_rl.controller.interactive.token_view import TokenView, of_tokens
@@ -44,7 +44,7 @@ class RunView:
 
     @property
     def is_active(self) -> bool:
-        """Whether a process drives it now."""
+        """Whether a process drives the run now."""
         return self.run_dir.is_in_use()
 
     @property
@@ -67,8 +67,8 @@ class RunView:
 
         Errors: ConfigError if the step is not recorded; RolloutsError for a damaged file."""
         _, groups = self._recorded(step)
-        asked = ((group, rollout) for group in groups for rollout in group.rollouts)
-        return Table([_row(rollout, group.question, group.expected) for group, rollout in asked])
+        samples = ((group, rollout) for group in groups for rollout in group.rollouts)
+        return Table([_row(rollout, group.question, group.expected) for group, rollout in samples])
 
     def _recorded(self, step: int | None) -> tuple[int, list[Group]]:
         steps = recorded_steps(self.run_dir.rollouts)
@@ -108,15 +108,15 @@ class RunView:
 
     @property
     def curves(self) -> Picture | None:
-        """Its metrics over its steps; None before the first."""
+        """Plot of the metrics over steps; None before the first."""
         return Picture(figure) if (figure := figure_of(self.root)) is not None else None
 
     @property
     def time(self) -> TimeBar | None:
-        """Where the time of its last steps goes; None before the first."""
+        """Time of the last steps by phase; None before the first."""
         return time_bar(self.metrics)
 
-    def follow(self, what: Literal["actors", "curves", "time"] = "actors") -> Following:
+    def follow(self, what: Literal["actors", "curves", "time"] = "actors") -> LivePlot:
         """One of these three, drawn anew in its cell while the run goes on."""
         states = {"actors": self._actors_now, "curves": self._last_step, "time": self._last_step}
         if what not in states:
@@ -126,7 +126,7 @@ class RunView:
             picture = getattr(self, what)
             return self.phase if picture is None else picture
 
-        return Following(draw, states[what], lambda: not self.is_active)
+        return LivePlot(draw, states[what], lambda: not self.is_active)
 
     def _actors_now(self) -> str:
         return self.actors.to_csv()
@@ -136,7 +136,7 @@ class RunView:
 
     @property
     def events(self) -> pd.DataFrame:
-        """Who started, died and was replaced, and when."""
+        """Events of the run: starts, deaths, replacements, a row each."""
         return Table(read_events(self.root))
 
     @property
@@ -149,7 +149,7 @@ class RunView:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to; empty while it goes on."""
+        """Contents of summary.json; empty while the run is active."""
         with suppress(OSError, ValueError, TypeError):
             return dict(read_json(self.run_dir.summary))
         return {}

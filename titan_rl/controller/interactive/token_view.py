@@ -25,7 +25,7 @@ _BOX = "font-family: monospace; white-space: pre-wrap; color: #111; background: 
 
 @dataclass(frozen=True)
 class TokenView:
-    """In a notebook's cell it shows itself."""
+    """Coloured tokens of a rollout, as HTML in a notebook's cell."""
 
     rollout: Rollout
     pieces_T: list[str]
@@ -47,8 +47,10 @@ class TokenView:
     def _head(self) -> str:
         rollout = self.rollout
         parts = ", ".join(f"{name} {value:.3g}" for name, value in rollout.reward_parts.items())
-        told = f"{rollout.prompt_id} sample {rollout.sample}: {rollout.status}, reward {rollout.reward:.3g} ({parts})"
-        return f"<b>{escape(printable(told))}</b> &nbsp; {' '.join(self._legend())}"
+        summary = (
+            f"{rollout.prompt_id} sample {rollout.sample}: {rollout.status}, reward {rollout.reward:.3g} ({parts})"
+        )
+        return f"<b>{escape(printable(summary))}</b> &nbsp; {' '.join(self._legend())}"
 
     def _legend(self) -> Iterator[str]:
         if self.by == "provenance":
@@ -67,7 +69,7 @@ class TokenView:
         return f'<span style="background: {self._colour(place)}" title="{title}">{text}</span>{line_end}'
 
     def known(self, place: int) -> Iterator[str]:
-        """What is known of a token, a piece each."""
+        """Facts about a token: id, provenance, logprob, version, value."""
         rollout = self.rollout
         yield f"token {place}: {int(rollout.tokens[place])}"
         yield Provenance(int(rollout.provenance[place])).name.lower()

@@ -8,7 +8,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 
-from titan_rl.controller.interactive.custom_step import OwnStep
+from titan_rl.controller.interactive.custom_step import CustomStep
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
@@ -22,13 +22,16 @@ class RankError(RuntimeError):
     """A function failed on a rank; says on which, and how."""
 
 
-def token_table(batch: Batch, found: dict[tuple[int, int], np.ndarray]) -> pd.DataFrame:
-    """``found``: of each row, by group and number, what the trainer holds of its trained tokens."""
+def token_table(batch: Batch, logprobs: dict[tuple[int, int], np.ndarray]) -> pd.DataFrame:
+    """The trained tokens of a batch, a row each, with logprobs of generator and trainer.
+
+    ``logprobs``: the trainer's, of a row's trained tokens, by its group and number.
+    Errors: ValueError for another batch."""
     tables = []
     for group, rows in enumerate(batch.rows):
         for number, row in enumerate(rows):
             owners = [(prompt, sample, place) for prompt, sample, count in row.owners for place in range(count)]
-            logprob_S, num_tokens = found.get((group, number), ()), len(owners)
+            logprob_S, num_tokens = logprobs.get((group, number), ()), len(owners)
             if len(logprob_S) < num_tokens:
                 raise ValueError("this is not the batch of the last forward_backward")
             table = pd.DataFrame(owners, columns=["prompt_id", "sample", "place"])
@@ -43,45 +46,45 @@ def token_table(batch: Batch, found: dict[tuple[int, int], np.ndarray]) -> pd.Da
 
 
 class TrainerHandle:
-    """What a person asks of the trainer's ranks, between two steps."""
+    """Calls to the trainer's ranks between two steps."""
 
-    def __init__(self, meshes: Callable[[], Meshes], in_turn: InTurn, own_step: Callable[[], OwnStep]):
-        """``in_turn``: does a thing when nothing else is done. ``own_step``: that at hand; raises if there is none."""
-        self._meshes, self._in_turn, self._own_step = meshes, in_turn, own_step
+    def __init__(self, meshes: Callable[[], Meshes], in_turn: InTurn, custom_step: Callable[[], CustomStep]):
+        """``in_turn``: runs a coroutine when no other runs. ``custom_step``: the current one, or an error."""
+        self._meshes, self._in_turn, self._custom_step = meshes, in_turn, custom_step
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
-        """The gradients of the step at hand; loss and gradient norm, or whose numbers are no numbers."""
-        own = self._own_step()
+        """Gradients of the current step; loss and gradient norm, or the samples with NaN or Inf."""
+        own = self._custom_step()
         return await self._in_turn(lambda: own.forward_backward(batch))
 
     async def optim_step(self) -> StepMetrics | None:
-        """The update. The step then counts, with its rollouts on record and its samples in the ledger; None if bad
-        numbers kept it from being one."""
-        return await self._in_turn(self._own_step().optim_step)
+        """Update of the weights, which completes the step in records and ledger; None if it was skipped as
+        non-finite."""
+        return await self._in_turn(self._custom_step().optim_step)
 
     async def logprobs(self, batch: Batch) -> pd.DataFrame:
-        """What ``forward_backward(batch)`` found of each token that it trained on, beside the generator's word: a row
-        for each, with its sample and its ``place`` among the sample's trained tokens.
+        """Logprobs of trainer and generator after ``forward_backward(batch)``: a row for each trained token, with its
+        sample and its ``place`` among the sample's trained tokens.
 
         Errors: ValueError if another pass was the last one."""
         groups = list(range(len(batch.rows)))
-        answers = await self.call(lambda learner: (learner.share(groups), learner.logprobs()))
-        found = {}
-        for share, logprobs in answers.values():
+        replies = await self.call(lambda learner: (learner.share(groups), learner.logprobs()))
+        logprobs_of_row = {}
+        for share, logprobs in replies.values():
             rows = [(group, number) for group in share for number in range(len(batch.rows[group]))]
-            found |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
-        return token_table(batch, found)
+            logprobs_of_row |= {rows[index]: logprob_S for index, logprob_S in logprobs.items() if index < len(rows)}
+        return token_table(batch, logprobs_of_row)
 
     async def call(self, function: Callable[[Any], T]) -> dict[str, T]:
-        """``function(learner)`` of each rank, by the rank's name; results must pickle.
+        """Results of ``function(learner)`` on each rank, by the rank's name; they must pickle.
 
         The learner is trainer/step/learner.py's, or trainer/roles/learned_worker.py's on the ranks of a role.
 
         Errors: RankError if it raises on one, whose ranks go on; whatever keeps it from being pickled."""
         code = cloudpickle.dumps(function)
-        answers = await self._in_turn(lambda: self._meshes().trainer.call(TrainerEndpoints.examine(code)))
+        replies = await self._in_turn(lambda: self._meshes().trainer.call(TrainerEndpoints.examine(code)))
         ranks = [rank.name for rank in self._meshes().trainers.ranks]
-        failed = [f"{name}: {failure}" for name, (_, failure) in zip(ranks, answers, strict=True) if failure]
+        failed = [f"{name}: {failure}" for name, (_, failure) in zip(ranks, replies, strict=True) if failure]
         if failed:
             raise RankError("; ".join(failed))
-        return {name: pickle.loads(value) for name, (value, _) in zip(ranks, answers, strict=True)}
+        return {name: pickle.loads(value) for name, (value, _) in zip(ranks, replies, strict=True)}

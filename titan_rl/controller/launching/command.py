@@ -18,14 +18,14 @@ def add_arguments(launch: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    """Errors: ConfigError, with nothing submitted."""
+    """Write and submit a run over several hosts. Errors: ConfigError, with nothing submitted."""
     if options.to not in ("slurm", "k8s"):
         raise ConfigError(f"launch {options.to!r} is unknown: {nearest(options.to, ['slurm', 'k8s'])}")
     if options.nodes < 1:
         raise ConfigError(f"--nodes {options.nodes}: give the number of hosts, 1 or more")
     for key in ("launcher", "count", "addresses"):
         if key in overrides.get("hosts", {}):
-            raise ConfigError(f"hosts.{key} is for launch to say: leave it out, and give --nodes N")
+            raise ConfigError(f"hosts.{key} is set by launch: leave it out, and give --nodes N")
     file, date = find_config(options.file), time.strftime("%Y%m%d-%H%M%S")
     folder = (options.folder or Path("launches", f"{file.stem}-{date}")).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

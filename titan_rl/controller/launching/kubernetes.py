@@ -24,7 +24,7 @@ _CLAIM, _CERTIFICATES, _RUN = "1-claim.yaml", "2-certificates.yaml", "3-run.yaml
 
 def launch_on_kubernetes(request: Request) -> None:
     """Errors: ConfigError."""
-    options, overrides = _asked(request)
+    options, overrides = _checked_options(request)
     if not request.is_dry and shutil.which("kubectl") is None:
         raise ConfigError("launch k8s needs kubectl, which is not on PATH: give --dry-run, and apply what it writes")
 
@@ -33,8 +33,8 @@ def launch_on_kubernetes(request: Request) -> None:
         make_certificates(keys, [options.controller, *map(options.host, range(request.nodes))])
         run = manifests.run(options, request.nodes, request.file, override_arguments(overrides))
         parts = {_CLAIM: [manifests.claim(options)], _CERTIFICATES: [manifests.secret(options, keys)], _RUN: run}
-        for name, listed in parts.items():
-            write_private(folder / name, yaml.dump_all(listed, Dumper=_Plain, sort_keys=False, width=120))
+        for name, documents in parts.items():
+            write_private(folder / name, yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=120))
 
     request.write(write)
     say(f"wrote {_CLAIM}, {_CERTIFICATES} (with keys) and {_RUN} in {request.folder}")
@@ -46,17 +46,17 @@ def launch_on_kubernetes(request: Request) -> None:
     say(f"`kubectl delete {ends}` ends it, also when it is done, and leaves the run directory on its claim")
 
 
-def _asked(request: Request) -> tuple[KubernetesOptions, Tables]:
+def _checked_options(request: Request) -> tuple[KubernetesOptions, Tables]:
     """Checked as far as it can be without what is in the image. Errors: ConfigError."""
-    given = request.load(with_models=False)
-    if given.run.dir:
+    draft = request.load(with_models=False)
+    if draft.run.dir:
         raise ConfigError("run.dir is on the claim of a run on Kubernetes: leave it out")
-    own = {"name": given.hosts.options.get("name") or dns_name(request.file.stem, request.date)}
-    options = kubernetes_options(replace(given.hosts, addresses=[]), request.nodes, **own)
+    name_option = {"name": draft.hosts.options.get("name") or dns_name(request.file.stem, request.date)}
+    options = kubernetes_options(replace(draft.hosts, addresses=[]), request.nodes, **name_option)
     if not re.fullmatch(r"\S+", options.image):
         raise ConfigError("launch k8s needs an image in which titan-rl is installed: give --hosts.options.image NAME")
     hosts = {"certificates": CERTIFICATES, "controller": options.controller}
-    overrides = request.over("kubernetes", own, manifests.run_dir(options), **hosts)
+    overrides = request.over("kubernetes", name_option, manifests.run_dir(options), **hosts)
     config = request.load(overrides, with_models=False)
     check_placed(config, request.nodes)
     build_titan(config)
@@ -84,8 +84,8 @@ _Plain.add_representer(str, _Plain.represent_str)
 
 def _apply(folder: Path) -> None:
     files = [part for name in (_CLAIM, _CERTIFICATES, _RUN) for part in ("-f", str(folder / name))]
-    done = subprocess.run(["kubectl", "apply", *files], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.stdout:
-        say(done.stdout.rstrip("\n"))
-    if done.returncode:
-        raise ConfigError(f"kubectl does not take what is in {folder}: {' '.join(done.stderr.split())}")
+    result = subprocess.run(["kubectl", "apply", *files], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if result.stdout:
+        say(result.stdout.rstrip("\n"))
+    if result.returncode:
+        raise ConfigError(f"kubectl does not take what is in {folder}: {' '.join(result.stderr.split())}")

@@ -1,4 +1,4 @@
-"""What ``titan-rl launch`` was asked for, and the folder for what it submits."""
+"""Request of ``titan-rl launch``, and the folder for its files."""
 
 import os
 from collections.abc import Callable
@@ -25,21 +25,21 @@ class Request:
     is_dry: bool
 
     def load(self, overrides: Tables | None = None, *, with_models: bool = True) -> Config:
-        """As the run will. Errors: ConfigError."""
+        """Load the configuration as the run will. Errors: ConfigError."""
         return load_config(self.file, overrides or self.overrides, with_models=with_models)
 
     def over(self, launcher: str, options: Tables, run_dir: str, **hosts: Any) -> Tables:
-        """The overrides of the launched run, given what only the launch knows."""
-        asked = self.overrides.get("hosts", {})
-        own = {"launcher": launcher, "count": self.nodes, "addresses": [], **hosts}
-        own["options"] = asked.get("options", {}) | options
+        """Overrides of the launched run, with launcher, host options and run directory."""
+        hosts_table = self.overrides.get("hosts", {})
+        launch_table = {"launcher": launcher, "count": self.nodes, "addresses": [], **hosts}
+        launch_table["options"] = hosts_table.get("options", {}) | options
         return self.overrides | {
-            "hosts": asked | own,
+            "hosts": hosts_table | launch_table,
             "run": self.overrides.get("run", {}) | {"dir": run_dir},
         }
 
     def write(self, work: Callable[[Path], None]) -> None:
-        """Into the folder, which is for its owner alone. Errors: ConfigError."""
+        """Write into the folder, readable by its owner alone. Errors: ConfigError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.folder.chmod(0o700)
@@ -49,6 +49,6 @@ class Request:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Readable by its owner alone, from its first byte on."""
+    """Write a file readable by its owner alone, from its first byte on."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

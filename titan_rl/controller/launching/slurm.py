@@ -23,10 +23,10 @@ from titan_rl.mesh.resources.certificates import make_certificates
 
 def launch_on_slurm(request: Request) -> None:
     """Errors: ConfigError."""
-    given = request.load()
+    draft = request.load()
     name = f"{request.file.stem}-{request.date}"
-    run_dir = Path(given.run.dir or f"runs/{name}").absolute()
-    overrides = _overrides(request, given.hosts, name, str(run_dir))
+    run_dir = Path(draft.run.dir or f"runs/{name}").absolute()
+    overrides = _overrides(request, draft.hosts, name, str(run_dir))
     config = request.load(overrides)
     options = slurm_options(config.hosts)
     check_placed(config, request.nodes)
@@ -48,10 +48,10 @@ def launch_on_slurm(request: Request) -> None:
         _submit(script)
 
 
-def _overrides(request: Request, given: HostsConfig, name: str, run_dir: str) -> Tables:
-    options = {"folder": str(request.folder), "name": given.options.get("name") or name}
-    certificates = str(Path(given.certificates).absolute()) if given.certificates else ""
-    if not (certificates or given.insecure):
+def _overrides(request: Request, settings: HostsConfig, name: str, run_dir: str) -> Tables:
+    options = {"folder": str(request.folder), "name": settings.options.get("name") or name}
+    certificates = str(Path(settings.certificates).absolute()) if settings.certificates else ""
+    if not (certificates or settings.insecure):
         certificates = str(request.folder / "certificates")
     return request.over("slurm", options, run_dir, certificates=certificates)
 

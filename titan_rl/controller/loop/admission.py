@@ -1,4 +1,4 @@
-"""How far sampling may run ahead of training: pure counting."""
+"""Admission of groups: limits how far sampling runs ahead of training. Pure counting."""
 
 
 class Admission:
@@ -13,11 +13,11 @@ class Admission:
         self.restart(version)
 
     def limit(self, groups_per_step: int, max_staleness: int) -> None:
-        """Other bounds; ``restart`` comes next."""
+        """Set the bounds; ``restart`` comes next."""
         self.groups_per_step, self.max_staleness = groups_per_step, max_staleness
 
     def restart(self, version: int) -> None:
-        """The run begins, or goes on, at this version, with nothing in flight; none is admitted until it is live."""
+        """Reset to a version with nothing in flight. No group is admitted until it is live."""
         self.version: int | None = None
         self._admitted = version * self.groups_per_step
 
@@ -35,9 +35,9 @@ class Admission:
         self._admitted += 1
 
     def give_back(self, count: int = 1) -> None:
-        """Groups were discarded: their slots are free again."""
+        """Free the slots of discarded groups."""
         self._admitted -= count
 
     def advance(self, version: int) -> None:
-        """A version went live."""
+        """Admit groups of a version that went live."""
         self.version = version

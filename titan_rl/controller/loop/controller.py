@@ -36,12 +36,12 @@ from titan_rl.controller.loop.evaluate import evaluate
 from titan_rl.controller.loop.interface import Loop
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter, StepReport
 from titan_rl.controller.loop.rollout_queue import Collected, RolloutQueue
-from titan_rl.controller.loop.shutdown import Ending, Stopped, StopRequest
-from titan_rl.controller.loop.step_recorder import Witness
+from titan_rl.controller.loop.shutdown import Shutdown, Stopped, StopRequest
+from titan_rl.controller.loop.step_recorder import StepRecorder
 from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
-from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.controller.recovery.recorded_rollouts import Recovery
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, EngineStatistics, Group, Layout, Prompt, StepMetrics
@@ -62,20 +62,20 @@ Update = Callable[[int], Awaitable[list[StepMetrics | BadNumbers]]]
 
 @dataclass(frozen=True)
 class Components:
-    """What the loop asks. Each owns its own state, and none of them knows the loop."""
+    """Components of the loop. Each owns its own state, and none knows the loop."""
 
     meshes: Meshes
     queue: RolloutQueue
     recovery: Recovery
     checkpointing: Checkpointing
-    bad_batches: BadBatches
+    nonfinite_batches: NonfiniteBatches
     frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
 
 
 class Controller(Loop):
-    """Owns the order of things."""
+    """Loop of a run with generators. Owns the order of stages."""
 
     def __init__(
         self,
@@ -91,17 +91,17 @@ class Controller(Loop):
         self.run_dir, self.held_out, self.stop = run_dir, held_out, stop
         self.meshes, self.trainer = components.meshes, components.meshes.trainer
         self.queue, self.weights, self.recovery = components.queue, components.meshes.weights, components.recovery
-        self.checkpointing, self.bad_batches = components.checkpointing, components.bad_batches
+        self.checkpointing, self.nonfinite_batches = components.checkpointing, components.nonfinite_batches
         self.frozen = components.frozen
         self.reporter, self.progress = components.reporter, components.progress
         self.log = components.reporter.display.log
-        self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress),
+        self.shutdown = Shutdown(
+            *(run_dir, self.trainer, self.checkpointing, self.nonfinite_batches, self.progress),
             save=self.save,
             log=self.log,
             export_dtype=config.checkpoint.export_dtype,
         )
-        self.witness = Witness(run_dir, components.meshes.record)
+        self.step_recorder = StepRecorder(run_dir, components.meshes.record)
         self._is_between_steps = True
 
     # the beginning and the end of a run
@@ -120,7 +120,7 @@ class Controller(Loop):
             await self.save()  # something to go back to from the first step on
 
     async def resume(self) -> None:
-        """To where the ledger says that the run was, from the newest checkpoint or, without one, from the beginning.
+        """Catch up to the ledger's last step, from the newest checkpoint or from the beginning.
 
         The steps between are trained again from the rollouts that were written down; nothing is sampled twice.
         """
@@ -169,17 +169,17 @@ class Controller(Loop):
         await self.frozen.check()
         self.progress.held_out_after = await self.evaluate("after")
         self.reporter.enter(self.progress.step, "saving the model")
-        await self.ending.complete()
+        await self.shutdown.complete()
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
         if isinstance(error, Stopped):
             with suppress(Exception):  # it is a stop that was asked for, whatever else goes wrong now
                 await within(_DELIVERY_SECONDS, "the last weight update", self.weights.until_live())
-        await self.ending.rescue(error, is_between_steps=self._is_between_steps)
+        await self.shutdown.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
-        """What is under way besides the step at hand."""
+        """Cancel sampling and weight sync beside the current step."""
         self.queue.cancel()
         self.weights.cancel()
 
@@ -192,7 +192,7 @@ class Controller(Loop):
         await self.publish(StepReport(self.progress.step, collected, batches, metrics, timer))
 
     async def publish(self, report: StepReport) -> None:
-        """The weights of a step, which is reported when they are live; and what is due after it."""
+        """Publish the weights of a step, report it when they are live, evaluate and save if due."""
         self.reporter.enter(report.step, "publishing")
         await self.weights.until_live()
         await self._send_weights(report.step, partial(self._report, report))
@@ -212,11 +212,11 @@ class Controller(Loop):
             metrics = await self.train(collected, partial(self.trainer.train, batches))
             timer.end("train")
             if metrics is not None:
-                await self.witness.trained(self.progress.step, collected.groups, batches)
+                await self.step_recorder.trained(self.progress.step, collected.groups, batches)
                 return collected, batches, metrics
 
     def batches(self, groups: list[Group]) -> list[Batch]:
-        """One for each update of a step."""
+        """Batches of a step, one for each update."""
         return step_batches(groups, self.algorithm, self.config, self.layout)
 
     async def sample(self) -> Collected:
@@ -236,41 +236,41 @@ class Controller(Loop):
         write = asyncio.to_thread(write_rollouts, self.run_dir.rollouts, step, collected.groups)
         writing = asyncio.create_task(write)
         self._is_between_steps = False
-        answers = await update(step)
+        results = await update(step)
         await writing
-        return await self._count(step, collected, answers)
+        return await self._count(step, collected, results)
 
     async def _count(
-        self, step: int, collected: Collected, answers: list[StepMetrics | BadNumbers]
+        self, step: int, collected: Collected, results: list[StepMetrics | BadNumbers]
     ) -> StepMetrics | None:
         """Settle a batch of which these updates came; None if none was applied."""
-        parts = list(zip(update_parts(collected.groups, self.config.algorithm), answers, strict=True))
+        parts = list(zip(update_parts(collected.groups, self.config.algorithm), results, strict=True))
         trained = [group for part, answer in parts if isinstance(answer, StepMetrics) for group in part]
         bad = [group for part, answer in parts if isinstance(answer, BadNumbers) for group in part]
         if trained:
-            self.reporter.learnt(step, self.recovery.stream.learn(step, collected.sampled))
+            self.reporter.curriculum_updated(step, self.recovery.stream.learn(step, collected.sampled))
         self.queue.settle(trained, bad, step)
         if trained:
             self.progress.step = step
         self._is_between_steps = True  # not before: what cannot be written down did not happen, so it is not saved
         if bad:
-            await self._after_bad_numbers(step, answers, bad, is_lost=not trained)
+            await self._after_bad_numbers(step, results, bad, is_lost=not trained)
         else:
-            self.bad_batches.none_in(step)
+            self.nonfinite_batches.end_streak(step)
         if self.progress.step != step:
             return None
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
-        return mean_metrics([answer for answer in answers if isinstance(answer, StepMetrics)])
+        return mean_metrics([answer for answer in results if isinstance(answer, StepMetrics)])
 
     async def _after_bad_numbers(
-        self, step: int, answers: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
+        self, step: int, results: list[StepMetrics | BadNumbers], bad: list[Group], is_lost: bool
     ) -> None:
         """Name the samples; then stop, go back to the last checkpoint, or simply go on."""
         if is_lost:
             self.queue.give_back_batch()
-        named = [answer for answer in answers if isinstance(answer, BadNumbers)]
-        await self.bad_batches.met(step, named, len(bad), is_lost)
+        findings = [answer for answer in results if isinstance(answer, BadNumbers)]
+        await self.nonfinite_batches.record(step, findings, len(bad), is_lost)
         if self.config.recovery.bad_numbers == "rollback":
             await self._roll_back()
 
@@ -285,7 +285,7 @@ class Controller(Loop):
         self.checkpointing.started_from(self.progress.step)
         await self._go_on_from_here()
         self.log(f"back to {path}, {self.queue.num_waiting} prompts pending")
-        self.bad_batches.rolled_back()
+        self.nonfinite_batches.rolled_back()
 
     async def _send_weights(self, version: int, then: OnLive = lambda statistics, seconds: None) -> None:
         """A version that is live lets more groups be admitted."""
@@ -298,7 +298,7 @@ class Controller(Loop):
 
     def _report(self, report: StepReport, statistics: list[EngineStatistics], seconds: float) -> None:
         self.reporter.step(report, statistics, seconds)
-        self.witness.live(report)
+        self.step_recorder.live(report)
 
     # what happens besides steps
 
@@ -306,9 +306,9 @@ class Controller(Loop):
         return every > 0 and self.progress.step % every == 0
 
     async def reported(self) -> None:
-        """Until the last step is."""
+        """Wait until the last step is reported."""
         await self.weights.until_live()
-        await self.witness.written()
+        await self.step_recorder.written()
 
     async def evaluate(self, when: str) -> Proportion:
         """Held-out accuracy of the weights that were published last. Errors: Stopped; those of ``evaluate``."""

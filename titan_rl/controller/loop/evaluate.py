@@ -18,8 +18,8 @@ async def evaluate(meshes: Meshes, prompts: list[Prompt], rollout: RolloutConfig
     """
     sampling = Sampling(1, rollout.max_new_tokens, 0.0, meshes.max_tokens, rollout.max_turns)
     dispatcher, retries = meshes.dispatcher, rollout.max_retries
-    asked = (sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults) for prompt in prompts)
-    groups = await together(asked)
+    samples = (sampled(dispatcher.run_group, prompt, sampling, retries, dispatcher.faults) for prompt in prompts)
+    groups = await together(samples)
     if refused := [group for group in groups if group.refused]:
         why = ": ".join(filter(None, (refused[0].refused, refused[0].replica_failure)))
         raise RuntimeError(f"held-out prompt {refused[0].prompt_id} could not be sampled: {why}")

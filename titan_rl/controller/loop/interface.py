@@ -15,7 +15,7 @@ from titan_rl.records.statistics import Proportion
 
 
 class Loop(Protocol):
-    """Both kinds name it as their base, so that one which lacks a method cannot be made."""
+    """Interface of both loops; as a base class it refuses one without a method."""
 
     checkpointing: Checkpointing
 
@@ -31,12 +31,12 @@ class Loop(Protocol):
 
     @abstractmethod
     async def step(self) -> None:
-        """One step more, and what is due after it: an evaluation, a checkpoint."""
+        """Run one step, and the evaluation or checkpoint due after it."""
         ...
 
     @abstractmethod
     async def reported(self) -> None:
-        """Until the last step's metrics are written down."""
+        """Wait until the last step's metrics are written."""
         ...
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Loop(Protocol):
 
     @abstractmethod
     async def finish(self) -> None:
-        """After the last step: an evaluation, a checkpoint, and the model as a Hugging Face directory."""
+        """Evaluate, save a checkpoint and export a Hugging Face directory after the last step."""
         ...
 
     @abstractmethod
@@ -66,5 +66,5 @@ class Loop(Protocol):
 
     @abstractmethod
     def cancel(self) -> None:
-        """End what is under way besides the step at hand."""
+        """Cancel work beside the current step."""
         ...

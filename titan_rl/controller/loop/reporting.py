@@ -1,4 +1,4 @@
-"""What a run says of itself: each step's record, evaluations, slow actors, disagreement, events."""
+"""Reports of a run: step records, evaluations, stragglers, trainer-generator disagreement, events."""
 
 import time
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class PhaseTimer:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What is known of a step when its weights are live."""
+    """Results of a step when its weights are live."""
 
     step: int
     collected: Collected
@@ -74,12 +74,12 @@ class Reporter:
         self.stragglers, self.record_event = stragglers, record_event
         self._agreement_limit = agreement_limit(config.generator.dtype, trainer_dtype)
         self._is_on_policy = not config.rollout.max_staleness and config.algorithm.updates_per_batch == 1
-        self._has_warned = self._has_told_short = False
-        self._failures_told: set[str] = set()
+        self._has_warned = self._has_warned_short = False
+        self._logged_failures: set[str] = set()
         self._alarms = AlarmWatch(run_dir.root, log=display.log, record_event=record_event)
 
     def enter(self, step: int, phase: str) -> None:
-        """What the run does now, for anyone who looks at its directory."""
+        """Set the phase in the display and the run directory."""
         self.display.enter(phase)
         with unless_full():
             self.run_dir.phase.write_text(f"{step} {phase}")
@@ -87,12 +87,12 @@ class Reporter:
     def step(self, report: StepReport, statistics: list[EngineStatistics], seconds_sync: float) -> None:
         """``seconds_sync``: from the publication of the step's weights to the last generator that took them."""
         record = self._record(report, statistics, seconds_sync) | self.stragglers.slowest()
-        self.trained(record | self._alarms.met(record), sample_of(report.collected.groups))
+        self.trained(record | self._alarms.update(record), sample_of(report.collected.groups))
         self._warn_of_disagreement(report.step, report.metrics)
 
     def trained(self, record: dict[str, float], sample: Sample | None = None) -> None:
-        """What is known of a step, and one of its answers."""
-        self._tell_stragglers(int(record["step"]))
+        """Record and show a step's metrics with one of its answers."""
+        self._record_stragglers(int(record["step"]))
         self.metrics.write(record | self.stragglers.slowest())
         self.display.step(record, sample)
 
@@ -110,17 +110,17 @@ class Reporter:
             "step": report.timer.total,
         }
         generated = sum(engine.num_tokens for engine in statistics)
-        asked = sum(engine.num_prompt_tokens for engine in statistics)
+        prompt_tokens = sum(engine.num_prompt_tokens for engine in statistics)
         cached = sum(engine.num_cached_tokens for engine in statistics)
         trained = sum(batch.num_tokens for batch in report.batches)
         record = {"step": report.step, **sampling_metrics(sampled, report.step - 1)}
         record |= self._filter_metrics(report.collected) | shaping_metrics(groups, self.config)
         record |= trained_metrics(report.metrics) | {f"seconds_{name}": value for name, value in seconds.items()}
         record |= bytes_between_hosts(statistics)
-        return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(asked, 1)}
+        return record | speeds(seconds, generated, trained) | {"prompt_tokens_cached": cached / max(prompt_tokens, 1)}
 
     def _filter_metrics(self, collected: Collected) -> dict[str, float]:
-        """What ``[filter]`` cost: groups sampled for one that was trained, and the share of each reason."""
+        """Cost of ``[filter]``: groups sampled for each trained one, and the share of each reason."""
         if not self.config.filter.is_on:
             return {}
         count = len(collected.sampled)
@@ -128,22 +128,22 @@ class Reporter:
         return {"sampled_per_trained": count / len(collected.groups)} | shares
 
     def collected(self, step: int, batch: Collected) -> None:
-        """Say once where a batch could not be filled."""
-        wanted = self.config.rollout.prompts_per_step
-        if len(batch.groups) < wanted and not self._has_told_short:
-            self._has_told_short = True
+        """Warn once of a batch below its size."""
+        batch_size = self.config.rollout.prompts_per_step
+        if len(batch.groups) < batch_size and not self._has_warned_short:
+            self._has_warned_short = True
             self.display.log(
-                f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, where "
-                f"{wanted} are wanted: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
-                f"sampled_per_trained in the metrics tells of later steps"
+                f"step {step}: of {len(batch.sampled)} groups only {len(batch.groups)} pass the filter, of "
+                f"{batch_size} needed: it trains on these (filter.max_refills = {self.config.filter.max_refills}); "
+                f"sampled_per_trained in the metrics shows later steps"
             )
 
-    def learnt(self, step: int, found: dict[str, float]) -> None:
-        """What the curriculum has to say of a step, if there is one."""
-        if found:
-            self.metrics.write({"step": step} | found)
+    def curriculum_updated(self, step: int, curriculum_metrics: dict[str, float]) -> None:
+        """Record the curriculum's metrics of a step, if any."""
+        if curriculum_metrics:
+            self.metrics.write({"step": step} | curriculum_metrics)
 
-    def _tell_stragglers(self, step: int) -> None:
+    def _record_stragglers(self, step: int) -> None:
         for name, ratio in self.stragglers.new().items():
             self.display.log(f"step {step}: {name} is slow: {ratio:.1f} times its peers' median of the last steps")
             self.record_event("straggler", name=name, ratio=ratio, step=step)
@@ -157,10 +157,10 @@ class Reporter:
             )
 
     def score_failed(self, prompt_id: str, sample: int, why: str) -> None:
-        """A sample could not be scored. Every one is an event; the same reason is said once."""
+        """Record a scoring failure as an event; each reason is logged once."""
         self.record_event("score_failed", prompt=prompt_id, sample=sample, why=why)
-        if why not in self._failures_told:
-            self._failures_told.add(why)
+        if why not in self._logged_failures:
+            self._logged_failures.add(why)
             self.display.log(f"{prompt_id} sample {sample} could not be scored: {why}")
 
     def evaluated(self, step: int, when: str, result: Proportion) -> None:
@@ -169,9 +169,9 @@ class Reporter:
         self._alarms.evaluated(step, result.value)
         self.display.log(f"held-out accuracy {when}: {result}")
 
-    def judged(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
-        """What held-out data says: the loss, and of pairs how often the better answer is preferred."""
-        found = metrics | ({"accuracy": accuracy.value} if accuracy else {})
-        self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in found.items()})
-        told = f", preferences {accuracy}" if accuracy else ""
-        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{told}")
+    def data_evaluated(self, step: int, when: str, metrics: dict[str, float], accuracy: Proportion | None) -> None:
+        """Record loss on held-out data and, of pairs, preference accuracy."""
+        record = metrics | ({"accuracy": accuracy.value} if accuracy else {})
+        self.metrics.write({"step": step} | {f"held_out_{name}": value for name, value in record.items()})
+        preferences = f", preferences {accuracy}" if accuracy else ""
+        self.display.log(f"held-out loss {when}: {metrics['loss']:.4f}{preferences}")

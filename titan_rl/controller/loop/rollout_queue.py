@@ -121,7 +121,7 @@ class RolloutQueue:
         selection = Selection(self.config)
         while not selection.is_complete:
             group = await self._next_group()
-            self._tell_failures(group)
+            self._report_failures(group)
             if (reason := discard_reason(group, self.config.algorithm)) is not None:
                 self._discard(group, reason)
                 continue
@@ -191,7 +191,7 @@ class RolloutQueue:
         group.question, group.expected, group.task = prompt.text, prompt.answer, prompt.task
         return group
 
-    def _tell_failures(self, group: Group) -> None:
+    def _report_failures(self, group: Group) -> None:
         for rollout in group.rollouts:
             if rollout.failure:
                 self.on_score_failed(group.prompt_id, rollout.sample, rollout.failure)

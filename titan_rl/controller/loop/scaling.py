@@ -48,7 +48,7 @@ def take_scale_request(run_dir: RunDir) -> int | None:
 
 
 async def grant_scale_requests(run_dir: RunDir, generators: Generators, log: Log) -> None:
-    """For as long as the run lasts."""
+    """Apply scale requests as long as the run lasts."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:

@@ -14,7 +14,7 @@ from titan_rl.mesh.processes.deadlines import within
 
 if TYPE_CHECKING:  # their imports take seconds, which a signal need not wait for
     from titan_rl.controller.recovery.checkpointing import Checkpointing
-    from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+    from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
     from titan_rl.mesh.control.trainer_repair import TrainerMesh
     from titan_rl.records.run_directory.rundir import RunDir
     from titan_rl.records.run_directory.summary import Progress
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Somebody asked the run to end."""
+    """The run was stopped on request."""
 
     def __init__(self, why: str = ""):
         """``why``: what forced it; empty if it is the user's wish."""
@@ -36,10 +36,10 @@ class Lost(Exception):
 
 
 class StopRequest:
-    """Asked for once, by a signal, by a program, or since the run has lost what it cannot go on without."""
+    """Request to stop the run: by a signal, a program, or a fatal loss. It stands once made."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self.why = ""
         """What forced it; empty if it is the user's wish."""
         self.is_forced = False
@@ -48,12 +48,12 @@ class StopRequest:
         """Who is cancelled then."""
 
     @property
-    def is_asked(self) -> bool:
-        return self._asked.is_set()
+    def is_requested(self) -> bool:
+        return self._requested.is_set()
 
     def ask(self, why: str = "") -> None:
         self.why = self.why or why
-        self._asked.set()
+        self._requested.set()
 
     def force(self, why: str) -> None:
         """End at once, whatever the run waits for."""
@@ -64,13 +64,13 @@ class StopRequest:
 
     def check(self) -> None:
         """Errors: Stopped, if a stop was asked for."""
-        if self.is_asked:
+        if self.is_requested:
             raise Stopped(self.why)
 
     async def interrupts(self, awaitable: Awaitable[T]) -> T:
         """The awaitable's result. Errors: Stopped as soon as a stop is asked for; the awaitable is cancelled then."""
         work = asyncio.ensure_future(awaitable)
-        stop = asyncio.ensure_future(self._asked.wait())
+        stop = asyncio.ensure_future(self._requested.wait())
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -82,15 +82,15 @@ class StopRequest:
         return work.result()
 
 
-class Ending:
-    """Asks the trainer for its last state. Whoever drives the loop says whether that is between two steps."""
+class Shutdown:
+    """Last checkpoint and export of a run. The loop passes whether the trainer is between two steps."""
 
     def __init__(
         self,
         run_dir: "RunDir",
         trainer: "TrainerMesh",
         checkpointing: "Checkpointing",
-        bad_batches: "BadBatches",
+        nonfinite_batches: "NonfiniteBatches",
         progress: "Progress",
         *,
         save: Callable[[], Awaitable[None]],
@@ -99,7 +99,7 @@ class Ending:
     ):
         """``save``: begins a checkpoint of the step at hand. ``export_dtype``: of the model that is left."""
         self.run_dir, self.trainer, self.checkpointing = run_dir, trainer, checkpointing
-        self.bad_batches, self.progress, self.save, self.log = bad_batches, progress, save, log
+        self.nonfinite_batches, self.progress, self.save, self.log = nonfinite_batches, progress, save, log
         self.export_dtype = export_dtype
 
     async def complete(self) -> None:
@@ -135,9 +135,9 @@ class Ending:
             return False
         if not self.progress.step and not isinstance(error, BadNumbersError):
             return False
-        if not self.bad_batches.weights_are_finite:
+        if not self.nonfinite_batches.weights_are_finite:
             self.log("the weights are not finite, so they are not saved: the newest checkpoint is the last good")
-        return self.bad_batches.weights_are_finite
+        return self.nonfinite_batches.weights_are_finite
 
     async def _save_model(self) -> None:
         from titan_rl.mesh.members.endpoints import TrainerEndpoints

@@ -20,35 +20,35 @@ P = ParamSpec("P")
 _PHASES = {"wait": "wait for rollouts", "train": "train", "publish": "publish"}
 
 
-class Witness:
-    """Owns what is being written."""
+class StepRecorder:
+    """Writer of traces and per-token results in the background. Owns the write in progress."""
 
     def __init__(self, run_dir: RunDir, record: StepRecord):
         self.run_dir, self.record = run_dir, record
         self._writing: asyncio.Future[None] | None = None
 
     async def trained(self, step: int, groups: list[Group], batches: Sequence[Batch]) -> None:
-        """A step's batches were applied. What came before is written when this returns."""
+        """Begin to write a trained step, after the write before it."""
         await self._begin(write_trained, self.run_dir.trained, step, groups, batches, self.record.take_found())
 
     def live(self, report: StepReport) -> None:
-        """A step's weights are in use: it is over."""
+        """Write the trace of a step whose weights are live."""
         spans = [*self.record.take_spans(), *of_controller(report), *of_groups(report.collected.sampled)]
         with unless_full():
             write_trace(self.run_dir.root, report.step, spans)
 
-    async def _begin(self, write: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    async def _begin(self, write: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
         await self.written()
 
         def work() -> None:
             with unless_full():
-                write(*arguments, **named)
+                write(*arguments, **keywords)
 
         self._writing = asyncio.ensure_future(asyncio.to_thread(work))
         self._writing.add_done_callback(retrieve_exception)
 
     async def written(self) -> None:
-        """All that was begun. Errors: what kept it from being written, but for a full disk."""
+        """Wait for the write in progress. Errors: any write error but a full disk."""
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing

@@ -13,14 +13,14 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.controller.initial_policy import keep_policy
 from titan_rl.controller.loop.interface import Loop
 from titan_rl.controller.loop.reporting import PhaseTimer, Reporter
-from titan_rl.controller.loop.shutdown import Ending, StopRequest
+from titan_rl.controller.loop.shutdown import Shutdown, StopRequest
 from titan_rl.controller.offline.recovery import DataRecovery
 from titan_rl.controller.offline.steps import DataSteps, HeldOut
 from titan_rl.controller.preflight.device import tolerance_here
 from titan_rl.controller.preflight.live_settings import Effect, Effects
 from titan_rl.controller.recovery.checkpointing import Checkpointing
 from titan_rl.controller.recovery.frozen_weights import FrozenWeights
-from titan_rl.controller.recovery.nonfinite_batches import BadBatches
+from titan_rl.controller.recovery.nonfinite_batches import NonfiniteBatches
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
 from titan_rl.mesh.meshes import Meshes
@@ -38,31 +38,31 @@ _COMPARED = ("loss", "grad_norm")
 
 @dataclass(frozen=True)
 class DataComponents:
-    """What the loop asks. Each owns its own state, and none of them knows the loop."""
+    """Components of the loop. Each owns its own state, and none knows the loop."""
 
     meshes: Meshes
     steps: DataSteps
     recovery: DataRecovery
     checkpointing: Checkpointing
-    bad_batches: BadBatches
+    nonfinite_batches: NonfiniteBatches
     frozen: FrozenWeights
     reporter: Reporter
     progress: Progress
     left_out: LeftOutRows
 
 
-class SupervisedController(Loop):
-    """Owns the order of things."""
+class OfflineController(Loop):
+    """Loop of a run on data files. Owns the order of stages."""
 
     def __init__(self, run_dir: RunDir, stop: StopRequest, parts: DataComponents):
         self.run_dir, self.stop, self.frozen = run_dir, stop, parts.frozen
         self.meshes, self.trainer = parts.meshes, parts.meshes.trainer
         self.steps, self.recovery, self.checkpointing = parts.steps, parts.recovery, parts.checkpointing
-        self.bad_batches, self.reporter, self.progress = parts.bad_batches, parts.reporter, parts.progress
+        self.nonfinite_batches, self.reporter, self.progress = parts.nonfinite_batches, parts.reporter, parts.progress
         self.left_out = parts.left_out
         self.log = parts.reporter.display.log
-        self.ending = Ending(
-            *(run_dir, self.trainer, self.checkpointing, self.bad_batches, self.progress),
+        self.shutdown = Shutdown(
+            *(run_dir, self.trainer, self.checkpointing, self.nonfinite_batches, self.progress),
             save=self.save,
             log=self.log,
             export_dtype=self.steps.config.checkpoint.export_dtype,
@@ -75,13 +75,13 @@ class SupervisedController(Loop):
 
     async def begin(self) -> None:
         """SFT steps if there are any, and what the model can do before any training."""
-        self._tell_data()
+        self._log_data()
         await self.stop.interrupts(self.recovery.sft(self.trainer))
         await keep_policy(self.steps.config, self.steps.algorithm, self.run_dir, self.meshes)
         await self.frozen.begin()
         await self.trainer.begin_at(0)
-        found = await self.evaluate("before training")
-        self.progress.held_out_before = found.accuracy
+        result = await self.evaluate("before training")
+        self.progress.held_out_before = result.accuracy
 
     async def resume(self) -> None:
         """From the newest checkpoint or, without one, from the beginning; the steps after it draw the same data."""
@@ -90,13 +90,13 @@ class SupervisedController(Loop):
         if path is None:
             await self.begin()
         else:
-            self._tell_data()
+            self._log_data()
             await self.frozen.begin()
             self.checkpointing.started_from(self.progress.step)
         self.log(f"resumed from {path or 'the base model'} at step {self.progress.step}")
         self.reporter.record_event("resumed", step=self.progress.step, seconds=time.perf_counter() - start)
 
-    def _tell_data(self) -> None:
+    def _log_data(self) -> None:
         dataset = self.steps.dataset
         count, place = len(dataset.too_long), self.run_dir.left_out_rows
         skipped = f", {count} left out as too long ({place} names them)" if count else ""
@@ -112,15 +112,15 @@ class SupervisedController(Loop):
 
     async def finish(self) -> None:
         """After the last step: what the model can do now, a checkpoint, and the model as a Hugging Face directory."""
-        found = await self.evaluate("after")
+        result = await self.evaluate("after")
         await self.frozen.check()
-        self.progress.held_out_after = found.accuracy
+        self.progress.held_out_after = result.accuracy
         self.reporter.enter(self.progress.step, "saving the model")
-        await self.ending.complete()
+        await self.shutdown.complete()
 
     async def rescue(self, error: BaseException) -> None:
         """Save a complete checkpoint if the trainer is between two steps and has something new."""
-        await self.ending.rescue(error, is_between_steps=self._is_between_steps)
+        await self.shutdown.rescue(error, is_between_steps=self._is_between_steps)
 
     def cancel(self) -> None:
         """Nothing is under way besides the step at hand."""
@@ -142,16 +142,16 @@ class SupervisedController(Loop):
         """A step on all rows that are drawn for it; without those whose numbers are not finite, once they are known."""
         step = self.progress.step + 1
         self.reporter.enter(self.progress.step, "training")
-        batch, answer = await self._attempt(step)
-        while isinstance(answer, BadNumbers) and self.progress.step < step:
-            batch, answer = await self._attempt(step)
+        batch, result = await self._attempt(step)
+        while isinstance(result, BadNumbers) and self.progress.step < step:
+            batch, result = await self._attempt(step)
         timer.end("train")
         if self.progress.seconds_to_first_step is None:
             self.progress.seconds_to_first_step = time.perf_counter() - self.progress.started
-        if isinstance(answer, StepMetrics):
-            self.bad_batches.none_in(step)
-            self.reporter.trained(self._record(step, batch, answer, timer))
-            self._compare(step, answer)
+        if isinstance(result, StepMetrics):
+            self.nonfinite_batches.end_streak(step)
+            self.reporter.trained(self._record(step, batch, result, timer))
+            self._compare(step, result)
 
     async def _attempt(self, step: int) -> tuple[Batch, StepMetrics | BadNumbers]:
         """After bad numbers, which change nothing, the step is still to be done if rows are to blame. If none is, it
@@ -159,21 +159,21 @@ class SupervisedController(Loop):
 
         Errors: BadNumbersError."""
         self._is_between_steps = False
-        batch, answer = await self.steps.train(self.trainer, step)
-        is_done = isinstance(answer, StepMetrics) or not self._leave_out(step, answer)
+        batch, result = await self.steps.train(self.trainer, step)
+        is_done = isinstance(result, StepMetrics) or not self._leave_out(step, result)
         self.progress.step, self._is_between_steps = step if is_done else step - 1, True
-        if isinstance(answer, BadNumbers):
+        if isinstance(result, BadNumbers):
             if is_done:
                 self.reporter.metrics.write({"step": step, UPDATE_LEFT_OUT: 1})
-            await self.bad_batches.met(step, [answer], len(self.steps.examples(step)), is_lost=False)
-        return batch, answer
+            await self.nonfinite_batches.record(step, [result], len(self.steps.examples(step)), is_lost=False)
+        return batch, result
 
-    def _leave_out(self, step: int, found: BadNumbers) -> bool:
+    def _leave_out(self, step: int, finding: BadNumbers) -> bool:
         """From this step on leave out the rows that bad numbers came from. False if that is no remedy: where weights
         are not finite, or no row is to blame, or all are, which tells of the model and not of them."""
-        why = {culprit.prompt_id: culprit.what for culprit in found.culprits}
+        why = {culprit.prompt_id: culprit.what for culprit in finding.culprits}
         drawn = {example.place for example in self.steps.examples(step)}
-        if found.weights or not why or drawn <= why.keys():
+        if finding.weights or not why or drawn <= why.keys():
             return False
         self.left_out.leave_out(why, step)
         self.log(f"step {step}: left out from now on, as {self.run_dir.left_out_rows} tells: {', '.join(why)}")
@@ -195,9 +195,9 @@ class SupervisedController(Loop):
 
     def _compare(self, step: int, metrics: StepMetrics) -> None:
         """With the same step before the run was resumed: it ought to come out as it did: on a CPU bit for bit."""
-        if (before := self._recorded.pop(step, None)) is None:
+        if (recorded := self._recorded.pop(step, None)) is None:
             return
-        new, old = {name: getattr(metrics, name) for name in _COMPARED}, {name: before[name] for name in _COMPARED}
+        new, old = {name: getattr(metrics, name) for name in _COMPARED}, {name: recorded[name] for name in _COMPARED}
         self.reporter.record_event("redone", step=step, loss=new["loss"], recorded_loss=old["loss"], same=new == old)
         within = tolerance_here(self.steps.config)
         if not all(is_equal(new[name], old[name], within, of_order=1.0) for name in new):
@@ -215,9 +215,9 @@ class SupervisedController(Loop):
         """Loss and accuracy on held-out data. Errors: Stopped, and the trainer ends what it was asked last; an actor's
         fault."""
         self.reporter.display.enter("evaluating")
-        found = await self.stop.interrupts(self.steps.held_out(self.trainer))
-        self.reporter.judged(self.progress.step, when, found.metrics, found.accuracy)
-        return found
+        result = await self.stop.interrupts(self.steps.held_out(self.trainer))
+        self.reporter.data_evaluated(self.progress.step, when, result.metrics, result.accuracy)
+        return result
 
     async def save(self) -> None:
         """Begin a checkpoint of this step; it is written while the run goes on."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from titan_rl.controller.offline.steps import DataSteps
-from titan_rl.controller.recovery.catch_up import WayBack
+from titan_rl.controller.recovery.catch_up import RecoveryBase
 from titan_rl.data.callbacks import Log
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.trainers import Trainers
@@ -12,7 +12,7 @@ from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.run_directory.summary import Progress
 
 
-class DataRecovery(WayBack):
+class DataRecovery(RecoveryBase):
     def __init__(self, steps: DataSteps, folder: CheckpointFolder, progress: Progress, log: Log):
         super().__init__(folder, progress, log)
         self.steps = steps

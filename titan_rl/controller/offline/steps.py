@@ -32,7 +32,7 @@ Trainer = TrainerMesh | Trainers
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What held-out data says."""
+    """Loss and accuracy on held-out data."""
 
     metrics: dict[str, float]
     """The loss, and means over examples of what it counts."""
@@ -41,7 +41,7 @@ class HeldOut:
 
 
 class DataSteps:
-    """Pure, but for what it asks of the trainer."""
+    """Batches of each step from a dataset. Pure but for calls to the trainer."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class DataSteps:
         if not self.examples(step):
             return self._pack([]), BadNumbers("all of its rows are left out", [], [], 0)
         batch = await self.batch(trainer, step)
-        [answer] = await trainer.train([batch], step)
-        return batch, answer
+        [result] = await trainer.train([batch], step)
+        return batch, result
 
     def sft_rows(self) -> list[list[list[Row]]]:
         """Of the supervised steps before the first: on chosen, or desirable, answers, in an order of their own."""
@@ -136,11 +136,11 @@ class DataSteps:
 def _means(metrics: StepMetrics, counts: dict[str, int]) -> dict[str, float]:
     """``counts``: how many a sum is over, by the end of its name."""
     ends = sorted(counts, key=len, reverse=True)
-    found = {}
+    means = {}
     for name, mean in metrics.loss_metrics.items():
         count = counts[next(end for end in ends if name.endswith(end))]
-        found[name] = mean * metrics.num_trained_tokens / max(count, 1)
-    return found
+        means[name] = mean * metrics.num_trained_tokens / max(count, 1)
+    return means
 
 
 def _label(example: Example) -> float:

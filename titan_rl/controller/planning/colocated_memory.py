@@ -18,7 +18,7 @@ PUT_ASIDE = (*OF_ITS_TURN, "moments")
 _OF_ENGINES_ASLEEP = ("libraries",)
 
 
-def held_in_turn(
+def held_at_turn(
     holds: Sequence[tuple[str, Bytes]], in_turns: Collection[str], *, engines: bool, aside: Collection[str]
 ) -> float:
     """Bytes that processes of these roles hold together in the engines' turn, or in the trainer's. ``in_turns``: its
@@ -32,8 +32,8 @@ def held_in_turn(
 
 
 def peak(holds: Sequence[tuple[str, Bytes]], in_turns: Collection[str], aside: Collection[str]) -> float:
-    """The larger of the two."""
-    return max(held_in_turn(holds, in_turns, engines=engines, aside=aside) for engines in (True, False))
+    """Largest number of bytes held at once, in either turn."""
+    return max(held_at_turn(holds, in_turns, engines=engines, aside=aside) for engines in (True, False))
 
 
 def _held_by_engine(its: Bytes, is_awake: bool) -> float:

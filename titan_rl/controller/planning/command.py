@@ -27,14 +27,14 @@ def add_arguments(plan: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
-    """Errors: ConfigError."""
+    """Print the plan of a run. Errors: ConfigError."""
     from titan_rl.controller.planning import planner as planning
     from titan_rl.controller.planning.forecast.scenarios import Lengths
 
     prompt = options.prompt_tokens
     if not all(number is None or number > 0 for number in (prompt, options.answer_tokens, options.days)):
         raise ConfigError("--prompt-tokens, --answer-tokens and --days count what there is: give numbers above 0")
-    asked = planning.Asked(
+    request = planning.PlanRequest(
         device=options.device,
         rates_file=options.rates,
         rates=overrides.get("rates", {}),
@@ -46,6 +46,6 @@ def plan(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
         copies=options.copies,
     )
     machine = planning.machine_of(options.gpus, options.hosts, options.gpu_memory_gib, options.device)
-    lines, table = planning.plan(options.file, overrides, machine, asked)
+    lines, table = planning.plan(options.file, overrides, machine, request)
     say(json.dumps(table) if options.json else "\n".join(lines))
     return 0

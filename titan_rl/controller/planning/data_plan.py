@@ -19,8 +19,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Of the data: a line for people, and the mean of its lengths; None: it was not looked at."""
+class DataLengths:
+    """Token counts of prompts or rows, with a line for people. None: not measured."""
 
     line: str
     mean: float | None = None
@@ -30,16 +30,18 @@ class Seen:
         return {"said": self.line, "mean_tokens": self.mean, "longest_tokens": self.longest}
 
 
-def look_at_data(checked: Checked) -> Seen:
-    """Errors: ConfigError for a row that cannot be one, and for what does not fit into a row or into the positions."""
+def measure_data(checked: Checked) -> DataLengths:
+    """Lengths of prompts or rows in tokens. Errors: ConfigError for an invalid row or one that is too long."""
     what = "rows of data.file" if checked.config.data.file else "prompts"
     if why := next(_hindrances(checked), ""):
-        return Seen(f"{what}: not looked at, {why}")
+        return DataLengths(f"{what}: not looked at, {why}")
     lengths = _rows(checked) if checked.config.data.file else _prompts(checked)
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     if not checked.config.data.file:
         check_room(checked, longest)
-    return Seen(f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at", mean, longest)
+    return DataLengths(
+        f"{what}: {mean:.0f} tokens on average, {longest} at most, of {len(lengths)} looked at", mean, longest
+    )
 
 
 def _hindrances(checked: Checked) -> Iterator[str]:
@@ -48,13 +50,13 @@ def _hindrances(checked: Checked) -> Iterator[str]:
     path = Path(config.model.path)
     if config.model.path != "tiny" and not any((path / name).is_file() for name in _TOKENIZERS):
         yield "as the model's tokenizer is not here"
-    named = [("data.file", config.data.file)] if config.data.file not in ("", MADE) else []
+    files = [("data.file", config.data.file)] if config.data.file not in ("", MADE) else []
     for setting, task in all_tasks(config.task).items():
         if task.name in TASKS_OF_OTHERS and config.data.file in ("", MADE):
             yield f"as {setting}.name = {task.name!r} is played elsewhere"
         if task.name in TASKS_OF_FILES and config.data.file in ("", MADE):
-            named.append((f"{setting}.options.file", str(task.options.get("file", ""))))
-    for setting, name in named:
+            files.append((f"{setting}.options.file", str(task.options.get("file", ""))))
+    for setting, name in files:
         try:
             find_file(setting, name, folders, directories=setting == "data.file")
         except ConfigError:

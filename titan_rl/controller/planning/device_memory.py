@@ -33,28 +33,28 @@ def frozen_rank(size: Size, titan: TitanConfig) -> Bytes:
 
 
 def trained_rank(size: Size, titan: TitanConfig) -> Bytes:
-    """A rank's part of one that does."""
+    """A rank's part of a trained model."""
     trained = size.trained / model_shards(titan)
     return frozen_rank(size, titan) | {"gradients": trained * GRADIENT, "moments": trained * MOMENTS}
 
 
 def slots_of_rank(size: Size, titan: TitanConfig, dtype: str) -> float:
-    """The weights that generators read: two versions, on the GPU that trains them."""
+    """Bytes of two weight versions on the training GPU, which generators read."""
     return NUM_SLOTS * size.parameters * bytes_of(dtype) / model_shards(titan)
 
 
 def snapshots_of_rank(size: Size, titan: TitanConfig) -> float:
-    """In the host's memory: two steps, as copies."""
+    """Bytes of a rank's snapshots of two steps in host memory."""
     return NUM_SLOTS * size.trained * (WEIGHT + MOMENTS) / model_shards(titan)
 
 
 def mapped(num_engine_ranks: int) -> float:
-    """On a trainer's GPU, by engines of its host that read its slots."""
+    """Bytes of CUDA contexts on a trainer's GPU, from engines that map its slots."""
     return num_engine_ranks * _CONTEXT * GIB
 
 
 def passing_rank(hf: PreTrainedConfig, size: Size, titan: TitanConfig, *, learns: bool) -> Bytes:
-    """What a pass over one row needs besides, at its largest."""
+    """Peak memory of a forward and backward pass over one row."""
     parallelism, element = titan.parallelism, bytes_of(titan.training.mixed_precision_param)
     tensor = parallelism.tensor_parallel_degree
     needs: Bytes = {"libraries": _LIBRARIES["trainer"] * GIB}
@@ -76,7 +76,7 @@ def _gathered(size: Size, titan: TitanConfig, element: int, *, learns: bool) -> 
 
 
 def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) -> Bytes:
-    """All but its KV cache: its weights, what it reads the next ones into, and a step's tokens."""
+    """Memory of an engine rank without KV cache: weights, next weights, activations."""
     element, ranks = bytes_of(generator.dtype), generator.tensor_parallel
     head = 4 * hf.vocab_size * hf.hidden_size if element < 4 else 0
     width = 6 * hf.hidden_size + 3 * getattr(hf, "intermediate_size", 4 * hf.hidden_size) / ranks
@@ -91,7 +91,7 @@ def engine_rank(hf: PreTrainedConfig, size: Size, generator: GeneratorConfig) ->
 
 
 def kv_bytes(hf: PreTrainedConfig, generator: GeneratorConfig, tokens: int, requests: int = 1) -> float:
-    """Of so many requests of so many tokens, in one rank of an engine."""
+    """Bytes of KV cache for ``requests`` of ``tokens`` tokens in one engine rank."""
     heads = max(hf.num_key_value_heads // generator.tensor_parallel, 1)
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     blocks = -(-(tokens + 1) // _BLOCK_TOKENS)

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig, hosts_of
-from titan_rl.controller.planning.colocated_memory import PUT_ASIDE, held_in_turn, peak
+from titan_rl.controller.planning.colocated_memory import PUT_ASIDE, held_at_turn, peak
 from titan_rl.controller.planning.device_memory import (
     Bytes,
     engine_rank,
@@ -47,7 +47,7 @@ class Machine:
 
 
 def machine_of(checked: Checked) -> Machine | None:
-    """Of a run: its hosts' GPUs, as they are said to be, or this machine's. None: it is on a CPU."""
+    """GPUs of a run's hosts by its configuration, or of this machine. None: a CPU."""
     hosts, launcher = checked.config.hosts, checked.host_launcher
     if not hosts.is_on:
         return this_machine()
@@ -56,12 +56,12 @@ def machine_of(checked: Checked) -> Machine | None:
 
 
 def machine_of_hosts(hosts: HostsConfig, count: int) -> Machine | None:
-    """Of so many, as ``[hosts]`` says they are. None: they work on their cores."""
+    """GPUs of ``count`` hosts by ``[hosts]``. None: they compute on CPUs."""
     return Machine(hosts.gpus, hosts.gpu_memory_gib * GIB, count) if hosts.gpus and count else None
 
 
 def this_machine() -> Machine | None:
-    """None where there is no GPU."""
+    """GPUs of this machine; None without."""
     if DEVICE_TYPE == "cpu":
         return None
     module = torch.get_device_module(DEVICE_TYPE)
@@ -71,7 +71,7 @@ def this_machine() -> Machine | None:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """Of a whole run. ``needs`` by GPU, in the order of the processes; ``on_host``: of each host's own memory."""
+    """Placement and memory of a run. ``needs`` by GPU, in process order; ``on_host``: of each host's memory."""
 
     machine: Machine
     table: DeviceTable
@@ -91,21 +91,21 @@ class DevicePlan:
 
     @cached_property
     def devices(self) -> Devices:
-        """What the mesh is told."""
+        """Device table and memory limits for the mesh."""
         engines = [need for needs in self.needs.values() for need in needs if need.process.startswith(GENERATOR)]
         whole = max((need.total for need in engines), default=0.0) / self.machine.memory
         return Devices(self.table, self.kv_cache / GIB, min(max(whole, 0.01), 0.99))
 
 
 class Models:
-    """Of a configuration: its models, and what each process of a role holds of them."""
+    """Models of a configuration, and the memory of each role's processes."""
 
-    def __init__(self, checked: Checked, known: "Models | None" = None):
-        """``known``: of another configuration that has the same models, which are not counted again."""
+    def __init__(self, checked: Checked, cached: "Models | None" = None):
+        """``cached``: of another configuration that has the same models, which are not counted again."""
         self.checked, self.config, self.titan = checked, checked.config, checked.titan
-        self.hf: PreTrainedConfig = known.hf if known else read_config(checked)
-        self.policy = known.policy if known else Size.of(self.hf, checked.family, checked.config.lora)
-        self.sizes: dict[str, Size] = known.sizes if known else {}
+        self.hf: PreTrainedConfig = cached.hf if cached else read_config(checked)
+        self.policy = cached.policy if cached else Size.of(self.hf, checked.family, checked.config.lora)
+        self.sizes: dict[str, Size] = cached.sizes if cached else {}
         needs = checked.algorithm.needs
         self.learned, self.own = learned_role(needs), own_learned(self.config, needs)
         self.frozen = [r for r in needed_roles(needs) if r != "reference" or not self.config.lora.rank]
@@ -145,7 +145,7 @@ class Models:
         return needs | passing_rank(self.hf, size, titan, learns=learns)
 
     def snapshots(self, role: str) -> float:
-        """Of a rank, in its host's memory."""
+        """Bytes of a rank's snapshots in host memory."""
         if not self.config.recovery.snapshot_every:
             return 0.0
         if role != TRAINER:
@@ -163,8 +163,8 @@ class Models:
         crews = []
         if "trainer" in parts:
             crews.append(Crew(TRAINER, self.titan.world_size))
-            own = ([self.own] if self.own else []) + [role for role in self.frozen if self.is_own(role)]
-            crews += [Crew(r, self.titan_of(r).world_size, mend=f"[{r}.parallelism]") for r in own]
+            roles = ([self.own] if self.own else []) + [role for role in self.frozen if self.is_own(role)]
+            crews += [Crew(r, self.titan_of(r).world_size, mend=f"[{r}.parallelism]") for r in roles]
         if "generators" in parts:
             generator, spares = self.config.generator, self.config.recovery.warm_spares
             mend = "generator.replicas or .tensor_parallel" + (", or recovery.warm_spares" if spares else "")
@@ -178,13 +178,13 @@ def _sum(one: Bytes, other: Bytes) -> Bytes:
 
 
 def plan_devices(
-    checked: Checked, machine: Machine, parts: frozenset[str] | None = None, known: Models | None = None
+    checked: Checked, machine: Machine, parts: frozenset[str] | None = None, cached: Models | None = None
 ) -> DevicePlan:
-    """``parts``: as in ``Meshes``; None: those of a run. ``known``: its models, where they were counted already.
+    """``parts``: as in ``Meshes``; None: those of a run. ``cached``: its models, where they were counted already.
     Errors: ConfigError for what does not fit."""
     if parts is None:
         parts = frozenset({"trainer"} if checked.config.data.file else {"trainer", "generators"})
-    models, config = Models(checked, known), checked.config
+    models, config = Models(checked, cached), checked.config
     where = partial(hosts_of, config.hosts, count=machine.hosts) if config.hosts.is_on else None
     table = place(models.crews(parts), config.placement, machine.devices_per_host, machine.hosts, where)
     in_turns = models.in_turns if {TRAINER, GENERATOR} <= set(table.seats) else frozenset()
@@ -234,7 +234,7 @@ def _kv_cache(
     for one at its longest, or nothing could be sampled."""
     generator = models.config.generator
     together = [[(role, its) for (role, _, _), its in each] for each in by_seat]
-    held = [held_in_turn(each, in_turns, engines=True, aside=PUT_ASIDE) for each in together if GENERATOR in dict(each)]
+    held = [held_at_turn(each, in_turns, engines=True, aside=PUT_ASIDE) for each in together if GENERATOR in dict(each)]
     rooms = [usable - size for size in held]
     if not rooms or generator.kv_cache_gib:
         return generator.kv_cache_gib * GIB if rooms else 0.0
@@ -246,14 +246,14 @@ def _on_hosts(
     models: Models, table: DeviceTable, in_turns: frozenset[str], holds: Mapping[str, Bytes]
 ) -> dict[int, list[Need]]:
     """By role: snapshots, and what lies there while engines have their turn."""
-    found: dict[int, list[Need]] = {host: [] for host in range(table.hosts)}
+    needs_of_host: dict[int, list[Need]] = {host: [] for host in range(table.hosts)}
     for role in [role for role in table.seats if role != GENERATOR]:
         each = {"snapshots": models.snapshots(role), "moments": holds[role]["moments"] if role in in_turns else 0.0}
-        for host in found:
+        for host in needs_of_host:
             ranks = sum(seat.host == host for group in table.seats[role] for seat in group)
             if needs := {reason: ranks * size for reason, size in each.items() if ranks * size}:
-                found[host].append(Need(f"{role} ranks", needs))
-    return found
+                needs_of_host[host].append(Need(f"{role} ranks", needs))
+    return needs_of_host
 
 
 def _check_fits(plan: DevicePlan) -> None:

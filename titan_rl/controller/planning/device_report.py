@@ -1,4 +1,4 @@
-"""A placement on GPUs, told to people and to programs (device_plan.py makes it)."""
+"""Report of a placement on GPUs (device_plan.py), as text and as JSON."""
 
 from typing import Any
 
@@ -8,9 +8,8 @@ from titan_rl.controller.preflight.checks import Checked
 from titan_rl.mesh.resources.devices import GENERATOR, Seat
 
 
-def settle(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePlan | None, list[str]]:
-    """A run as it can be had here, where its processes go (None: on a CPU), and lines for people, if there is something
-    to tell.
+def fit_and_place(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePlan | None, list[str]]:
+    """Run that fits this machine, its placement (None: on a CPU), and lines for people.
 
     Errors: ConfigError for what cannot fit.
     """
@@ -18,22 +17,22 @@ def settle(checked: Checked, *, under_torchrun: bool) -> tuple[Checked, DevicePl
     if (machine := machine_of(checked)) is None:
         return fitting, None, memory
     plan = plan_devices(fitting, machine)
-    return fitting, plan, [*told(plan), *memory]
+    return fitting, plan, [*placement_lines(plan), *memory]
 
 
-def told(plan: DevicePlan) -> list[str]:
-    """For people: who is where, and what each holds. GPUs that are alike share a line."""
+def placement_lines(plan: DevicePlan) -> list[str]:
+    """Lines about processes and memory by GPU. Equal GPUs share a line."""
     machine = plan.machine
     first = f"placement on {machine.hosts} x {machine.devices_per_host} GPUs of {machine.memory / GIB:.1f} GiB"
     turns = "; trainer and generators take turns" if plan.in_turns else ""
-    said = [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
+    lines = [f"{first}, {plan.share:g} of which may be used{turns}:", *_lines(plan), *_host_lines(plan)]
     count, idle = machine.hosts * machine.devices_per_host, idle_devices(plan)
     mend = (
         "raise generator.replicas, or degrees of [parallelism]"
         if plan.table.seats.get(GENERATOR)
         else ("raise degrees of [parallelism]")
     )
-    return [*said, f"  {idle} of {count} GPUs idle: {mend}, to use them"] if idle else said
+    return [*lines, f"  {idle} of {count} GPUs idle: {mend}, to use them"] if idle else lines
 
 
 def idle_devices(plan: DevicePlan) -> int:
@@ -53,9 +52,9 @@ def _lines(plan: DevicePlan) -> list[str]:
 
 
 def _alike(row: tuple[list[Seat], list[list[Need]]], seat: Seat, needs: list[Need]) -> bool:
-    seats, before = row
-    same = [need.bytes_by_reason for need in before[0]] == [need.bytes_by_reason for need in needs]
-    roles = [need.process.split()[0] for need in before[0]] == [need.process.split()[0] for need in needs]
+    seats, others = row
+    same = [need.bytes_by_reason for need in others[0]] == [need.bytes_by_reason for need in needs]
+    roles = [need.process.split()[0] for need in others[0]] == [need.process.split()[0] for need in needs]
     return same and roles and seats[-1].host == seat.host
 
 
@@ -83,9 +82,9 @@ def _host_words(need: Need) -> str:
 
 
 def as_json(plan: DevicePlan) -> dict[str, Any]:
-    """The same for programs; sizes in bytes."""
+    """Placement as JSON; sizes in bytes."""
 
-    def listed(needs: list[Need]) -> list[dict[str, Any]]:
+    def entries(needs: list[Need]) -> list[dict[str, Any]]:
         return [{"name": need.process, "bytes": need.bytes_by_reason} for need in needs]
 
     return {
@@ -96,8 +95,8 @@ def as_json(plan: DevicePlan) -> dict[str, Any]:
         "kv_cache_bytes": plan.kv_cache,
         "idle_devices": idle_devices(plan),
         "devices": [
-            {"host": s.host, "device": s.device, "bytes": plan.held(s), "processes": listed(needs)}
+            {"host": s.host, "device": s.device, "bytes": plan.held(s), "processes": entries(needs)}
             for s, needs in plan.needs.items()
         ],
-        "host_memory": [{"host": host, "processes": listed(needs)} for host, needs in plan.on_host.items()],
+        "host_memory": [{"host": host, "processes": entries(needs)} for host, needs in plan.on_host.items()],
     }

@@ -38,7 +38,7 @@ WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
 
 @dataclass(frozen=True)
 class Need:
-    """What all processes of a kind hold together, in bytes by reason."""
+    """Memory of all processes of a kind, in bytes by reason."""
 
     process: str
     bytes_by_reason: dict[str, float]
@@ -60,7 +60,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model: numbers of parameters, and of those that are trained."""
+    """Parameter counts of a model: all, trained, by part."""
 
     parameters: int
     trained: int
@@ -76,26 +76,26 @@ class Size:
         spec = spec_of(hf, "", family, lora)
         with torch.device("meta"):
             model = spec.model.build()
-        named = [(name, p.numel()) for name, p in model.named_parameters()]
+        counts = [(name, p.numel()) for name, p in model.named_parameters()]
         layers: Counter[str] = Counter()
         experts: Counter[str] = Counter()
-        for name, count in named:
+        for name, count in counts:
             if name.startswith("layers."):
                 (experts if "experts." in name else layers)[name.split(".")[1]] += count
-        parameters = sum(count for _, count in named)
+        parameters = sum(count for _, count in counts)
         around = parameters - layers.total() - experts.total()
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         return cls(parameters, trained, max(layers.values()), max(experts.values(), default=0), around)
 
 
 def fit_into_memory(checked: Checked) -> tuple[Checked, list[str]]:
-    """As the run can be had in this machine's memory, and lines for people. Errors: as ``check_memory``."""
+    """Run that fits this machine's memory, and lines for people. Errors: as ``check_memory``."""
     fitting, chosen = with_snapshots_that_fit(checked)
     return fitting, [line for line in (check_memory(fitting), chosen) if line]
 
 
 def check_memory(checked: Checked) -> str:
-    """One line for people; nothing where nothing is told. Errors: ConfigError for a run that cannot fit."""
+    """Line about the run's memory; empty with remote hosts. Errors: ConfigError for a run that cannot fit."""
     if _is_elsewhere(checked.config):
         return ""
     needs, limit = (memory_needs if DEVICE_TYPE == "cpu" else host_needs)(checked), memory_limit()
@@ -168,7 +168,7 @@ def memory_needs(checked: Checked) -> list[Need]:
 
 
 def host_needs(checked: Checked) -> list[Need]:
-    """Of the host's memory, where the models are on its GPUs. What CUDA's libraries take besides is not known here."""
+    """Host memory of a run on GPUs, without CUDA's libraries, whose size is unknown here."""
     config, titan, hf = checked.config, checked.titan, read_config(checked)
     size, copies = Size.of(hf, checked.family, config.lora), titan.parallelism.data_parallel_replicate_degree
     state = sum(model.trained for model in (size, *_roles(checked))) * copies * (WEIGHT + MOMENTS)
@@ -242,7 +242,7 @@ def size_at(checked: Checked, path: str) -> Size:
 
 
 def activations(hf: PreTrainedConfig, training: TrainingConfig, is_kept: bool) -> float:
-    """Of one full row: what a layer keeps of a token for its backward, and the head's tiles and copies in fp32."""
+    """Bytes of activations of one full row: layers, and the head's tiles and fp32 copies."""
     width = hf.hidden_size
     if is_kept:
         width = 10 * width + 3 * getattr(hf, "intermediate_size", 4 * width)

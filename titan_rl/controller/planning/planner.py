@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.config.model_directory.hub import fetch_config, is_hub_name
 from titan_rl.config.sections.schema import Config
-from titan_rl.controller.planning.data_plan import look_at_data
+from titan_rl.controller.planning.data_plan import measure_data
 from titan_rl.controller.planning.device_plan import (
     DevicePlan,
     Machine,
@@ -25,7 +25,7 @@ from titan_rl.controller.planning.device_plan import (
     plan_devices,
     this_machine,
 )
-from titan_rl.controller.planning.device_report import as_json, told
+from titan_rl.controller.planning.device_report import as_json, placement_lines
 from titan_rl.controller.planning.forecast import report
 from titan_rl.controller.planning.forecast.rates import DEFAULT, Rates, rates_of
 from titan_rl.controller.planning.forecast.scenarios import PROMPT, Lengths, scenario_of
@@ -49,13 +49,13 @@ _ROLES = ("model", "reference", "teacher", "critic", "implicit_reward")
 OWN_TABLES = ("shape", "rates")
 """Of what is given as ``--table.key value``, those that are no section of a run."""
 
-Told = tuple[list[str], dict[str, Any]]
-"""Lines for people, and the same for programs."""
+PlanReport = tuple[list[str], dict[str, Any]]
+"""Report as lines of text, and as a JSON table."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Beside the run's own settings."""
+class PlanRequest:
+    """Options of ``titan-rl plan`` beside the run's settings."""
 
     device: str | None = None
     """One of devices.toml; None: an H100 where there are GPUs, and no seconds for a CPU."""
@@ -74,7 +74,7 @@ class Asked:
         return bool(self.device or self.rates_file or self.rates)
 
     def rates_for(self, machine: Machine | None) -> Rates | None:
-        """None where nobody says what a CPU does in a second."""
+        """Rates of the machine; None for a CPU without given rates."""
         if machine is None and not self.has_rates:
             return None
         return rates_of(self.device or DEFAULT, self.rates_file, self.rates)
@@ -97,42 +97,45 @@ def machine_of(gpus: int | None, hosts: int, gpu_memory_gib: float | None, devic
 
 
 def plan(
-    config_file: str | None, overrides: dict[str, dict[str, Any]], machine: Machine | None, asked: Asked = Asked()
-) -> Told:
-    """Errors: ConfigError, also for what does not fit."""
+    config_file: str | None,
+    overrides: dict[str, dict[str, Any]],
+    machine: Machine | None,
+    request: PlanRequest = PlanRequest(),
+) -> PlanReport:
+    """Placement, memory and forecast of a run. Errors: ConfigError, also for what does not fit."""
     sections = {name: table for name, table in overrides.items() if name not in OWN_TABLES}
     config = load_config(config_file, sections, with_models=False)
     machine = machine or machine_of_hosts(config.hosts, config.hosts.count or len(config.hosts.addresses))
-    rates = asked.rates_for(machine)
-    with _with_shapes(config, asked) as found:
-        checked = resolve(found, on_cpu=machine is None)
+    rates = request.rates_for(machine)
+    with _with_shapes(config, request) as shaped:
+        checked = resolve(shaped, on_cpu=machine is None)
         _hf(checked)
         check_read(checked.config, checked.algorithm, checked.titan, checked.task)
         check_together(checked.config, checked.titan)
-        seen = look_at_data(checked)
-        if asked.lengths.prompt is None:
-            asked = replace(asked, lengths=replace(asked.lengths, prompt=seen.mean or PROMPT))
-        lines, table = _planned(checked, machine, rates, asked)
-        return [*lines, seen.line], table | {"data": seen.as_dict()}
+        data = measure_data(checked)
+        if request.lengths.prompt is None:
+            request = replace(request, lengths=replace(request.lengths, prompt=data.mean or PROMPT))
+        lines, table = _planned(checked, machine, rates, request)
+        return [*lines, data.line], table | {"data": data.as_dict()}
 
 
-def _planned(checked: Checked, machine: Machine | None, rates: Rates | None, asked: Asked) -> Told:
+def _planned(checked: Checked, machine: Machine | None, rates: Rates | None, request: PlanRequest) -> PlanReport:
     if machine is None:
         _check_layouts(checked, on_cpu=True)
-        return _on_cpu(checked, rates, asked)
+        return _on_cpu(checked, rates, request)
     assert rates is not None, "a GPU has published ones"
-    if asked.search:
-        return _searched(checked, machine, rates, asked)
+    if request.search:
+        return _searched(checked, machine, rates, request)
     _check_layouts(checked, on_cpu=False)
-    return _on_gpus(checked, machine, rates, asked)
+    return _on_gpus(checked, machine, rates, request)
 
 
 @contextmanager
-def _with_shapes(config: Config, asked: Asked) -> Iterator[Config]:
+def _with_shapes(config: Config, request: PlanRequest) -> Iterator[Config]:
     """Every model by a directory that has its config.json. Errors: ConfigError."""
     with tempfile.TemporaryDirectory(prefix="titan_rl_plan_") as folder:
-        if asked.shape or asked.shape_keys:
-            path = write_shape(shape_of(asked.shape, asked.shape_keys), Path(folder) / "model")
+        if request.shape or request.shape_keys:
+            path = write_shape(shape_of(request.shape, request.shape_keys), Path(folder) / "model")
             config = replace(config, model=replace(config.model, path=path))
         for role in _ROLES:
             settings = getattr(config, role)
@@ -169,11 +172,13 @@ def _hf(checked: Checked) -> PreTrainedConfig:
     try:
         return read_config(checked)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"model.path = {path!r}: its config.json cannot be read: {said}; give a directory") from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"model.path = {path!r}: its config.json cannot be read: {reason}; give a directory"
+        ) from None
 
 
-def _on_cpu(checked: Checked, rates: Rates | None, asked: Asked) -> Told:
+def _on_cpu(checked: Checked, rates: Rates | None, request: PlanRequest) -> PlanReport:
     needs = memory_needs(checked)
     lines = [check_memory(checked) or f"memory, on whatever hosts: {'; '.join(map(str, needs))}"]
     table = {"processes": _listed(needs)}
@@ -181,49 +186,53 @@ def _on_cpu(checked: Checked, rates: Rates | None, asked: Asked) -> Told:
         return lines, table
     if rates is None:
         return [*lines, "seconds: unknown of a CPU; `titan-rl bench plan` measures what --rates FILE takes"], table
-    its = forecast(scenario_of(Models(checked), asked.lengths, rates, None, asked.copies))
-    return [*lines, *report.told(its, asked.days, checked.titan.training.steps)], table | {
+    its = forecast(scenario_of(Models(checked), request.lengths, rates, None, request.copies))
+    return [*lines, *report.forecast_lines(its, request.days, checked.titan.training.steps)], table | {
         "forecast": report.as_json(its)
     }
 
 
-def _on_gpus(checked: Checked, machine: Machine, rates: Rates, asked: Asked) -> Told:
+def _on_gpus(checked: Checked, machine: Machine, rates: Rates, request: PlanRequest) -> PlanReport:
     _hf(checked)
     models = Models(checked)
-    made = plan_devices(checked, machine, known=models)
-    lines, table = _placed(checked, made)
+    placement = plan_devices(checked, machine, cached=models)
+    lines, table = _placed(checked, placement)
     if checked.config.data.file:
         return lines, table
-    scenario = scenario_of(models, asked.lengths, rates, made, asked.copies)
+    scenario = scenario_of(models, request.lengths, rates, placement, request.copies)
     if not scenario.engine.max_requests:
         raise ConfigError("the KV cache holds not one request of these lengths: give fewer --answer-tokens")
-    its, seen = forecast(scenario), simulated(scenario)
-    lines += [*report.told(its, asked.days, checked.titan.training.steps), as_words(seen)]
-    return lines, table | {"forecast": report.as_json(its), "simulation": seen.as_dict()}
+    its, simulation = forecast(scenario), simulated(scenario)
+    lines += [*report.forecast_lines(its, request.days, checked.titan.training.steps), as_words(simulation)]
+    return lines, table | {"forecast": report.as_json(its), "simulation": simulation.as_dict()}
 
 
-def _searched(checked: Checked, machine: Machine, rates: Rates, asked: Asked) -> Told:
+def _searched(checked: Checked, machine: Machine, rates: Rates, request: PlanRequest) -> PlanReport:
     """Errors: ConfigError."""
     if checked.config.data.file:
         raise ConfigError(
             "--search shares devices out to trainer and generators, and a run on data.file has none: leave it out"
         )
     _hf(checked)
-    found = cheapest(Models(checked), asked.lengths, rates, machine, asked.copies)
-    first, steps = found[0], checked.titan.training.steps
-    seen = simulated(first.forecast.scenario)
-    lines = [*report.told_found(found), *told(first.plan), *report.told(first.forecast, asked.days, steps)]
-    return [*lines, as_words(seen)], as_json(first.plan) | {
-        "found": report.found_as_json(found),
+    ranking = cheapest(Models(checked), request.lengths, rates, machine, request.copies)
+    first, steps = ranking[0], checked.titan.training.steps
+    simulation = simulated(first.forecast.scenario)
+    lines = [
+        *report.ranking_lines(ranking),
+        *placement_lines(first.plan),
+        *report.forecast_lines(first.forecast, request.days, steps),
+    ]
+    return [*lines, as_words(simulation)], as_json(first.plan) | {
+        "found": report.ranking_as_json(ranking),
         "forecast": report.as_json(first.forecast),
-        "simulation": seen.as_dict(),
+        "simulation": simulation.as_dict(),
     }
 
 
-def _placed(checked: Checked, made: DevicePlan) -> Told:
+def _placed(checked: Checked, placement: DevicePlan) -> PlanReport:
     needs = host_needs(checked)
     all_hosts = f"  memory of all hosts, together: {'; '.join(map(str, needs))}"
-    return [*told(made), all_hosts], as_json(made) | {"all_hosts": _listed(needs)}
+    return [*placement_lines(placement), all_hosts], as_json(placement) | {"all_hosts": _listed(needs)}
 
 
 def _listed(needs: list[Need]) -> list[dict[str, Any]]:

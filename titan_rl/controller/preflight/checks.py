@@ -73,7 +73,7 @@ class Checked:
 
     @property
     def launchers(self) -> dict[str, Any]:
-        """As the mesh takes them."""
+        """Launchers as arguments of the mesh."""
         return {"launcher": self.launcher, "host_launcher": self.host_launcher}
 
     def as_dict(self) -> dict[str, Any]:
@@ -230,15 +230,15 @@ def check_room(checked: Checked, longest: int) -> None:
     room = min(seq_len, positions) - checked.config.rollout.max_new_tokens
     if longest <= room:
         return
-    said = f"leaves {room} tokens for prompts, but they have up to {longest}"
+    room_words = f"leaves {room} tokens for prompts, but they have up to {longest}"
     if positions < seq_len:
         raise ConfigError(
-            f"model.path = {checked.config.model.path!r} has {positions} positions, which {said}: take a model with "
-            f"more, or ask for less in task.options, or in the rows"
+            f"model.path = {checked.config.model.path!r} has {positions} positions, which {room_words}: take a model "
+            f"with more, or ask for less in task.options, or in the rows"
         )
     raise ConfigError(
-        f"training.seq_len = {seq_len} {said}: raise it (the model's {positions} positions are the limit), or ask for "
-        f"less in task.options"
+        f"training.seq_len = {seq_len} {room_words}: raise it (the model's {positions} positions are the limit), or "
+        f"ask for less in task.options"
     )
 
 
@@ -252,7 +252,7 @@ def _check_ids(checked: Checked, largest: int) -> None:
 
 
 def check_model(config: Config, family: Family | None = None) -> None:
-    """What ``load_config`` could not tell of a model without building it.
+    """Check a model by building it.
 
     Errors: ConfigError for an architecture that cannot be built, or not be laid out as ``[parallelism]`` and
     ``[generator]`` say, for weights that are not the model's, or a kernel that this machine cannot run.
@@ -287,7 +287,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def check_generator_layout(hf: PreTrainedConfig, ranks: int, *, on_cpu: bool) -> None:
-    """As vLLM cuts a model: key and value heads are repeated where there are fewer than ranks. Errors: ConfigError."""
+    """Check tensor parallelism of a generator; vLLM repeats KV heads below the rank count. Errors: ConfigError."""
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if heads % ranks:
         raise ConfigError(
@@ -311,15 +311,15 @@ def check_placement(config: Config) -> None:
     """Errors: ConfigError for a run whose trainer and generators cannot take turns."""
     if config.placement.mode != "colocated":
         return
-    asked = "placement.mode = 'colocated'"
+    setting = "placement.mode = 'colocated'"
     if config.rollout.max_staleness:
         raise ConfigError(
-            f"{asked}: generators sleep while the trainer works, so rollout.max_staleness = "
+            f"{setting}: generators sleep while the trainer works, so rollout.max_staleness = "
             f"{config.rollout.max_staleness} has no effect here; set it to 0"
         )
     if config.recovery.warm_spares:
         raise ConfigError(
-            f"{asked}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
+            f"{setting}: a spare engine would hold its weights in the trainer's turn: take recovery.warm_spares = 0"
         )
 
 

@@ -16,17 +16,19 @@ from titan_rl.environments.rollout.synthetic_data import made_rows
 
 def check_settings(config: Config, algorithm: Algorithm) -> None:
     """Errors: ConfigError for a setting that would have another effect than its name says."""
-    said = f"algorithm.name = {config.algorithm.name!r}"
+    setting = f"algorithm.name = {config.algorithm.name!r}"
     if config.recovery.bad_numbers == "rollback":
         raise ConfigError("recovery.bad_numbers = 'rollback' would meet the same rows of data.file again: leave it out")
     if config.sft.steps and algorithm.trains_on == "demonstrations":
-        raise ConfigError(f"[sft] steps are steps before another algorithm's: with {said} set training.steps instead")
+        raise ConfigError(
+            f"[sft] steps are steps before another algorithm's: with {setting} set training.steps instead"
+        )
     if config.sft.steps and algorithm.head != "vocabulary":
-        raise ConfigError(f"[sft] steps need a model that writes: with {said} leave them out")
+        raise ConfigError(f"[sft] steps need a model that writes: with {setting} leave them out")
     if algorithm.trains_on == "labels" and config.data.examples_per_step == 1:
         raise ConfigError(
-            f"data.examples_per_step = 1: with {said} a row's question is measured with another row's answer: set 2 or "
-            f"more"
+            f"data.examples_per_step = 1: with {setting} a row's question is measured with another row's answer: set 2 "
+            f"or more"
         )
 
 
@@ -52,8 +54,8 @@ def load_dataset(
     limits = dict(row_tokens=row_tokens, sample_tokens=sample_tokens, max_held_out=len(rows[1]))
     if data.file != MADE:
         limits["max_held_out"] = config.eval.prompts
-    is_chat = data.chat or any(not isinstance(answer, str) for asked in rows[0] for answer in asked.answers)
-    _check_chat(config, is_chat, [answer for part in rows for asked in part for answer in asked.answers])
+    is_chat = data.chat or any(not isinstance(answer, str) for row in rows[0] for answer in row.answers)
+    _check_chat(config, is_chat, [answer for part in rows for row in part for answer in row.answers])
     check_model_text(config.model.path, tokenizer, use, {"chat" if is_chat else "compact"})
     dataset = make_dataset(*rows, data, tokenizer, **limits)
     if kind == "labels" and len({example.text for example in dataset.train}) == 1:

@@ -35,23 +35,23 @@ TRAINER_DEVICE = "trainer_device"
 
 
 async def trainer_device(trainer: "TrainerMesh", config: Config) -> TrainedOn:
-    """Its first rank's; a CPU has one kind, about which nobody need be asked."""
+    """Device of the trainer's first rank; on a CPU without a call."""
     from titan_rl.mesh.members.endpoints import TrainerEndpoints
 
     if is_on_cpu(config):
         return TrainedOn("cpu", torch=torch.__version__)
-    answers = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
-    answer, failure = answers[0]
+    replies = await trainer.call(TrainerEndpoints.examine(pickle.dumps(trained_on)))
+    answer, failure = replies[0]
     if failure:
-        raise RuntimeError(f"the trainer's first rank cannot say what it computes on: {failure}")
+        raise RuntimeError(f"the device of the trainer's first rank is unknown: {failure}")
     return pickle.loads(answer)
 
 
-async def note_trainer_device(trainer: "TrainerMesh", config: Config, record_event: RecordEvent) -> None:
+async def record_trainer_device(trainer: "TrainerMesh", config: Config, record_event: RecordEvent) -> None:
     record_event(TRAINER_DEVICE, **asdict(await trainer_device(trainer, config)))
 
 
 def tolerance_here(config: Config) -> float:
-    """How far a step that this run does again may be off: 0 on a CPU."""
+    """Tolerance of a repeated step on this device: 0 on a CPU."""
     titan = build_titan(config)
     return tolerance([TrainedOn(device_type(config), titan.debug.deterministic)], titan.training.mixed_precision_param)

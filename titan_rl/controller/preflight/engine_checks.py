@@ -15,7 +15,7 @@ _BLOCK_TOKENS = 16
 
 
 def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: bool) -> None:
-    """``config``: with the device's defaults. Errors: ConfigError."""
+    """Check limits of an engine. ``config``: with the device's defaults. Errors: ConfigError."""
     generator = config.generator
     max_model_len = min(seq_len, num_positions(hf))
     most = step_tokens(max_model_len, on_cpu=on_cpu)
@@ -33,7 +33,7 @@ def check_engine(config: Config, hf: PreTrainedConfig, seq_len: int, *, on_cpu: 
 
 
 def kv_bytes(hf: PreTrainedConfig, num_tokens: int, dtype: str, ranks: int) -> int:
-    """Of keys and values of so many tokens, on each rank, at least: layers with a sliding window need less."""
+    """Least bytes of KV cache for ``num_tokens`` on each rank; sliding-window layers count as none."""
     kinds = getattr(hf, "layer_types", None) or ["full_attention"] * hf.num_hidden_layers
     layers = sum(kind == "full_attention" for kind in kinds)
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads

@@ -22,7 +22,7 @@ _PACKAGE = Path(titan_rl.__file__).resolve().parent
 
 
 def check_hosts(config: Config) -> HostLauncher | None:
-    """What brings the run's other hosts up; None if it has none. Errors: ConfigError."""
+    """Launcher of the run's other hosts; None without. Errors: ConfigError."""
     hosts = config.hosts
     if not hosts.is_on:
         return None
@@ -35,18 +35,18 @@ def check_hosts(config: Config) -> HostLauncher | None:
 
 
 def check_placed(config: Config, count: int) -> None:
-    """Of a run that has so many hosts: who goes where, and what else it is asked for. Errors: ConfigError."""
+    """Check placement and settings of a run on ``count`` hosts. Errors: ConfigError."""
     _check_named(config.hosts, count)
     _check_with_others(config)
 
 
 def without_hosts(config: Config) -> Config:
-    """For actors on this host alone, whatever the run had."""
+    """Configuration for actors on this host alone."""
     return replace(config, hosts=HostsConfig())
 
 
 def on_hosts(config: Config, run_dir: RunDir) -> dict[str, Any]:
-    """What the run is to its hosts, in a new epoch of it (``HostNeeds``). Errors: ConfigError."""
+    """Arguments of ``HostNeeds``, in a new controller epoch. Errors: ConfigError."""
     if not config.hosts.is_on:
         return {}
     run, epoch = next_epoch(run_dir.epoch)
@@ -58,26 +58,26 @@ def paths_on_hosts(config: Config) -> list[str]:
     roles begin with, the folder of checkpoint.store, and modules of run.plugin_path, as far as this process has
     imported them."""
     store = config.checkpoint.store
-    named = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
-    named += [] if "://" in store else [store]
+    models = [getattr(config, role).path for role in (*FROZEN, *LEARNED, "reward_model")] + [config.lora.adapter]
+    models += [] if "://" in store else [store]
     files = [
         find_file(option, name, config.run.plugin_path)
         for task in all_tasks(config.task).values()
         for option in ("file", "held_out_file")
         if task.name in TASKS_OF_FILES and (name := task.options.get(option))
     ]
-    paths = [path for path in named if path != config.model.path] + files + _own_modules(config.run.plugin_path)
+    paths = [path for path in models if path != config.model.path] + files + _own_modules(config.run.plugin_path)
     return list(dict.fromkeys(str(path) for path in paths if path))
 
 
 def _own_modules(folders: list[str]) -> list[str]:
-    own, theirs = [Path(folder).resolve() for folder in folders], (Path(sys.prefix).resolve(), _PACKAGE)
+    users, theirs = [Path(folder).resolve() for folder in folders], (Path(sys.prefix).resolve(), _PACKAGE)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     paths = [Path(file).resolve() for file in files if file and Path(file).is_file()]
     return [
         str(path)
         for path in paths
-        if any(folder in path.parents for folder in own) and not any(folder in path.parents for folder in theirs)
+        if any(folder in path.parents for folder in users) and not any(folder in path.parents for folder in theirs)
     ]
 
 
@@ -88,7 +88,7 @@ def _check_addresses(hosts: HostsConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"hosts.addresses: {error}") from None
         if not (place.name and place.port):
-            raise ConfigError(f"hosts.addresses: {address!r} says not where a host is: give tls://NAME:PORT")
+            raise ConfigError(f"hosts.addresses: {address!r} is no host address: give tls://NAME:PORT")
         if place.scheme == "tcp" and not hosts.insecure:
             raise ConfigError(
                 f"hosts.addresses: whoever reaches {address} runs code as the run's owner: use tls://, or set "
@@ -104,11 +104,11 @@ def _check_named(hosts: HostsConfig, count: int) -> None:
     if len(hosts.labels) > count:
         raise ConfigError(f"hosts.labels has {len(hosts.labels)} words, and there are {count} hosts: give one for each")
     for role in ("trainer", "generator", "verifier"):
-        for named in getattr(hosts, role):
-            known = named in hosts.labels if isinstance(named, str) else 0 <= named < count
-            if not known:
+        for host in getattr(hosts, role):
+            exists = host in hosts.labels if isinstance(host, str) else 0 <= host < count
+            if not exists:
                 labels = f", or one of {sorted(set(hosts.labels))}" if hosts.labels else ""
-                raise ConfigError(f"hosts.{role}: {named!r} is no host: give numbers from 0 to {count - 1}{labels}")
+                raise ConfigError(f"hosts.{role}: {host!r} is no host: give numbers from 0 to {count - 1}{labels}")
 
 
 def _check_with_others(config: Config) -> None:

@@ -23,7 +23,7 @@ from titan_rl.trainer.titan_config import TitanConfig, build_titan, learned_tita
 
 @dataclass(frozen=True)
 class Run:
-    """What decides which settings are read."""
+    """Run as seen by the rules: configuration, algorithm, task."""
 
     config: Config
     algorithm: Algorithm
@@ -90,10 +90,10 @@ def _reference_path(run: Run) -> str:
 def _judge(run: Run) -> str:
     graded = run.config.eval.grader
     parts = all_tasks(run.config.task).values()
-    is_asked = any(JUDGE in (part.reward, *part.rewards) for part in parts) or graded == JUDGE
+    judges = any(JUDGE in (part.reward, *part.rewards) for part in parts) or graded == JUDGE
     return (
         ""
-        if is_asked
+        if judges
         else "[task.judge] judges nothing; set task.reward = 'judge', name it in task.rewards, or " + ("leave it out")
     )
 
@@ -258,7 +258,7 @@ def check_read(
     default and that the run would never read."""
     run = Run(config, algorithm, titan, task)
     for key, value in _set(run):
-        if keys is not None and not any(f"{asked}.".startswith(f"{key}.") for asked in keys):
+        if keys is not None and not any(f"{checked_key}.".startswith(f"{key}.") for checked_key in keys):
             continue
         section = key.partition(".")[0]
         if why := _why([] if key in _ONLY_THEIR_OWN else _RULES.get(section, ()), run):
@@ -267,12 +267,12 @@ def check_read(
             raise ConfigError(f"{key} = {_shown(value)} has no effect: {why}")
 
 
-def standing_still(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
-    """Lines for people about what learns at a rate of 0, which a control is meant to do, and nothing else."""
+def zero_learning_rates(config: Config, algorithm: Algorithm, titan: TitanConfig) -> list[str]:
+    """Lines about models with a learning rate of 0, which only a control should have."""
     lines = []
     for role in ("", *(role for role in LEARNED if getattr(algorithm.needs, role))):
-        own = learned_titan(config, titan, role) if role else titan
-        groups = [group.optimizer_kwargs for group in own.optimizer.param_groups]
+        role_config = learned_titan(config, titan, role) if role else titan
+        groups = [group.optimizer_kwargs for group in role_config.optimizer.param_groups]
         if all(group.get("lr") == 0 for group in groups):
             key = f"{role}.optimizer.lr" if role else "optimizer.lr"
             lines.append(f"{key} = 0: the {role or 'model'} stays as it is")

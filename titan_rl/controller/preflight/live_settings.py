@@ -61,9 +61,9 @@ def _check_there(key: str) -> None:
         raise ConfigError(f"unknown section [{section}]: {nearest_section(section)}")
     if section in TITAN_SECTIONS or section == "algorithm":  # whose keys are checked where they are built
         return
-    known, name = {field.name for field in fields(get_type_hints(Config)[section])}, rest.partition(".")[0]
-    if name not in known:
-        raise ConfigError(f"unknown key {section}.{name}: {nearest_key(name, section, known)}")
+    names, name = {field.name for field in fields(get_type_hints(Config)[section])}, rest.partition(".")[0]
+    if name not in names:
+        raise ConfigError(f"unknown key {section}.{name}: {nearest_key(name, section, names)}")
 
 
 def effects_of(key: str, *, on_data: bool) -> Effects:
@@ -71,12 +71,12 @@ def effects_of(key: str, *, on_data: bool) -> Effects:
     if key in _WHY_NOT:
         raise ConfigError(f"{key} cannot change while a run goes on: {_WHY_NOT[key]}")
     _check_there(key)
-    found = next((effects for name, effects in _EFFECTS.items() if f"{key}.".startswith(f"{name}.")), None)
-    if found is None or (on_data and not found <= _OF_RUNS_ON_DATA):
+    key_effects = next((effects for name, effects in _EFFECTS.items() if f"{key}.".startswith(f"{name}.")), None)
+    if key_effects is None or (on_data and not key_effects <= _OF_RUNS_ON_DATA):
         can = (
             name
             for name, effects in _EFFECTS.items()
             if not name.startswith("optimizer.") and (not on_data or effects <= _OF_RUNS_ON_DATA)
         )
         raise ConfigError(f"{key} cannot change while a run goes on; what can: {', '.join(can)}")
-    return found
+    return key_effects

@@ -56,8 +56,8 @@ def _references(config: Config) -> dict[str, str]:
     }
     for setting, task in all_tasks(config.task).items():
         if task.name in TASKS_OF_OTHERS:  # how answers become actions, and observations text
-            given = {key: task.options.get(key) for key in ("id", "action", "observation")}
-            names |= {f"{setting}.options.{key}": name for key, name in given.items() if isinstance(name, str)}
+            hooks = {key: task.options.get(key) for key in ("id", "action", "observation")}
+            names |= {f"{setting}.options.{key}": name for key, name in hooks.items() if isinstance(name, str)}
             names |= {f"{setting}.options.{key}": name for key, name in _plugins(task.options.get("env"))}
     return {setting: name for setting, name in names.items() if is_reference(name)}
 
@@ -76,9 +76,9 @@ def _check_outside(run_dir: RunDir, setting: str, name: str, folders: Sequence[s
     home, package = run_dir.root.resolve(), name.partition(":")[0].partition(".")[0]
     for folder in (*folders, *sys.path):
         for place in (Path(folder), Path(folder, package), Path(folder, f"{package}.py")):
-            found = place.resolve()
-            is_above = place != Path(folder) and found in home.parents
-            if found == home or home in found.parents or is_above:
+            resolved = place.resolve()
+            is_above = place != Path(folder) and resolved in home.parents
+            if resolved == home or home in resolved.parents or is_above:
                 raise ConfigError(
                     f"{setting} = {name!r} leads into {run_dir.root}, whose code is not run: give --run.plugin_path "
                     f"with a folder outside of it"
@@ -86,15 +86,15 @@ def _check_outside(run_dir: RunDir, setting: str, name: str, folders: Sequence[s
 
 
 def one_configuration(run_dir: RunDir, first: int, last: int) -> Path:
-    """What steps ``first`` to ``last`` were trained under. Errors: ConfigError if the run was resumed with other
-    settings between them."""
+    """Path of the configuration of steps ``first`` to ``last``. Errors: ConfigError if settings changed between
+    them."""
     paths = list(dict.fromkeys(run_dir.config_of(step) for step in range(first, last + 1)))
     if len(paths) > 1:
-        before, after = (read_settings(path) for path in paths[:2])
-        key, until = first_change(before, after), step_of(paths[0].stem)
+        earlier, later = (read_settings(path) for path in paths[:2])
+        key, until = first_change(earlier, later), step_of(paths[0].stem)
         assert until is not None, "config_of names earlier configurations by their last step"
         raise ConfigError(
-            f"{run_dir.root} was resumed with other settings after step {until}: {key} was {before.get(key)}, then "
-            f"{after.get(key)}; replay its parts, with --to {until} or --from {until + 1}"
+            f"{run_dir.root} was resumed with other settings after step {until}: {key} was {earlier.get(key)}, then "
+            f"{later.get(key)}; replay its parts, with --to {until} or --from {until + 1}"
         )
     return paths[0]

@@ -77,18 +77,18 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
     Errors: ConfigError that names what is damaged, what cannot be had again, or the setting that cannot change."""
     if run_dir.is_in_use():
         raise ConfigError(f"{run_dir.root} is in use by another process: wait for it, or give another --run.dir")
-    config, asked = checked.config, flat(checked.as_dict())
-    before = read_settings(run_dir.config)
+    config, settings = checked.config, flat(checked.as_dict())
+    recorded_settings = read_settings(run_dir.config)
     checkpoint = _checkpoint(run_dir, config)
     start = checkpoint or 0
     on_data = checked.dataset is not None
     trained = start if on_data else _trained(run_dir, start)  # what it learns from is drawn again
-    _check_kept(run_dir, before, asked)
+    _check_kept(run_dir, recorded_settings, settings)
     if on_data:
-        _check_drawn(run_dir, before, asked)
+        _check_drawn(run_dir, recorded_settings, settings)
     last = last_recorded(run_dir.rollouts, start, trained)
     for path in dict.fromkeys(run_dir.config_of(step) for step in range(start + 1, last + 1)):
-        _check_redone(run_dir, read_settings(path), asked, start + 1, last, with_sft=checkpoint is None)
+        _check_redone(run_dir, read_settings(path), settings, start + 1, last, with_sft=checkpoint is None)
     recorded, flaw = _recorded(run_dir, checked, start, trained)
     if flaw and checkpoint is None:
         problem = _folder(run_dir, config).flaws()
@@ -98,8 +98,8 @@ def check_resumable(run_dir: RunDir, checked: Checked) -> int:
         )
     check_own_models(run_dir, config, checked.family)
     if checkpoint is not None:
-        check_resumed(config, checked.algorithm, run_dir, before)
-    return recorded if first_change(before, asked) else 0
+        check_resumed(config, checked.algorithm, run_dir, recorded_settings)
+    return recorded if first_change(recorded_settings, settings) else 0
 
 
 def _folder(run_dir: RunDir, config: Config) -> CheckpointFolder:
@@ -108,11 +108,11 @@ def _folder(run_dir: RunDir, config: Config) -> CheckpointFolder:
 
 def _checkpoint(run_dir: RunDir, config: Config) -> int | None:
     """The step of the newest complete one."""
-    found = _folder(run_dir, config).newest_complete()
-    if found is None:
+    newest = _folder(run_dir, config).newest_complete()
+    if newest is None:
         return None
-    check_readable(found[0])
-    return found[1].step
+    check_readable(newest[0])
+    return newest[1].step
 
 
 def check_readable(checkpoint: Path) -> None:
@@ -126,9 +126,9 @@ def _trained(run_dir: RunDir, checkpoint: int) -> int:
     """The last step that the ledger knows as trained. Errors: ConfigError if it does not hold."""
     if not run_dir.has_begun() and not (run_dir.ledger.exists() and run_dir.ledger.stat().st_size):
         return 0  # killed before it had one
-    if found := flaws(run_dir.ledger):
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ConfigError(f"the ledger of {run_dir.root} does not hold: {found[0]}{more}; leave --resume out")
+    if findings := flaws(run_dir.ledger):
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        raise ConfigError(f"the ledger of {run_dir.root} does not hold: {findings[0]}{more}; leave --resume out")
     trained = read(run_dir.ledger, last_trained_step)
     if trained < checkpoint:
         raise ConfigError(
@@ -150,7 +150,7 @@ def _recorded(run_dir: RunDir, checked: Checked, checkpoint: int, trained: int) 
 
 
 def limits_of(checked: Checked) -> Limits:
-    """What the run's model and rows can hold."""
+    """Limits of recorded rollouts: vocabulary and row length."""
     hf = read_config(checked)
     return Limits(hf.vocab_size, checked.titan.training.seq_len)
 
@@ -170,7 +170,7 @@ def check_own_models(run_dir: RunDir, config: Config, family: Family | None) -> 
 
 
 def read_settings(path: Path) -> Settings:
-    """Of a run's record, as plain values: nothing that it names is looked for. Errors: ConfigError."""
+    """Settings of a run's record as plain values, without a look at files. Errors: ConfigError."""
     return flat(read_resolved(path))
 
 
@@ -180,50 +180,54 @@ def _rule(key: str) -> int:
     return next((_RULES[beginning] for beginning in beginnings if beginning in _RULES), _FREE)
 
 
-def changes(before: Settings, asked: Settings) -> list[str]:
+def changes(recorded: Settings, settings: Settings) -> list[str]:
     """Keys that have another value. One that either release does not know is no change."""
-    keys = [key for key in before | asked if key.startswith(_OPEN) or (key in before and key in asked)]
-    return [key for key in keys if before.get(key) != asked.get(key)]
+    keys = [key for key in recorded | settings if key.startswith(_OPEN) or (key in recorded and key in settings)]
+    return [key for key in keys if recorded.get(key) != settings.get(key)]
 
 
-def first_change(before: Settings, asked: Settings) -> str:
-    """Of those that bear on what a step's numbers are; empty if there is none."""
+def first_change(recorded: Settings, settings: Settings) -> str:
+    """First changed key that affects a step's numbers; empty if there is none."""
     schedules = ("lr_scheduler", *(f"{role}.lr_scheduler" for role in LEARNED))
-    decays = any(before.get(f"{schedule}.decay_ratio", 0.0) != 0.0 for schedule in schedules)
+    decays = any(recorded.get(f"{schedule}.decay_ratio", 0.0) != 0.0 for schedule in schedules)
     kinds = (_WHILE_REDOING, _NUMERIC)
-    bears = (key for key in changes(before, asked) if _rule(key) in kinds or (decays and key == "training.steps"))
+    bears = (key for key in changes(recorded, settings) if _rule(key) in kinds or (decays and key == "training.steps"))
     return next(bears, "")
 
 
-def _check_kept(run_dir: RunDir, before: Settings, asked: Settings) -> None:
-    for key in changes(before, asked):
-        becomes_tiny = key == "model.path" and "tiny" in (before[key], asked[key])
+def _check_kept(run_dir: RunDir, recorded: Settings, settings: Settings) -> None:
+    for key in changes(recorded, settings):
+        becomes_tiny = key == "model.path" and "tiny" in (recorded[key], settings[key])
         if _rule(key) == _ALWAYS or becomes_tiny:
             raise ConfigError(
-                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
-                f"{_shown(before.get(key))}: give that, or leave --resume out and give another --run.dir"
+                f"{key} = {_shown(settings.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(recorded.get(key))}: give that, or leave --resume out and give another --run.dir"
             )
 
 
-def _check_drawn(run_dir: RunDir, before: Settings, asked: Settings) -> None:
+def _check_drawn(run_dir: RunDir, recorded: Settings, settings: Settings) -> None:
     """Errors: ConfigError for what would draw other rows at a step of the same number."""
-    drawing = ("data.file", "data.held_out_file") if "task" in (before.get("data.file"), asked["data.file"]) else ()
-    skipping = ("training.seq_len",) if asked["data.too_long"] == "skip" else ()
+    drawing = (
+        ("data.file", "data.held_out_file") if "task" in (recorded.get("data.file"), settings["data.file"]) else ()
+    )
+    skipping = ("training.seq_len",) if settings["data.too_long"] == "skip" else ()
     for key in (*drawing, *skipping):
-        if before.get(key) != asked.get(key):
+        if recorded.get(key) != settings.get(key):
             raise ConfigError(
-                f"{key} = {_shown(asked.get(key))} is not what {run_dir.root} was begun with, "
-                f"{_shown(before.get(key))}, and would draw other rows: give that, or leave --resume out"
+                f"{key} = {_shown(settings.get(key))} is not what {run_dir.root} was begun with, "
+                f"{_shown(recorded.get(key))}, and would draw other rows: give that, or leave --resume out"
             )
 
 
-def _check_redone(run_dir: RunDir, before: Settings, asked: Settings, first: int, last: int, *, with_sft: bool) -> None:
-    for key in changes(before, asked):
+def _check_redone(
+    run_dir: RunDir, recorded: Settings, settings: Settings, first: int, last: int, *, with_sft: bool
+) -> None:
+    for key in changes(recorded, settings):
         if _rule(key) == _WHILE_REDOING and (with_sft or not key.startswith("sft.")):
             raise ConfigError(
-                f"{key} = {_shown(asked.get(key))} is not what steps {first} to {last} of {run_dir.root} were trained "
-                f"with, {_shown(before.get(key))}, and no checkpoint is after them: resume with that, stop the run "
-                f"after a step (Ctrl-C), which saves one, then change it"
+                f"{key} = {_shown(settings.get(key))} is not what steps {first} to {last} of {run_dir.root} were "
+                f"trained with, {_shown(recorded.get(key))}, and no checkpoint is after them: resume with that, stop "
+                f"the run after a step (Ctrl-C), which saves one, then change it"
             )
 
 

@@ -29,8 +29,8 @@ _TORCHS_RATE = 1e-3
 def resumed_settings(run_dir: RunDir, checked: Checked) -> list[str]:
     """Lines for people, before the run's record is written anew. The run must be resumable (resume.py)."""
     recorded = read_resolved(run_dir.config)
-    before, asked, step = flat(recorded), flat(checked.as_dict()), _last_step(run_dir, checked)
-    return [*_changed(before, asked, step), *_jumps(recorded, checked, step)]
+    old, settings, step = flat(recorded), flat(checked.as_dict()), _last_step(run_dir, checked)
+    return [*_changed(old, settings, step), *_jumps(recorded, checked, step)]
 
 
 def _last_step(run_dir: RunDir, checked: Checked) -> int:
@@ -42,13 +42,13 @@ def _last_step(run_dir: RunDir, checked: Checked) -> int:
     return max(folder.steps(), default=0)
 
 
-def _changed(before: Settings, asked: Settings, step: int) -> list[str]:
-    keys = [key for key in changes(before, asked) if key not in _UNSAID]
+def _changed(recorded: Settings, settings: Settings, step: int) -> list[str]:
+    keys = [key for key in changes(recorded, settings) if key not in _UNSAID]
     if not keys:
         return []
-    told = [f"{key} = {json.dumps(asked.get(key))} (was {json.dumps(before.get(key))})" for key in keys[:_MOST]]
+    words = [f"{key} = {json.dumps(settings.get(key))} (was {json.dumps(recorded.get(key))})" for key in keys[:_MOST]]
     more = [f"and {len(keys) - _MOST} more"] if len(keys) > _MOST else []
-    return [f"other settings from step {step + 1} on: {', '.join([*told, *more])}"]
+    return [f"other settings from step {step + 1} on: {', '.join([*words, *more])}"]
 
 
 def _jumps(recorded: dict[str, Any], checked: Checked, step: int) -> list[str]:

@@ -19,11 +19,11 @@ from titan_rl.trainer.titan_limits import check_length, check_patterns
 def check_roles(config: Config, algorithm: Algorithm, family: Family | None) -> None:
     """Errors: ConfigError for a role that cannot be built or laid out, or that has other tokens than the policy."""
     for role in FROZEN:
-        settings, said = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
+        settings, setting = getattr(config, role), f"algorithm.name = {config.algorithm.name!r}"
         if not getattr(algorithm.needs, role):
             continue
         if role == "teacher" and not settings.path:
-            raise ConfigError(f"{said} needs a teacher: give its Hugging Face directory as teacher.path")
+            raise ConfigError(f"{setting} needs a teacher: give its Hugging Face directory as teacher.path")
         _check_placement(config, role)
         _check_model(config, role, family, num_words(role, algorithm.needs))
     for role in LEARNED:
@@ -42,7 +42,7 @@ def _check_placement(config: Config, role: str) -> None:
 
 def check_reward_model(config: Config, algorithm: Algorithm, family: Family | None) -> None:
     """Errors: ConfigError if there is none where the algorithm needs one, or it reads other tokens."""
-    path, said = config.reward_model.path, f"reward_model.path = {config.reward_model.path!r}"
+    path, setting = config.reward_model.path, f"reward_model.path = {config.reward_model.path!r}"
     if not path:
         if algorithm.needs.reward_model:
             raise ConfigError(
@@ -52,18 +52,18 @@ def check_reward_model(config: Config, algorithm: Algorithm, family: Family | No
         return
     if algorithm.rewards == "not_negative":
         raise ConfigError(
-            f"{said} gives rewards of both signs, and algorithm.name = {config.algorithm.name!r} divides by a group's "
-            f"mean: take grpo"
+            f"{setting} gives rewards of both signs, and algorithm.name = {config.algorithm.name!r} divides by a "
+            f"group's mean: take grpo"
         )
     try:
         model = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
-        raise ConfigError(f"{said}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{setting}: {' '.join(str(error).split())}") from None
     policy = _policy_config(config, family)
     if model.get_text_config().vocab_size != policy.vocab_size:
         raise ConfigError(
-            f"{said} has vocab_size = {model.get_text_config().vocab_size}, the policy {policy.vocab_size}: the reward "
-            f"model must read the policy's tokens"
+            f"{setting} has vocab_size = {model.get_text_config().vocab_size}, the policy {policy.vocab_size}: the "
+            f"reward model must read the policy's tokens"
         )
 
 
@@ -104,16 +104,16 @@ def _check_groups(config: Config, role: str, titan: TitanConfig, family: Family 
 
 def _check_model(config: Config, role: str, family: Family | None, words: int = 0) -> None:
     """``words``: how many of the likeliest the role is to give."""
-    own, policy = getattr(config, role).path, _policy_config(config, family)
-    model = read_hf_config(own, family) if own else policy
+    place, policy = getattr(config, role).path, _policy_config(config, family)
+    model = read_hf_config(place, family) if place else policy
     if model.vocab_size != policy.vocab_size:
         raise ConfigError(
-            f"{role}.path = {own!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
+            f"{role}.path = {place!r} has vocab_size = {model.vocab_size}, the policy {policy.vocab_size}: the {role} "
             f"must read the policy's tokens"
         )
     if words > policy.vocab_size:
         raise ConfigError(
-            f"algorithm.top_k: {words} words are wanted of a vocabulary of {policy.vocab_size}: give no more than that"
+            f"algorithm.top_k: {words} tokens exceed the vocabulary of {policy.vocab_size}: give no more than that"
         )
     check_compile(model, build_titan(config), family)
     if getattr(config, role).placement == "with_trainer":

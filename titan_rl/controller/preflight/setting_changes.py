@@ -46,8 +46,10 @@ def with_changes(config: Config, run_dir: RunDir) -> tuple[Config, list[Change]]
     was so before; and the changes that hold. A record names no code: a reward must be given again.
 
     Errors: ConfigError."""
-    asked, latest = flat(written(config)), _first_and_last(read_changes(run_dir))
-    held = [last for first, last in latest if asked.get(last.key) == first.before and not is_reference(str(last.after))]
+    settings, latest = flat(written(config)), _first_and_last(read_changes(run_dir))
+    held = [
+        last for first, last in latest if settings.get(last.key) == first.before and not is_reference(str(last.after))
+    ]
     for each in held:
         effects_of(each.key, on_data=bool(config.data.file))  # a record is no way to set anything else
         config = with_overrides(config, overriding({each.key: each.after}))

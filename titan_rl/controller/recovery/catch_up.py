@@ -19,7 +19,7 @@ from titan_rl.records.run_directory.summary import Progress
 from titan_rl.records.statistics import Proportion
 
 
-class WayBack(ABC):
+class RecoveryBase(ABC):
     """Brings the trainer and the progress to one step."""
 
     def __init__(self, folder: CheckpointFolder, progress: Progress, log: Log):
@@ -46,9 +46,9 @@ class WayBack(ABC):
 
     async def load_newest(self, trainer: TrainerMesh) -> Path | None:
         """The checkpoint that trainer and progress are at now; None if none is complete."""
-        if (found := await self._newest_complete()) is None:
+        if (newest := await self._newest_complete()) is None:
             return None
-        path, state = found
+        path, state = newest
         await trainer.call(TrainerEndpoints.load_checkpoint(HostPath(path)))
         await trainer.begin_at(state.step)
         self.folder.drop_after(state.step)
@@ -56,7 +56,7 @@ class WayBack(ABC):
         return path
 
     def _go_to(self, state: ControllerState) -> None:
-        """What the controller knew at a checkpoint."""
+        """Set the controller to its state at a checkpoint."""
         self.progress.step, self.progress.seconds_training = state.step, state.seconds_training
         if (before := state.held_out_before) is not None:
             self.progress.held_out_before = Proportion.from_dict(before)
@@ -74,8 +74,8 @@ class WayBack(ABC):
 
     async def _begin_again(self, trainers: Trainers) -> int:
         """From a disk or from the beginning; the step that the ranks are at then."""
-        if (found := await self._newest_complete()) is not None:
-            path, state = found
+        if (newest := await self._newest_complete()) is not None:
+            path, state = newest
             await trainers.call(TrainerEndpoints.load_checkpoint(HostPath(path)), what=f"loading {path}")
             return state.step
         if self._sft_rows:

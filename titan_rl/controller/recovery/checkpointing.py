@@ -28,7 +28,7 @@ class SaveError(RuntimeError):
 
 
 async def written(trainer: TrainerMesh, folder: Path, timeout: float) -> None:
-    """Until every rank has written its part. Errors: SaveError; DeadlineError; an actor's fault."""
+    """Wait until every rank has written its part. Errors: SaveError; DeadlineError; an actor's fault."""
 
     async def wait() -> None:
         while True:
@@ -63,11 +63,11 @@ class Checkpointing:
         self._writing: asyncio.Task[None] | None = None
 
     def started_from(self, step: int) -> None:
-        """The run goes on from the checkpoint of this step."""
+        """Set the checkpoint that the run resumed from."""
         self.saved_step = step
 
     async def begin(self, state: ControllerState) -> None:
-        """The trainer's state as it is now will be the checkpoint of ``state.step``. Errors: an actor's fault."""
+        """Begin a checkpoint of the trainer's current state. Errors: an actor's fault."""
         await self.finish()
         start = time.perf_counter()
         try:
@@ -106,7 +106,7 @@ class Checkpointing:
         self.record_metrics({"step": step, "checkpoint_failed": 1.0})
 
     async def finish(self) -> None:
-        """Until nothing is being written, whatever came of it."""
+        """Wait for the checkpoint in progress, even one that fails."""
         if self._writing is not None:
             await self._writing
             self._writing = None

@@ -11,7 +11,7 @@ Digests = dict[str, list[str]]
 
 
 class FrozenWeights:
-    """Owns what the digests were."""
+    """Check of frozen roles. Owns their first digests."""
 
     def __init__(self, needs: Needs, meshes: Meshes, record_event: RecordEvent, *, has_adapters: bool = False):
         """``has_adapters``: the policy's own weights stay as they are, too."""
@@ -20,7 +20,7 @@ class FrozenWeights:
         self._digests: Digests = {}
 
     async def begin(self) -> None:
-        """All roles have their weights now."""
+        """Record digests once all roles have their weights."""
         if self.roles:
             self._digests = await self._ask()
             self.record_event("frozen_weights", digests=self._digests)

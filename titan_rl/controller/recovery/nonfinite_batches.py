@@ -13,8 +13,8 @@ class BadNumbersError(RuntimeError):
     """Too many batches in a row whose loss or gradient was not finite."""
 
 
-class BadStreak:
-    """Batches in a row with bad numbers. A step that is done again after a return to before it does not end the row."""
+class NonfiniteStreak:
+    """Streak of non-finite batches. A step repeated after a rollback does not end it."""
 
     def __init__(self) -> None:
         self.length = self._newest = 0
@@ -27,8 +27,8 @@ class BadStreak:
             self.length = 0
 
 
-class BadBatches:
-    """Owns the count of bad batches in a row, and knows whether the weights are still numbers."""
+class NonfiniteBatches:
+    """Owner of the streak of non-finite batches and of whether weights are finite."""
 
     def __init__(
         self,
@@ -39,30 +39,30 @@ class BadBatches:
         record_metrics: RecordMetrics,
     ):
         self.settings, self.run_dir, self.log, self.record_metrics = settings, run_dir, log, record_metrics
-        self._streak = BadStreak()
+        self._streak = NonfiniteStreak()
         self.weights_are_finite = True
 
-    def none_in(self, step: int) -> None:
-        """All updates of a step were applied."""
+    def end_streak(self, step: int) -> None:
+        """End the streak at a step whose updates were all applied."""
         self._streak.good(step)
 
     def rolled_back(self) -> None:
-        """The weights are those of a checkpoint again."""
+        """Mark the weights as finite after a rollback."""
         self.weights_are_finite = True
 
-    async def met(self, step: int, answers: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
-        """Updates of a step were left out. ``is_lost``: all of them, so that another batch must make the step.
+    async def record(self, step: int, findings: list[BadNumbers], num_groups: int, is_lost: bool) -> None:
+        """Record skipped updates of a step. ``is_lost``: all of them, so another batch must make the step.
 
         Errors: BadNumbersError after ``recovery.max_bad_steps`` in a row.
         """
         self._streak.bad(step)
         count = self._streak.length
-        self.weights_are_finite = not any(answer.weights for answer in answers)
-        for answer in answers:
+        self.weights_are_finite = not any(answer.weights for answer in findings)
+        for answer in findings:
             self.log(f"step {step}: {answer}; the update was left out")
         self.record_metrics({"step": step, "bad_batches_in_a_row": count})
         if is_lost:
             kept = await asyncio.to_thread(set_aside_rollouts, self.run_dir.rollouts, step)
             self.log(f"its {num_groups} groups are discarded, and kept in {kept}")
         if count >= self.settings.max_bad_steps:
-            raise BadNumbersError(f"{count} batches in a row had bad numbers, the last at step {step}: {answers[-1]}")
+            raise BadNumbersError(f"{count} batches in a row had NaN or Inf, the last at step {step}: {findings[-1]}")

@@ -13,7 +13,7 @@ from titan_rl.algorithms.base import Algorithm
 from titan_rl.algorithms.batches.batching import sft_batches, step_batches
 from titan_rl.config.sections.schema import Config
 from titan_rl.controller.preflight.device import tolerance_here
-from titan_rl.controller.recovery.catch_up import WayBack
+from titan_rl.controller.recovery.catch_up import RecoveryBase
 from titan_rl.data.callbacks import Log, RecordEvent
 from titan_rl.data.types import Batch, Group, Layout, Prompt, StepMetrics
 from titan_rl.environments.prompts.stream import PromptStream, sft_stream
@@ -29,7 +29,7 @@ from titan_rl.records.steps.rollouts import Limits, RolloutsError, last_recorded
 from titan_rl.trainer.model.determinism import is_equal
 
 
-class Recovery(WayBack):
+class Recovery(RecoveryBase):
     """Brings prompt stream and ledger to that step, too."""
 
     def __init__(
@@ -78,8 +78,9 @@ class Recovery(WayBack):
         return deque(self.stream.by_id(prompt_id) for prompt_id in pending)
 
     async def train_recorded(self, trainer: TrainerMesh, check_stop: Callable[[], None] = lambda: None) -> None:
-        """All steps that the ledger knows as trained and that can be read, up to the first that cannot: the samples of
-        the rest are drawn again. ``check_stop`` is called before each. Errors: what it raises."""
+        """Train the recorded steps again, up to the first unreadable one; the rest is sampled again.
+
+        ``check_stop`` is called before each. Errors: what it raises."""
         last = last_recorded(self.run_dir.rollouts, self.progress.step, self.ledger.last_trained_step())
         recorded = {int(record["step"]): record for record in read_metrics(self.run_dir.root) if "loss" in record}
         for step in range(self.progress.step + 1, last + 1):
@@ -98,10 +99,10 @@ class Recovery(WayBack):
     async def _train_again(self, trainer: TrainerMesh, step: int, recorded: dict[str, float] | None) -> None:
         """A recorded step. It ought to come out as it did: on a CPU bit for bit (trainer/model/determinism.py)."""
         groups, batches = await self._batches(step)
-        answers = await trainer.train(batches, step)
+        results = await trainer.train(batches, step)
         self.progress.step = step
-        done = [answer for answer in answers if isinstance(answer, StepMetrics)]
-        again = trained_metrics(mean_metrics(done)) if done else {}
+        steps = [answer for answer in results if isinstance(answer, StepMetrics)]
+        again = trained_metrics(mean_metrics(steps)) if steps else {}
         if recorded is None:  # the run ended before it was told
             self.metrics.write({"step": step, **sampling_metrics(groups, step - 1), **again})
             recorded = again

@@ -93,7 +93,7 @@ class Patient:
         parts = frozenset({"trainer"}) if self.config.data.file else ALL_PARTS
         logs = self.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        self._actors = Actors(self.checked, self.path, parts, say=self.said.append, logs=logs)
+        self._actors = Actors(self.checked, self.path, parts, log=self.said.append, logs=logs)
         await self._actors.__aenter__()
         self.meshes, self.trainer = self._actors.meshes, self._actors.meshes.trainer
         self.parts = parts

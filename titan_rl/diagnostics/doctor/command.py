@@ -11,7 +11,7 @@ from rich.table import Table
 
 from titan_rl.config.io.printable import say
 from titan_rl.config.load import load_config
-from titan_rl.controller.planning.device_report import settle
+from titan_rl.controller.planning.device_report import fit_and_place
 from titan_rl.controller.preflight.checks import check, stops_of, tokenizer_of
 from titan_rl.data.terminal import Terminal
 from titan_rl.data.text.checks import text_facts
@@ -31,7 +31,7 @@ def print_facts(facts: dict[str, str]) -> None:
 def doctor(config_file: str | None, overrides: dict[str, dict[str, Any]], *, as_json: bool) -> int:
     """The exit code: 1 if anything is wrong. Errors: ConfigError, with nothing started."""
     start = time.monotonic()
-    fitting, _, lines = settle(check(load_config(config_file, overrides)), under_torchrun=False)
+    fitting, _, lines = fit_and_place(check(load_config(config_file, overrides)), under_torchrun=False)
 
     def tell(finding: Finding) -> None:
         if not as_json:

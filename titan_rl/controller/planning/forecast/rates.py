@@ -74,17 +74,19 @@ def device_names() -> list[str]:
     return [name for name in published() if name != _ASSUMED]
 
 
-def rates_of(device: str = DEFAULT, file: str | None = None, given: Mapping[str, Any] | None = None) -> Rates:
-    """``file``: TOML of what differs; ``given``: what differs from both. Errors: ConfigError."""
-    known = {name.casefold(): name for name in device_names()}
-    if device.casefold() not in known:
-        raise ConfigError(f"--device {device!r} is unknown: {nearest(device, known.values())}; or give --rates FILE")
+def rates_of(device: str = DEFAULT, file: str | None = None, overrides: Mapping[str, Any] | None = None) -> Rates:
+    """Rates of a device. ``file``: TOML of other rates; ``overrides``: go over both. Errors: ConfigError."""
+    names = {name.casefold(): name for name in device_names()}
+    if device.casefold() not in names:
+        raise ConfigError(f"--device {device!r} is unknown: {nearest(device, names.values())}; or give --rates FILE")
     tables = published()
-    own = read_toml(Path(file)) if file else {}
-    return build_section(Rates, tables[_ASSUMED] | tables[known[device.casefold()]] | own | dict(given or {}), "rates")
+    of_file = read_toml(Path(file)) if file else {}
+    return build_section(
+        Rates, tables[_ASSUMED] | tables[names[device.casefold()]] | of_file | dict(overrides or {}), "rates"
+    )
 
 
 def as_toml(rates: Rates) -> str:
-    """What ``file`` takes."""
+    """TOML text of rates."""
     lines = [f"{f.name} = {getattr(rates, f.name)!r}" for f in fields(rates) if f.name != "source"]
     return "\n".join([*lines, f'source = "{rates.source}"', ""])

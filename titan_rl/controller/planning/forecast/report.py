@@ -1,10 +1,10 @@
-"""A forecast, told to people and to programs."""
+"""Report of a forecast, as text and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from titan_rl.controller.planning.forecast.search import Found
+from titan_rl.controller.planning.forecast.search import FittingChoice
 from titan_rl.controller.planning.forecast.step import Forecast
 from titan_rl.controller.planning.memory_plan import GIB
 
@@ -12,13 +12,13 @@ _DAY = 86400.0
 _SECOND = 1.0
 
 
-def told(its: Forecast, days: float | None, steps: int) -> list[str]:
-    """``days``: that the run may last; ``steps``: that it is asked for."""
+def forecast_lines(its: Forecast, days: float | None, steps: int) -> list[str]:
+    """Lines about time and traffic of a step. ``days``: duration to count steps for; ``steps``: of the run."""
     scenario, batch = its.scenario, its.scenario.batch
-    asked = f"{batch.groups} x {batch.group_size} answers of {batch.answer:.0f} tokens to prompts of {batch.prompt:.0f}"
+    work = f"{batch.groups} x {batch.group_size} answers of {batch.answer:.0f} tokens to prompts of {batch.prompt:.0f}"
     order = "sampling beside training" if its.is_beside else "one phase after the other"
     lines = [
-        f"a step of {asked}: {_seconds(its.seconds)}, {order} (staleness {scenario.staleness}):",
+        f"a step of {work}: {_seconds(its.seconds)}, {order} (staleness {scenario.staleness}):",
         *(f"  {name:<17} {_seconds(seconds)}" for name, seconds in its.phases().items() if seconds > 0),
         f"  trainer {_seconds(its.trainer)}, generators {_seconds(its.generators)} of a step; of all devices' time "
         f"{100 * its.idle:.0f} % is spent waiting; pipeline bubble {100 * its.training.bubble:.0f} %",
@@ -44,16 +44,16 @@ def _seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= _SECOND else f"{1000 * value:.1f} ms"
 
 
-def told_found(found: Sequence[Found]) -> list[str]:
-    """The choice, as a TOML writes it, and what others would take."""
-    first, *others = found
+def ranking_lines(ranking: Sequence[FittingChoice]) -> list[str]:
+    """Lines about the cheapest placement, as TOML keys, and the next ones."""
+    first, *others = ranking
     choice = first.choice
     lines = [f"cheapest that fits: {_words(first)}", *(f"  {line}" for line in _toml(choice.tables()))]
     lines += [f"  next: {_words(each)}" for each in others[:4]]
     return lines
 
 
-def _words(each: Found) -> str:
+def _words(each: FittingChoice) -> str:
     choice, its = each.choice, each.forecast
     turns = ", in turns" if choice.in_turns else ""
     trainers = f"{choice.trainers} train ({choice.shards} shards x {choice.tensor} tensor x {choice.stages} stages)"
@@ -69,7 +69,7 @@ def _toml(tables: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def as_json(its: Forecast) -> dict[str, Any]:
-    """Seconds and bytes."""
+    """Forecast as JSON, in seconds and bytes."""
     scenario = its.scenario
     return {
         "seconds": its.seconds,
@@ -88,8 +88,8 @@ def as_json(its: Forecast) -> dict[str, Any]:
     }
 
 
-def found_as_json(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """The cheapest first."""
+def ranking_as_json(ranking: Sequence[FittingChoice]) -> list[dict[str, Any]]:
+    """Placements as JSON, the cheapest first."""
     return [
         asdict(each.choice)
         | {
@@ -98,5 +98,5 @@ def found_as_json(found: Sequence[Found]) -> list[dict[str, Any]]:
             "kv_cache_gib": each.plan.kv_cache / GIB,
             "forecast": as_json(each.forecast),
         }
-        for each in found
+        for each in ranking
     ]

@@ -36,8 +36,8 @@ class Lengths:
 
 def works_beside(models: Models) -> list[tuple[Work, bool]]:
     """Other models that pass a batch in the trainer, and whether they learn."""
-    found = [(role, False) for role in models.frozen] + [(role, True) for role in [models.learned] if role]
-    works = [(Work.of(models.hf, models.size(role)), learns) for role, learns in found]
+    roles = [(role, False) for role in models.frozen] + [(role, True) for role in [models.learned] if role]
+    works = [(Work.of(models.hf, models.size(role)), learns) for role, learns in roles]
     if models.config.lora.rank and "reference" in needed_roles(models.checked.algorithm.needs):
         works.append((Work.of(models.hf, models.policy), False))  # it is the policy without its adapters
     return works

@@ -36,7 +36,7 @@ _TRIED = 4000
 
 @dataclass(frozen=True)
 class Choice:
-    """What the search sets; all else stays as the TOML has it."""
+    """Settings that the search varies; the TOML keeps the others."""
 
     shards: int
     tensor: int
@@ -58,7 +58,7 @@ class Choice:
         return self.stages, self.tensor, self.engine_ranks, self.checkpointing == "full", self.at_once
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """As a TOML writes it."""
+        """Choice as TOML tables."""
         return {
             "placement": {"mode": "colocated" if self.in_turns else "disaggregated"},
             "parallelism": {
@@ -78,7 +78,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Found:
+class FittingChoice:
     choice: Choice
     forecast: Forecast
     plan: DevicePlan
@@ -125,17 +125,17 @@ def scenario(start: Scenario, choice: Choice, models: Models, machine: Machine) 
 def ranked(
     models: Models, lengths: Lengths, rates: Rates, machine: Machine, copies: int = 0
 ) -> list[tuple[Choice, Forecast]]:
-    """Every choice, the fastest first, whether it fits or not."""
+    """Forecasts of all choices, the fastest first, without a check of memory."""
     start = scenario_of(models, lengths, rates, None, copies)
     start = replace(start, layout=replace(start.layout, devices_per_host=machine.devices_per_host))
-    own = models.config.generator.max_num_seqs
-    at_once, experts = sorted({own, *(n for n in _AT_ONCE if n > own)}), start.work.num_experts
-    found = []
+    current = models.config.generator.max_num_seqs
+    at_once, experts = sorted({current, *(n for n in _AT_ONCE if n > current)}), start.work.num_experts
+    forecasts = []
     for choice in choices(machine, staleness=start.staleness, at_once=at_once, experts=experts):
         its = scenario(start, choice, models, machine)
         if its.engine.max_requests and its.replicas <= its.batch.groups:
-            found.append((choice, forecast(its)))
-    return sorted(found, key=lambda each: each[1].seconds)
+            forecasts.append((choice, forecast(its)))
+    return sorted(forecasts, key=lambda each: each[1].seconds)
 
 
 def _with(checked: Checked, choice: Choice) -> Checked:
@@ -154,36 +154,36 @@ def _with(checked: Checked, choice: Choice) -> Checked:
 
 
 def fitted(models: Models, choice: Choice, machine: Machine) -> DevicePlan | None:
-    """None where it cannot be had, or does not fit."""
+    """Device plan of a choice; None if it is invalid or does not fit."""
     try:
         chosen = _with(models.checked, choice)
         check_layout(models.hf, chosen.titan.parallelism)
         check_generator_layout(models.hf, choice.engine_ranks, on_cpu=False)
         usable = chosen.config.generator.gpu_memory_utilization * machine.memory
         is_too_large = not choice.in_turns and sum(Models(chosen, models).of_trainer().values()) > usable
-        return None if is_too_large else plan_devices(chosen, machine, known=models)
+        return None if is_too_large else plan_devices(chosen, machine, cached=models)
     except ConfigError:
         return None
 
 
-def cheapest(models: Models, lengths: Lengths, rates: Rates, machine: Machine, copies: int = 0) -> list[Found]:
+def cheapest(models: Models, lengths: Lengths, rates: Rates, machine: Machine, copies: int = 0) -> list[FittingChoice]:
     """The cheapest that fits, and after it those that are nearly as fast, each of another number of trainers. Errors:
     ConfigError if none fits."""
-    found: list[Found] = []
+    fitting: list[FittingChoice] = []
     best = float("inf")
     for choice, its in ranked(models, lengths, rates, machine, copies)[:_TRIED]:
         if its.seconds > best * _NEAR:
             break
-        if sum(each.choice.trainers == choice.trainers for each in found) == _KEPT:
+        if sum(each.choice.trainers == choice.trainers for each in fitting) == _KEPT:
             continue
         if (plan := fitted(models, choice, machine)) is not None:
             best = min(best, its.seconds)
-            found.append(Found(choice, its, plan))
-    if not found:
+            fitting.append(FittingChoice(choice, its, plan))
+    if not fitting:
         raise ConfigError(
             "no placement on this machine fits: give more --hosts or --gpus, a shorter training.seq_len, or [lora]"
         )
-    alike = [each for each in found if each.forecast.seconds <= best * _ALIKE]
+    alike = [each for each in fitting if each.forecast.seconds <= best * _ALIKE]
     first = min(alike, key=lambda each: (each.choice.simplicity, each.forecast.seconds))
-    others = {each.choice.trainers: each for each in reversed(found) if each.choice.trainers != first.choice.trainers}
+    others = {each.choice.trainers: each for each in reversed(fitting) if each.choice.trainers != first.choice.trainers}
     return [first, *sorted(others.values(), key=lambda each: each.forecast.seconds)]

@@ -80,11 +80,11 @@ def known(name: str) -> dict[str, Any]:
     return dict(SHAPES[name if name in SHAPES else _SHORT[name.casefold()]])
 
 
-def shape_of(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def shape_of(name: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """``name``: one of SHAPES, with or without its organization, or a file of config.json's keys (JSON, TOML);
-    ``given``: what differs. Errors: ConfigError."""
+    ``overrides``: what differs. Errors: ConfigError."""
     base = _base(name) if name else {}
-    shape = base | dict(given)
+    shape = base | dict(overrides)
     if "model_type" not in shape:
         raise ConfigError(
             "a shape is the keys of a config.json: give --shape NAME or FILE, or --shape.model_type llama and its sizes"

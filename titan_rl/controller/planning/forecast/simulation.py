@@ -22,8 +22,8 @@ _EVENTS = 400_000
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """Of the steps after the first ones."""
+class SimulatedRun:
+    """Averages of simulated steps after warm-up."""
 
     seconds: float
     """Of a step, on average."""
@@ -95,12 +95,12 @@ class _Run:
         self.expected = forecast(scenario)
         batch, work, engine = scenario.batch, scenario.work, scenario.engine
         context = batch.prompt + batch.answer / 2
-        known: dict[float, float] = {}
+        seconds_of: dict[float, float] = {}
 
         def step(requests: float) -> float:
-            if requests not in known:
-                known[requests] = decode_step(work, engine, scenario.rates, requests, context)
-            return known[requests]
+            if requests not in seconds_of:
+                seconds_of[requests] = decode_step(work, engine, scenario.rates, requests, context)
+            return seconds_of[requests]
 
         prompts = max(batch.groups / scenario.replicas, 1e-9)
         prefill = self.expected.generating.prefill / prompts
@@ -170,7 +170,7 @@ class _Run:
             self.end_one()
 
 
-def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulated:
+def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> SimulatedRun:
     """Seconds of steps ``_WARMING`` and on."""
     steps = max(min(steps, _EVENTS // scenario.batch.answers), _WARMING + 2)
     run = _Run(scenario, steps, seed)
@@ -194,7 +194,7 @@ def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulat
     counted = steps - _WARMING
     whole = now - began
     sampled = sum(engine.busy for engine in run.engines) - busy
-    return Simulated(
+    return SimulatedRun(
         seconds=whole / counted,
         trainer_idle=waited / whole,
         engines_idle=max(1 - sampled / (whole * len(run.engines)), 0.0),
@@ -203,10 +203,10 @@ def simulated(scenario: Scenario, steps: int = _STEPS, seed: int = 1) -> Simulat
     )
 
 
-def as_words(seen: Simulated) -> str:
+def as_words(result: SimulatedRun) -> str:
     """One line."""
     return (
-        f"simulated, {seen.steps} steps with answers of different lengths: {seen.seconds:.1f} s a step; the trainer "
-        f"waits {100 * seen.trainer_idle:.0f} % of it, engines {100 * seen.engines_idle:.0f} %; staleness up to "
-        f"{seen.staleness_max}"
+        f"simulated, {result.steps} steps with answers of different lengths: {result.seconds:.1f} s a step; the "
+        f"trainer waits {100 * result.trainer_idle:.0f} % of it, engines {100 * result.engines_idle:.0f} %; staleness "
+        f"up to {result.staleness_max}"
     )

@@ -120,13 +120,13 @@ def _stage_of(unit: str, name: str, num_layers: int, stages: int) -> int:
 
 def trainer_holdings(shapes: Shapes, layout: Layout, interner: Interner) -> list[Units]:
     """Of each rank, in TorchTitan's order: stage, replica, shard, tensor, the last fastest."""
-    named = [(name, *split_name(name), shape) for name, shape in shapes.items()]
-    num_layers = len({unit for _, unit, _, _ in named if unit}) or 1
+    parameters = [(name, *split_name(name), shape) for name, shape in shapes.items()]
+    num_layers = len({unit for _, unit, _, _ in parameters if unit}) or 1
     degrees = (layout.stages, layout.replicas, layout.shards, layout.tensor)
     ranks = []
     for stage, _, shard, tensor in product(*map(range, degrees)):
         held = []
-        for name, unit, short, shape in named:
+        for name, unit, short, shape in parameters:
             if _stage_of(unit, name, num_layers, layout.stages) != stage:
                 continue
             box = part_of(_whole(shape), cut_dimension(name), tensor, layout.tensor)
@@ -139,11 +139,11 @@ def trainer_holdings(shapes: Shapes, layout: Layout, interner: Interner) -> list
 
 def engine_needs(shapes: Shapes, ranks: int, interner: Interner, dtype: str = "bfloat16") -> list[Units]:
     """Of each rank of an engine."""
-    found = []
+    needs = []
     for rank in range(ranks):
         parts = [(name, part_of(_whole(shape), cut_dimension(name), rank, ranks)) for name, shape in shapes.items()]
-        found.append(interner.units(_needs(parts, dtype)))
-    return found
+        needs.append(interner.units(_needs(parts, dtype)))
+    return needs
 
 
 def _needs(parts: Iterable[tuple[str, Box | None]], dtype: str) -> Iterable[tuple[str, Need]]:

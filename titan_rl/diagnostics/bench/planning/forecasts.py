@@ -103,7 +103,7 @@ def machine_rates() -> Rates:
     bandwidth = memory_bandwidth()
     links = dict.fromkeys(("link_bandwidth", "network_bandwidth", "host_bandwidth"), bandwidth / 2)
     shares = {"memory_share": 1.0, "link_share": 1.0}
-    return rates_of(given={"memory_bandwidth": bandwidth, "source": "titan-rl bench plan", **links, **shares})
+    return rates_of(overrides={"memory_bandwidth": bandwidth, "source": "titan-rl bench plan", **links, **shares})
 
 
 def _prompt_tokens(checked: Checked) -> float:
