@@ -29,7 +29,7 @@ class Witness:
 
     async def trained(self, step: int, groups: list[Group], batches: Sequence[Batch]) -> None:
         """A step's batches were applied. What came before is written when this returns."""
-        await self._begin(write_trained, self.run_dir.trained, step, groups, batches, self.record.take_found())
+        await self._begin(write_trained, self.run_dir.trained, step, groups, batches, self.record.take_results())
 
     def live(self, report: StepReport) -> None:
         """A step's weights are in use: it is over."""

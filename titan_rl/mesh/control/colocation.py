@@ -26,7 +26,7 @@ from titan_rl.mesh.telemetry.step_record import StepRecord
 from titan_rl.mesh.weights.channel_link import WeightLink
 
 
-class Apart:
+class NoColocation:
     """No colocation: all actors always own their devices."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Apart:
         """Set when only a repair of the trainer has taken the generators' turn, which they are to have back."""
 
     @property
-    def is_trainers(self) -> bool:
+    def is_with_trainer(self) -> bool:
         return False
 
     async def begin(self) -> None:
@@ -47,7 +47,7 @@ class Apart:
         """A version goes out. Errors: ActorDied."""
 
 
-class Turns(Apart):
+class Colocation(NoColocation):
     """Owns the turn. It is the trainer's first: engines start when its ranks are up, and it was given."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Turns(Apart):
         """Held while the turn changes."""
 
     @property
-    def is_trainers(self) -> bool:
+    def is_with_trainer(self) -> bool:
         return self._is_trainers
 
     async def begin(self) -> None:

@@ -75,12 +75,12 @@ class Generators:
         """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer.
         ``devices``: where a run's processes are on GPUs; None on a CPU."""
         config = run.config
-        self.processes, self.config, self.scratch, self.link, self.say = (
+        self.processes, self.config, self.scratch, self.link, self.log = (
             run.processes,
             config,
             run.scratch,
             link,
-            run.say,
+            run.log,
         )
         self.router = Router("generator", range(config.generator.replicas))
         self.replicas: dict[int, Replica] = {}
@@ -90,7 +90,7 @@ class Generators:
         self.standby = Standby(run.processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = self._num_spares_lost = 0
-        self._replacements = Replacements(self.router, run.say)
+        self._replacements = Replacements(self.router, run.log)
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0
@@ -110,7 +110,7 @@ class Generators:
         """Have it called whenever a replica has come or gone."""
         self._on_change.append(callback)
 
-    def _tell_of_change(self) -> None:
+    def _notify_of_change(self) -> None:
         for callback in self._on_change:
             callback()
 
@@ -125,13 +125,13 @@ class Generators:
         file = f"generator{self._num_engines}"
         names = _rank_names(number, self.config.generator.tensor_parallel)
         replica = Replica(-1 if isinstance(number, str) else number, seats=self._seats.take(self.processes.is_there))
-        told = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
+        devices = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
         what = f"starting generator {number}"
         try:
             await self._man(replica, names)
             rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file
             starts = [
-                (process, GeneratorEndpoints.start(rank, str(rendezvous_file), *told))
+                (process, GeneratorEndpoints.start(rank, str(rendezvous_file), *devices))
                 for rank, process in enumerate(replica.ranks)
             ]
             await call_each(starts, seconds=self.config.mesh.start_timeout, what=what)
@@ -146,17 +146,17 @@ class Generators:
         if on is None and len(names) > 1 and self.processes.remote is not None:
             replica.ranks.append(await self.standby.take(names[0]))
             on = replica.ranks[0].host.number
-        left = names[len(replica.ranks) :]
-        replica.ranks += await asyncio.gather(*(self.standby.take(name, on) for name in left))
+        remaining = names[len(replica.ranks) :]
+        replica.ranks += await asyncio.gather(*(self.standby.take(name, on) for name in remaining))
 
     def _take_in(self, replica: Replica) -> None:
         self.replicas[replica.number] = replica
         for rank in replica.ranks:
             rank.deaths.register("generator", lambda rank: self._begin_replacing(replica, rank))
-            rank.deaths.register("snapshots", lambda rank: self._tell_of_change())
+            rank.deaths.register("snapshots", lambda rank: self._notify_of_change())
         if dead := [rank for rank in replica.ranks if rank.is_dead]:
             self._begin_replacing(replica, dead[0])
-        self._tell_of_change()
+        self._notify_of_change()
 
     def _end(self, replica: Replica) -> None:
         replica.kill()
@@ -175,7 +175,7 @@ class Generators:
         self.router.take_out(number, f"{rank.name} {rank.why}")
         del self.replicas[number]
         self._end(replica)
-        self.say(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
+        self.log(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
         self._replacements.begin(number, lambda: self._bring(number))
 
     def _replace_spare(self, replica: Replica, rank: ActorProcess) -> None:
@@ -186,10 +186,10 @@ class Generators:
         self._end(replica)
         self._num_spares_lost += 1
         if self._num_spares_lost < _MAX_SPARES_LOST:
-            self.say(f"{rank.name} {rank.why}: another is started")
+            self.log(f"{rank.name} {rank.why}: another is started")
             self.prepare()
         else:
-            self.say(f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no other waits for now")
+            self.log(f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no other waits for now")
 
     def fail(self, number: int, reason: str) -> None:
         """It lives, but what it does can no longer be trusted: it is replaced as if it had died."""
@@ -218,8 +218,8 @@ class Generators:
         self._take_in(replica)
         if not replica.is_dead:
             self.router.put_in(number)
-            self.say(f"generator {number} serves")
-            self.processes.tell("generator_serves", number=number)
+            self.log(f"generator {number} serves")
+            self.processes.record_event("generator_serves", number=number)
 
     async def _next_engine(self, number: int) -> Replica:
         """A spare that waits, or an engine that is started now."""
@@ -256,7 +256,7 @@ class Generators:
             self._spares.append(replica)
             for rank in replica.ranks:
                 rank.deaths.register("spare", lambda rank: self._replace_spare(replica, rank))
-            self.processes.tell("spare_waits", pid=replica.ranks[0].pid)
+            self.processes.record_event("spare_waits", pid=replica.ranks[0].pid)
 
         for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):
             self._num_spares_coming += 1
@@ -268,7 +268,7 @@ class Generators:
         """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
         members, most = self.router.members, self._seats.count
         if most is not None and count > (most := most - self.config.recovery.warm_spares):
-            self.say(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
+            self.log(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
             count = most
         for _ in range(count - len(members)):
             number = max(self.router.members, default=-1) + 1
@@ -289,8 +289,8 @@ class Generators:
         for rank in replica.ranks:
             rank.is_stopping = True
         self._end(replica)
-        self.say(f"generator {replica.number} was taken away")
-        self.processes.tell("generator_gone", number=replica.number)
+        self.log(f"generator {replica.number} was taken away")
+        self.processes.record_event("generator_gone", number=replica.number)
 
     def stop(self) -> None:
         self._replacements.stop()

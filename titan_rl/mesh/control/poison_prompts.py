@@ -15,7 +15,7 @@ from collections import Counter
 from titan_rl.mesh.supervision.actor_process import ActorFault
 
 
-class Suspects:
+class PoisonPrompts:
     """Owns how many deaths of one kind of actor each prompt was there at, until the prompt is done."""
 
     def __init__(self, limit: int):
@@ -24,7 +24,7 @@ class Suspects:
         self._deaths: Counter[str] = Counter()
         self._died_alone: set[str] = set()
 
-    def was_there(self, prompt_id: str, *, alone: bool) -> None:
+    def count_death(self, prompt_id: str, *, alone: bool) -> None:
         """``alone``: nobody else can have been the cause."""
         self._deaths[prompt_id] += 1
         if alone:
@@ -54,7 +54,7 @@ class EveryPromptFails(ActorFault):
     """Different prompts in a row were given up for one reason."""
 
 
-class FaultsInARow:
+class ConsecutiveFailures:
     """Owns the prompts that were given up, one after the other, since the last that was answered.
 
         a prompt is given up ──▶ another, begun after that, is for the same reason ──▶ a third is ──▶ the run ends
@@ -69,11 +69,11 @@ class FaultsInARow:
         self._reason, self._since = "", 0.0
         self._ended: EveryPromptFails | None = None
 
-    def answered(self) -> None:
+    def record_success(self) -> None:
         """A prompt had at least one sample that the machinery did not fail, and that was in time."""
         self._prompts.clear()
 
-    def given_up(self, prompt_id: str, reason: str, began: float) -> None:
+    def record_failure(self, prompt_id: str, reason: str, began: float) -> None:
         """``began``: when its last attempt did, by ``time.monotonic``. Errors: EveryPromptFails."""
         self.check()
         reason = _ADDRESS.sub("0x...", reason.replace(prompt_id, "a prompt"))

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
-from titan_rl.mesh.control.colocation import Apart
+from titan_rl.mesh.control.colocation import NoColocation
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
@@ -63,16 +63,16 @@ class TrainerMesh:
         followers: Sequence[Follower],
         standbys: Sequence[Standby],
         *,
-        turns: Apart,
+        turns: NoColocation,
         catch_up: CatchUp | None,
-        say: Callable[[str], None],
-        tell: Callable[..., None],
+        log: Callable[[str], None],
+        record_event: Callable[..., None],
     ):
         """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
         ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
         the imports of earlier ones would slow the start. ``turns``: taken for whatever computes."""
         self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
-        self._catch_up, self.say, self.tell = catch_up, say, tell
+        self._catch_up, self.log, self.record_event = catch_up, log, record_event
         self.turns = turns
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
@@ -112,9 +112,9 @@ class TrainerMesh:
         return answer
 
     async def _gradients(self) -> StepMetrics | BadNumbers:
-        found = await self.trainers.forward_backward(self._own_batch())
+        metrics = await self.trainers.forward_backward(self._own_batch())
         self._gradients_since = self._num_repaired
-        return found
+        return metrics
 
     def _own_batch(self) -> Batch:
         assert self._own is not None  # ``forward_backward`` comes first
@@ -162,7 +162,7 @@ class TrainerMesh:
         """All ranks take up settings of optimizer, schedule and algorithm; a rank that joins later has them by that."""
         await self.ask(self.trainers.take_settings, computes=False)
 
-    async def take_turn(self) -> None:
+    async def take_devices(self) -> None:
         """Generators that share a device with the trainer sleep from now on, until a version goes out."""
         await self.ask(_nothing)
 
@@ -201,7 +201,7 @@ class TrainerMesh:
                         await self.turns.take()
                     return await work()
                 except ActorDied as error:
-                    self.say(str(error))
+                    self.log(str(error))
                     if error.__cause__ is not None:
                         self._note_raised(error)
                 except ActorFault:
@@ -223,7 +223,7 @@ class TrainerMesh:
     # repair
 
     async def _repair_in_turn(self, computes: bool) -> None:
-        is_interrupted = not self.turns.is_trainers
+        is_interrupted = not self.turns.is_with_trainer
         await self.turns.take(dead=True)
         await self._repair()
         if is_interrupted and not computes:
@@ -237,9 +237,9 @@ class TrainerMesh:
         step = await self._replace(dead)
         redone = await self._go_on_from(step)
         seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
-        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
+        self.record_event("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
         why = next(iter(dead.values())).why
-        self.say(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
+        self.log(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
 
     async def _go_on_from(self, step: int | None) -> int:
         """All ranks have joined, and are at this step (None: at the file's weights). The number of steps redone."""
@@ -264,12 +264,12 @@ class TrainerMesh:
         None: somebody's state is nowhere, so all have the weights of the file, and must be given a checkpoint.
         """
         assert self.snapshots is not None  # or it could not be repaired
-        found = await self.snapshots.find()
+        restorable = await self.snapshots.find()
         await self.trainers.replace(dead)
         await self.trainers.join()
-        step = found.newest(self.step_done)
+        step = restorable.newest(self.step_done)
         if step is not None:
-            await self.snapshots.restore(found, step)
+            await self.snapshots.restore(restorable, step)
         return step
 
 

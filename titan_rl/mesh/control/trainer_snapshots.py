@@ -29,7 +29,7 @@ _ASK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Found:
+class RestorableSteps:
     """Which steps can be restored."""
 
     own: list[list[int]]
@@ -43,7 +43,7 @@ class Found:
         return max((step for step in steps if step <= at_most), default=None)
 
 
-def by_preference(host: Host, peers: list[ActorProcess], others: list[ActorProcess]) -> list[ActorProcess]:
+def keeper_order(host: Host, peers: list[ActorProcess], others: list[ActorProcess]) -> list[ActorProcess]:
     """Who is to keep what a rank on this host puts aside. What takes the host takes all that is on it; and what takes a
     rank may take its peers, which wait for it in collectives, but no generator. The order is kept otherwise."""
     candidates = [(process, is_peer) for is_peer in (False, True) for process in (peers if is_peer else others)]
@@ -102,12 +102,12 @@ class TrainerSnapshots:
     def _choose_keeper(self, rank: int) -> ActorProcess | None:
         ranks, count = self.trainers.ranks, self.trainers.world_size
         peers = [ranks[(rank + i) % count] for i in range(1, count)]
-        able = by_preference(ranks[rank].host, peers, self.generators.leaders)
+        able = keeper_order(ranks[rank].host, peers, self.generators.leaders)
         return next((process for process in able if not process.is_dead), None)
 
     # the way back
 
-    async def find(self) -> Found:
+    async def find(self) -> RestorableSteps:
         """What there is, while some ranks are dead."""
         self._fresh |= set(self.trainers.dead)
         kept = {rank: await self._kept(rank) for rank in self._fresh}
@@ -115,7 +115,7 @@ class TrainerSnapshots:
         steps = await call_all(
             own, TrainerEndpoints.snapshot_steps(), seconds=self.seconds, what="asking for snapshots"
         )
-        return Found(steps, kept)
+        return RestorableSteps(steps, kept)
 
     async def _kept(self, rank: int) -> tuple[list[int], RegionHandle | None]:
         keeper = self._keepers[rank] if self._keepers else None
@@ -126,9 +126,9 @@ class TrainerSnapshots:
         except ActorDied:
             return [], None
 
-    async def restore(self, found: Found, step: int) -> None:
+    async def restore(self, steps: RestorableSteps, step: int) -> None:
         """Every rank's state after a step, once all have joined anew: its own, or what was kept of it."""
-        handles = {rank: handle for rank, (_, handle) in found.kept.items()}
+        handles = {rank: handle for rank, (_, handle) in steps.kept.items()}
         restores = [
             (process, TrainerEndpoints.restore(step, handles.get(rank)))
             for rank, process in enumerate(self.trainers.ranks)

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 
 from titan_rl.data.types import EngineStatistics
-from titan_rl.mesh.control.colocation import Apart
+from titan_rl.mesh.control.colocation import NoColocation
 from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.verifiers import Verifiers
@@ -65,7 +65,7 @@ class WeightSync:
         self._background = BackgroundTasks()
 
     @property
-    def turns(self) -> Apart:
+    def turns(self) -> NoColocation:
         return self.trainer.turns
 
     @property
@@ -136,7 +136,7 @@ class WeightSync:
     async def wake(self) -> None:
         """Have generators take the last version again if they sleep and none is on its way: somebody wants to sample,
         or a repair of the trainer came between. Errors: as those of ``announce``."""
-        if self.turns.is_trainers and not self._num_announced and self.link.published is not None:
+        if self.turns.is_with_trainer and not self._num_announced and self.link.published is not None:
             await self.announce(self.link.published)
 
     async def watch(self) -> None:

@@ -74,14 +74,14 @@ class ForkServer:
     def _fork(self) -> Request | None:
         """None in the server."""
         client, _ = self.listener.accept()
-        said, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+        request, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
         if len(descriptors) != 4:  # it only asks whether the imports are done, or it died
             return client.close()
         pid = os.fork()
         if pid == 0:
             client.close()
             self._forget()
-            return Request(**json.loads(said), descriptors=descriptors)
+            return Request(**json.loads(request), descriptors=descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         process = os.pidfd_open(pid)
@@ -198,11 +198,11 @@ if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     kinds = (argument.split("=") for argument in sys.argv[1:])
-    asked = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
-    if asked is None:
-        os._exit(0)  # libraries' farewells are for those that used them
+    request = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
+    if request is None:
+        os._exit(0)  # exit handlers of libraries are for processes that used them
     try:
-        become(asked)
+        become(request)
     except SystemExit as ended:
         leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
     leave(0)

@@ -104,7 +104,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-class Ahead:
+class EarlyServers:
     """Servers that nobody has taken yet. They carry a mark of their own; whoever began them ends them."""
 
     def __init__(self) -> None:
@@ -132,11 +132,11 @@ class Ahead:
         self._output.close()
 
 
-_ahead: list[Ahead] = []
+_ahead: list[EarlyServers] = []
 """At most one, until it is taken."""
 
 
-def can_begin_ahead(config: Config) -> bool:
+def can_start_early(config: Config) -> bool:
     """Whether a run of this is likely to take them, as far as it can be told before torch is there."""
     mesh = config.mesh
     is_free = FORK_SERVERS not in os.environ and can_fork_here()
@@ -149,9 +149,9 @@ def can_fork_here() -> bool:
 
 
 @contextmanager
-def begun_ahead() -> Iterator[None]:
+def servers_started_early() -> Iterator[None]:
     """Servers begin with their imports; who needs some within takes them over. All end here."""
-    ahead = Ahead()
+    ahead = EarlyServers()
     _ahead.append(ahead)
     try:
         yield

@@ -53,14 +53,14 @@ class HostFacts:
     """The folder of the host's fork servers; empty if it has none."""
     fork_client: str = ""
 
-    def afresh(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+    def fresh_command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """To start a process there by: the host's own Python."""
         return self.python, arguments
 
     def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """The same, with the imports of that kind done: as ``ForkServers.command``."""
         if not self.forks:
-            return self.afresh(kind, program, arguments)
+            return self.fresh_command(kind, program, arguments)
         return self.python, client_arguments(self.fork_client, self.forks, kind, self.python, arguments)
 
     @property
@@ -69,7 +69,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What has happened since the one before."""
 
     stopped: frozenset[int]
@@ -137,21 +137,21 @@ class HostAgent(Actor):
         threading.Timer(_ANSWER_SECONDS, self._end).start()
 
     @concurrent_endpoint
-    async def beat(self, sent: float) -> Beat:
+    async def beat(self, sent: float) -> Heartbeat:
         self.lease.renew(sent, time.monotonic())
         stopped = frozenset(pid for pid in self._watched if processes.is_stopped(pid))
-        return Beat(stopped, await asyncio.to_thread(self._printed))
+        return Heartbeat(stopped, await asyncio.to_thread(self._printed))
 
     def _printed(self) -> dict[str, bytes]:
         """What is new in the logs."""
-        found = {}
+        output = {}
         for path in (self._scratch / "logs").iterdir():
             with open(path, "rb") as file:
                 file.seek(self._read.get(path.name, 0))
                 if text := file.read(_LOG_BYTES):
-                    found[path.name] = text
+                    output[path.name] = text
                     self._read[path.name] = file.tell()
-        return found
+        return output
 
     # processes
 

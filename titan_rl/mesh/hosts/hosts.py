@@ -67,7 +67,7 @@ class Host:
         return self.agent
 
     @property
-    def told(self) -> dict[str, str]:
+    def event_fields(self) -> dict[str, str]:
         """In an event about a process: where it is, if that is another machine."""
         return {"host": self.name} if self.is_remote else {}
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from titan_rl.config.sections.hosts import Address
-from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, Strangers
+from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, PendingConnections
 from titan_rl.mesh.channel.tcp.security import accepted, client_context
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 
@@ -30,8 +30,8 @@ answers a claim."""
 _AGAIN_SECONDS = 1.0
 
 
-class ClaimIsOver(RuntimeError):
-    """Another controller has gone on with the run: this one has nothing to say any more."""
+class ClaimSuperseded(RuntimeError):
+    """Another controller has gone on with the run: this one has nothing to log any more."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Claim:
     controller: str
     """A name that no other controller has."""
 
-    def goes_over(self, other: "Claim") -> bool:
+    def supersedes(self, other: "Claim") -> bool:
         return (self.epoch, self.number) > (other.epoch, other.number)
 
 
@@ -81,7 +81,7 @@ class Caller:
             self._stream.sendall(json.dumps(fields).encode() + b"\n")
 
 
-class Reception:
+class ClaimListener:
     """Owns the socket. Callers are for the process's main thread; strangers are met in others, and get nothing."""
 
     def __init__(self, address: Address, files: tuple[str, str, str] | None):
@@ -90,13 +90,13 @@ class Reception:
         listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
         self._files = files
         self.callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
-        self._strangers = Strangers(listener, self._meet, "stranger")
+        self._strangers = PendingConnections(listener, self._meet, "stranger")
 
     def close(self) -> None:
         """From now on nothing listens here."""
         self._strangers.close()
 
-    def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
+    def _meet(self, connection: socket.socket, on_known: Callable[[], None]) -> None:
         try:
             connection.settimeout(_CLAIM_SECONDS)
             stream = accepted(connection, self._files)
@@ -105,28 +105,28 @@ class Reception:
         except (OSError, ValueError):
             connection.close()
         finally:
-            known()
+            on_known()
 
 
 # the controller's side
 
 
-async def ask_for_loop(address: Address, claim: Claim, say: Callable[[str], None]) -> str:
+async def ask_for_loop(address: Address, claim: Claim, log: Callable[[str], None]) -> str:
     """The address of a worker loop that is there for this claim: as soon as the host can be reached, and is free.
 
-    ``say`` hears why it is not. Errors: ClaimIsOver; ValueError if this process has no certificate.
+    ``log`` hears why it is not. Errors: ClaimSuperseded; ValueError if this process has no certificate.
     """
     while True:
         try:
             answer = await within(_ANSWER_SECONDS, f"an answer of {address}", _ask(address, claim))
         except (OSError, EOFError, ValueError, DeadlineError):  # nothing listens there (yet), or it is no host
             answer = {}
-        if isinstance(found := answer.get("address"), str):
-            return found
+        if isinstance(loop := answer.get("address"), str):
+            return loop
         if answer.get("is_over"):
-            raise ClaimIsOver(str(answer.get("refused")))
+            raise ClaimSuperseded(str(answer.get("refused")))
         if answer:
-            say(f"{address}: {answer.get('refused')}")
+            log(f"{address}: {answer.get('refused')}")
         await asyncio.sleep(_AGAIN_SECONDS)
 
 

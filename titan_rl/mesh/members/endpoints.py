@@ -21,7 +21,7 @@ from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place
 from titan_rl.mesh.hosts.host_path import NOWHERE, HostPath
 from titan_rl.mesh.supervision.remote_call import PreparedEndpoints, stub
-from titan_rl.mesh.telemetry.step_record import RankTold
+from titan_rl.mesh.telemetry.step_record import RankReport
 
 
 class TrainerEndpoints(PreparedEndpoints):
@@ -69,21 +69,21 @@ class TrainerEndpoints(PreparedEndpoints):
     def train(
         self,
         batches: list[RowsHandle],
-        found: list[list[RowsHandle]],
+        role_outputs: list[list[RowsHandle]],
         has_signal: list[bool],
         snapshot: int | None,
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]: ...
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]: ...
 
     @stub
     def forward_backward(
-        self, batches: list[RowsHandle], found: list[list[RowsHandle]]
+        self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]]
     ) -> StepMetrics | BadNumbers: ...
 
     @stub
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers: ...
 
     @stub
-    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str) -> StepMetrics: ...
+    def evaluate(self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]], name: str) -> StepMetrics: ...
 
     @stub
     def examine(self, code: bytes) -> tuple[bytes, str]: ...
@@ -172,7 +172,7 @@ class RoleEndpoints:
     def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...
 
     @stub
-    def find(self, batches: list[RowsHandle]) -> list[RowsHandle] | None: ...
+    def compute_outputs(self, batches: list[RowsHandle]) -> list[RowsHandle] | None: ...
 
     @stub
     def load_role(self, path: HostPath) -> None: ...

@@ -22,5 +22,5 @@ class RunContext:
     """Of the policy that the run keeps, if it does (``trainer.roles.names.role_path``)."""
     scratch: Path = Path()
     """A folder of this host that nobody else uses."""
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     """Of deaths and repairs, for people."""

@@ -17,7 +17,7 @@ from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Seat
 from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call, call_each
-from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.peers import PeerNotifier
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.rendezvous import rendezvous
 from titan_rl.mesh.supervision.run_files import collect, spread
@@ -58,7 +58,7 @@ class Trainers:
             run.processes, run.config, "trainer", environment, actor, run.model_path, run.kept_policy
         )
         self.ranks: list[ActorProcess] = []
-        self._peers = PeersAreTold(lambda: self.ranks)
+        self._peers = PeerNotifier(lambda: self.ranks)
         self._stragglers, self.roles, self._seats = stragglers, roles, seats
         self._record = record or StepRecord()
         self._num_rendezvous = 0
@@ -135,16 +135,16 @@ class Trainers:
         With the last one a snapshot is taken, if the config wants one of this step.
         """
         with self._staged_by_group([batch.rows for batch in batches]) as handles:
-            found = await self.roles.find(handles)
+            role_outputs = await self.roles.compute_outputs(handles)
             has_signal, snapshot = [batch.has_signal for batch in batches], self._snapshot_of(step)
-            training = TrainerEndpoints.train(handles, found, has_signal, snapshot)
+            training = TrainerEndpoints.train(handles, role_outputs, has_signal, snapshot)
             answers = await self.call(training, what=f"training step {step}")
         for side in dict(self._sides):
             of_side = zip(self._sides, self.ranks, answers, strict=True)
             times = {rank.name: seconds for (its, _), rank, (_, seconds, _) in of_side if its == side}
             self._stragglers.note(side, times)
-        told = {rank.name: told for rank, (*_, told) in zip(self.ranks, answers, strict=True)}
-        self._record.trained(told, [rank.name for rank in self.of_policy])
+        reports = {rank.name: report for rank, (*_, report) in zip(self.ranks, answers, strict=True)}
+        self._record.trained(reports, [rank.name for rank in self.of_policy])
         return answers[0][0]
 
     def _snapshot_of(self, step: int) -> int | None:
@@ -155,8 +155,10 @@ class Trainers:
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
         """The gradients of a step's one update, which ``optim_step`` applies."""
         with self._staged_by_group([batch.rows]) as handles:
-            found = await self.roles.find(handles)
-            return (await self.call(TrainerEndpoints.forward_backward(handles, found), what="making gradients"))[0]
+            role_outputs = await self.roles.compute_outputs(handles)
+            return (await self.call(TrainerEndpoints.forward_backward(handles, role_outputs), what="making gradients"))[
+                0
+            ]
 
     async def optim_step(self, has_signal: bool, step: int) -> StepMetrics | BadNumbers:
         update = TrainerEndpoints.optim_step(has_signal, self._snapshot_of(step))
@@ -174,8 +176,8 @@ class Trainers:
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
         """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
         with self._staged_by_group([batch.rows]) as handles:
-            found = await self.roles.find(handles)
-            return (await self.call(TrainerEndpoints.evaluate(handles, found, name), what="evaluating"))[0]
+            role_outputs = await self.roles.compute_outputs(handles)
+            return (await self.call(TrainerEndpoints.evaluate(handles, role_outputs, name), what="evaluating"))[0]
 
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""

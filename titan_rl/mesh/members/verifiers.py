@@ -14,13 +14,13 @@ class Verifiers:
     """Owns the verifier processes; each has a scorer process below it."""
 
     def __init__(self, actor: type, run: RunContext, environment: dict[str, str]):
-        self.processes, self.config, self.say = run.processes, run.config, run.say
+        self.processes, self.config, self.log = run.processes, run.config, run.log
         self.router = Router("verifier", range(run.config.verifier.procs))
         self.procs: dict[int, ActorProcess] = {}
         self.scorers: dict[int, int] = {}
         """Id of the scorer process that each verifier began with."""
         self.standby = Standby(run.processes, run.config, "verifier", environment, actor, run.model_path)
-        self._replacements = Replacements(self.router, run.say)
+        self._replacements = Replacements(self.router, run.log)
         self._scoring_seconds: dict[str, list[float]] = {}
 
     async def start(self) -> None:
@@ -58,8 +58,8 @@ class Verifiers:
 
     def take_scoring_seconds(self) -> dict[str, list[float]]:
         """Of each group, by verifier, since this was last asked."""
-        taken, self._scoring_seconds = self._scoring_seconds, {}
-        return taken
+        seconds, self._scoring_seconds = self._scoring_seconds, {}
+        return seconds
 
     def _begin_replacing(self, number: int, process: ActorProcess) -> None:
         if self.procs.get(number) is not process:
@@ -67,13 +67,13 @@ class Verifiers:
         self.router.take_out(number, f"{process.name} {process.why}")
         del self.procs[number]
         self.processes.forget(process)
-        self.say(f"{process.name} {process.why}: its groups are sampled again, and it is replaced")
+        self.log(f"{process.name} {process.why}: its groups are sampled again, and it is replaced")
         self._replacements.begin(number, lambda: self._replace(number))
 
     async def _replace(self, number: int) -> None:
         await self._start_one(number)
         self.router.put_in(number)
-        self.processes.tell("verifier_serves", number=number)
+        self.processes.record_event("verifier_serves", number=number)
         self.standby.make()
 
     def stop(self) -> None:

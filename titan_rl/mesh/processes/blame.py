@@ -40,9 +40,9 @@ def to_blame(outcomes: Sequence[Outcome | None], *, one_fails_all: bool) -> list
     hang and one of them is stopped, the others only wait for it. ``one_fails_all``: the first that raised is at fault,
     since nobody knows what state it is in, and its peers wait for it; otherwise raising is an answer like another.
     """
-    known = {place: outcome for place, outcome in enumerate(outcomes) if outcome is not None}
-    places = {ending: [place for place, outcome in known.items() if outcome.ending is ending] for ending in Ending}
-    stopped = [place for place in places[Ending.HUNG] if known[place].is_stopped]
+    outcome_of = {place: outcome for place, outcome in enumerate(outcomes) if outcome is not None}
+    places = {ending: [place for place, outcome in outcome_of.items() if outcome.ending is ending] for ending in Ending}
+    stopped = [place for place in places[Ending.HUNG] if outcome_of[place].is_stopped]
     if at_fault := places[Ending.DIED] + (stopped or places[Ending.HUNG]):
         return sorted(at_fault)
-    return sorted(places[Ending.RAISED], key=lambda place: known[place].order)[: int(one_fails_all)]
+    return sorted(places[Ending.RAISED], key=lambda place: outcome_of[place].order)[: int(one_fails_all)]

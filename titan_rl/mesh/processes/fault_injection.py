@@ -26,7 +26,7 @@ def _order() -> Path:
     return Path(os.environ[CHAOS_FOLDER]) / str(os.getpid())
 
 
-def obey_orders() -> None:
+def watch_for_faults() -> None:
     """Watch for orders from now on: ``exit`` ends the process with code 0, ``raise`` fails the next work begun;
     ``raise at sleep`` fails there, and ``kill at sleep`` is a SIGKILL there."""
     if CHAOS_FOLDER not in os.environ:
@@ -45,7 +45,7 @@ def obey_orders() -> None:
     threading.Thread(target=watch, name="orders", daemon=True).start()
 
 
-def fail_if_told(where: str = _WORK) -> None:
+def inject_fault(where: str = _WORK) -> None:
     """Called where work begins, or where memory changes hands (mesh/control/colocation.py).
 
     Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""

@@ -24,14 +24,14 @@ def new_mark() -> dict[str, str]:
 
 def running(mark: dict[str, str]) -> list[int]:
     """Ids of the processes that carry the mark and are not dead."""
-    wanted = f"{MARK}={mark[MARK]}".encode()
-    found = []
+    entry = f"{MARK}={mark[MARK]}".encode()
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile, or belongs to another user
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and wanted in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return found
+            if state != "Z" and entry in (process / "environ").read_bytes().split(b"\0"):
+                pids.append(int(process.name))
+    return pids
 
 
 def watch(pid: int, ended: Callable[[], None]) -> None:
@@ -110,11 +110,11 @@ def ending(mark: dict[str, str], seconds: float, sparing: Iterable[int] = ()) ->
     those that they work for have, and remove what these left in shared memory. One that is stopped is woken for that.
     """
     deadline, spared = time.monotonic() + seconds, {os.getpid(), *sparing}
-    while (left := set(running(mark)) - spared) and time.monotonic() < deadline:
+    while (remaining := set(running(mark)) - spared) and time.monotonic() < deadline:
         is_late = time.monotonic() > deadline - _TRACKER_SECONDS
-        trackers = set() if is_late else set(filter(_is_tracker, left))
+        trackers = set() if is_late else set(filter(_is_tracker, remaining))
         send(trackers, signal.SIGCONT)
-        kill(left - trackers)
+        kill(remaining - trackers)
         yield
 
 

@@ -4,7 +4,7 @@ import pickle
 from typing import Any
 
 
-def examined(code: bytes, subject: Any) -> tuple[bytes, str]:
+def run_examination(code: bytes, subject: Any) -> tuple[bytes, str]:
     """What a pickled function says of the subject, pickled, or how it failed, which is no reason to die."""
     try:
         return pickle.dumps(pickle.loads(code)(subject)), ""

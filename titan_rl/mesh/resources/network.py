@@ -32,8 +32,8 @@ def address_for(others: Sequence[str]) -> str:
     """The one that this host was told, or one on the way to another: a loopback only if all of them are on it."""
     if has_address():
         return host_address()
-    found = [own_address(other) for other in others]
-    return next((address for address in found if not ipaddress.ip_address(address).is_loopback), found[0])
+    addresses = [own_address(other) for other in others]
+    return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), addresses[0])
 
 
 def own_address(towards: str) -> str:

@@ -181,16 +181,16 @@ class ActorProcesses:
         num_hosts: int,
         *,
         launcher: Launcher,
-        tell: Callable[..., None],
+        record_event: Callable[..., None],
         ranks: OtherRanks | None = None,
-        lost: Callable[[str], None] = lambda why: None,
+        on_lost: Callable[[str], None] = lambda why: None,
         remote: RemoteHosts | None = None,
     ):
         """``scratch``: a folder that nobody else uses. ``num_hosts``: worker loops to spread the processes over; 0 for
-        none. ``tell(kind, **fields)`` is called for every start and every death. ``ranks``: torchrun's other processes
-        as hosts; ``lost(why)`` is called when one of them dies, after which torchrun ends all. ``remote``: hosts of
-        other machines, and then nothing is spawned on this one."""
-        self.logs, self.mark, self.tell, self._lost = logs, new_mark(), tell, lost
+        none. ``record_event(kind, **fields)`` is called for every start and every death. ``ranks``: torchrun's other
+        processes as hosts; ``on_lost(why)`` is called when one of them dies, after which torchrun ends all.
+        ``remote``: hosts of other machines, and then nothing is spawned on this one."""
+        self.logs, self.mark, self.record_event, self._on_lost = logs, new_mark(), record_event, on_lost
         self._environment = self.mark | {"TMPDIR": str(scratch)}
         self.hosts = Hosts(
             num_hosts,
@@ -204,7 +204,7 @@ class ActorProcesses:
         )
         self.remote = remote
         if remote is not None:
-            remote.tell(self._on_host_start, self._on_host_death)
+            remote.register(self._on_host_start, self._on_host_death)
         self.forks = ForkServers(scratch, fork_environment() | self._environment, logs)
         self.all: list[ActorProcess] = []
         self.are_stopping = False
@@ -236,7 +236,7 @@ class ActorProcesses:
         process.deaths.register("host", _forget_on_host)
         process.deaths.register("record", self._record_death)
         host.processes.watch(process.pid, process.end)
-        self.tell("started", name=process.name, pid=process.pid, **host.told)
+        self.record_event("started", name=process.name, pid=process.pid, **host.event_fields)
         return process
 
     async def _command_on(
@@ -247,7 +247,7 @@ class ActorProcesses:
             here, facts = environment | self.remote.environment(host, kind), host.remote_facts
             if self.remote.can_fork and imports is not None:
                 await _unless_lost(host, host.remote_agent.imports_done.call_one(imports))
-            start = facts.command if self.remote.can_fork else facts.afresh
+            start = facts.command if self.remote.can_fork else facts.fresh_command
             return _command(here, partial(start, imports), facts.logs, tag)
         await self.forks.ready(imports)  # Monarch gives a process 30 seconds, imports included
         return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
@@ -272,20 +272,20 @@ class ActorProcesses:
         if process.why == DIED and process.host.processes.is_gone(process.host.pid):  # which may be told of only later
             process.why = f"lost {process.host.name}"
         if self.are_stopping or process.is_stopping:
-            self.tell("stopped", name=process.name, pid=process.pid, **process.host.told)
+            self.record_event("stopped", name=process.name, pid=process.pid, **process.host.event_fields)
         else:
-            self.tell("died", name=process.name, pid=process.pid, why=process.why, **process.host.told)
+            self.record_event("died", name=process.name, pid=process.pid, why=process.why, **process.host.event_fields)
 
     def _on_host_start(self, host: Host) -> None:
-        self.tell("started", name=host.name, pid=host.pid)
+        self.record_event("started", name=host.name, pid=host.pid)
 
     def _on_host_death(self, host: Host) -> None:
         """Its processes are about to end by themselves; nobody waits for that."""
         if self.are_stopping:
-            return self.tell("stopped", name=host.name, pid=host.pid)
-        self.tell("died", name=host.name, pid=host.pid, why=host.why or "died")
+            return self.record_event("stopped", name=host.name, pid=host.pid)
+        self.record_event("died", name=host.name, pid=host.pid, why=host.why or "died")
         if host.is_torchruns:
-            self._lost(f"{host.name} (process {host.pid}) died")
+            self._on_lost(f"{host.name} (process {host.pid}) died")
         for process in list(self.all):  # its owner may forget it at once
             if process.host is host and not process.is_dead:
                 process.why = f"lost {host.name}"

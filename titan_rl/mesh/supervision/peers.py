@@ -16,7 +16,7 @@ from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
-class PeersAreTold:
+class PeerNotifier:
     """Owns the telling of ranks whose peer has died."""
 
     def __init__(self, peers: Callable[[], Iterable[ActorProcess]]):
@@ -33,9 +33,9 @@ class PeersAreTold:
         if dead in peers and not dead.is_stopping:
             for peer in peers:
                 if not peer.is_dead:
-                    self._background.start(self._tell(peer, _lost_with(dead)))
+                    self._background.start(self._notify(peer, _lost_with(dead)))
 
-    async def _tell(self, peer: ActorProcess, lost: str) -> None:
+    async def _notify(self, peer: ActorProcess, lost: str) -> None:
         with suppress(ActorDied):  # its owner knows, or will: it is killed as hung then
             await peer.ask_sidecar(SidecarEndpoints.end_collectives(lost))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
-from titan_rl.mesh.processes.fault_injection import obey_orders
+from titan_rl.mesh.processes.fault_injection import watch_for_faults
 from titan_rl.mesh.processes.logs import send_output_to
 from titan_rl.mesh.supervision.abort_collectives import end_collectives
 
@@ -26,7 +26,7 @@ class Sidecar(Actor):
         send_output_to(logs, name)
         Path("/proc/self/comm").write_text(name)  # the kernel keeps 15 bytes
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-        obey_orders()
+        watch_for_faults()
         self._keepers: dict[int, SnapshotKeeper] = {}
         return os.getpid()
 

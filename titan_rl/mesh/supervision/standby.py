@@ -68,7 +68,7 @@ class Standby:
             candidate.state = State.LOST
             raise
         candidate.state = State.READY
-        self.processes.tell("standby_waits", of=self.kind, pid=process.pid)
+        self.processes.record_event("standby_waits", of=self.kind, pid=process.pid)
         process.deaths.register("standby", lambda process: self._replace(candidate, process))
         return process
 

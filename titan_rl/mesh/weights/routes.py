@@ -59,19 +59,21 @@ class WeightRoutes:
             seats = [self._seats[replica][reader] for replica in replicas]
             takers = [number for number, seat in enumerate(seats) if seat.relay is not None]
             parents = parents_of([seats[number].place.host for number in takers])
-            for number, found in zip(takers, parents, strict=True):
-                routes[number][reader] = self._route(seats[number], [seats[taker] for taker in takers], found, epoch)
+            for number, own_parents in zip(takers, parents, strict=True):
+                routes[number][reader] = self._route(
+                    seats[number], [seats[taker] for taker in takers], own_parents, epoch
+                )
         return routes
 
     def alone(self, replica: Replica, epoch: int) -> list[Route]:
         """For a replica that comes later: each rank's, from those who have the version."""
-        found = []
+        routes = []
         for reader, seat in enumerate(self._seats.get(replica, ())):
             others = [self._seats[holder][reader] for holder in self.holders if holder in self._seats]
             others = [other for other in others if other.relay is not None] if seat.relay is not None else []
             parents = parents_of_a_late_one(seat.place.host, [other.place.host for other in others], replica.number)
-            found.append(self._route(seat, others, parents, epoch))
-        return found
+            routes.append(self._route(seat, others, parents, epoch))
+        return routes
 
     def _route(self, seat: _Seat, others: Sequence[_Seat], parents: Parents, epoch: int) -> Route:
         return Route(epoch, tuple(None if place is None else self._parent(seat, others[place]) for place in parents))
