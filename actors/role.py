@@ -13,7 +13,10 @@ if TYPE_CHECKING:  # it needs torch
 
 
 class Role(Actor):
-    """Rank of a frozen role. All ranks of a role are called together, in the same order, since each call may hold collectives."""
+    """Rank of a frozen role.
+
+    All ranks of a role are called together, in the same order, since each call may hold collectives.
+    """
 
     IMPORTS = "trainer"
 

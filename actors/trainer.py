@@ -217,8 +217,10 @@ class Trainer(Actor):
     def open_region(
         self, layout: SlotLayout, over_rdma: bool, on_host: bool, over_tcp: bool = False, epoch: int = 0
     ) -> RegionHandle:
-        """Open this rank's weight region; its handle. ``over_rdma``, ``over_tcp``: transports of its readers. ``on_host``,
-        ``epoch``: as to ``WeightWriter``."""
+        """Open this rank's weight region; its handle.
+
+        ``over_rdma``, ``over_tcp``: transports of its readers. ``on_host``, ``epoch``: as to ``WeightWriter``.
+        """
         self._withdraw()
         learner = self.policy_side
         self.writer = writer = WeightWriter(self.rank, learner.shards(), layout, learner.device, on_host, epoch)

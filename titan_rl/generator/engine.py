@@ -140,7 +140,10 @@ class GenerationEngine:
         return self._post(Command("apply", (version,)))
 
     def sleep(self) -> Future:
-        """Release weights and KV until the next update. Running requests are preempted, and resume with recomputed KV."""
+        """Release weights and KV until the next update.
+
+        Running requests are preempted, and resume with recomputed KV.
+        """
         return self._post(Command("sleep"))
 
     def take_statistics(self) -> Future:

@@ -26,7 +26,10 @@ def join_ranks(rank: int, size: int, rendezvous_file: Path, devices: Sequence[in
 
 
 class RankExecutor(OwnRankExecutor):
-    """Executor of one rank's worker. vLLM names its shared memory by the text after the last colon, here unique to each engine."""
+    """Executor of one rank's worker.
+
+    vLLM names its shared memory by the text after the last colon, here unique to each engine.
+    """
 
     def rank_arguments(self) -> tuple[str, int, int]:
         rank = int(os.environ["RANK"])

@@ -129,6 +129,6 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
 
 
 def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-    """Copies made by the loader of a model in use, whose parameters are put aside meanwhile. Call it only between two engine steps."""
+    """Copies made by the loader of a model in use. To be called only between two engine steps."""
     with unprocessed_on_meta(model):
         return record_on_meta(model, checkpoint)

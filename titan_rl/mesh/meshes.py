@@ -68,16 +68,16 @@ _STOP_SECONDS = 3.0
 
 
 class Owner(Protocol):
-    """Of some of the actors."""
+    """Owner of some of the actors."""
 
     async def start(self) -> None:
-        """Have its actors ready to be called."""
+        """Start the actors."""
         ...
 
 
 @dataclass(frozen=True)
 class ActorClasses:
-    """The class of each kind of actor; a bench measures inside classes of its own."""
+    """Classes of the actors; a bench substitutes its own."""
 
     trainer: type
     generator: type
@@ -87,7 +87,7 @@ class ActorClasses:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many processes each side of the training has."""
+    """Number of processes of the policy and of each role."""
 
     policy: int
     own_roles: Mapping[str, int] = field(default_factory=dict)
@@ -97,13 +97,13 @@ class Ranks:
 
     @property
     def of_trainer(self) -> dict[str, int]:
-        """The policy's, and behind them those of roles that learn."""
+        """Number of ranks by name: the policy's, then those of learned roles."""
         return {"trainer": self.policy, **self.learned_roles}
 
 
 @dataclass(frozen=True)
 class MeshCallbacks:
-    """Who hears of what happens to the actors."""
+    """Callbacks on events of the actors."""
 
     log: Callable[[str], None] = print
     """Of deaths and repairs, for people."""
@@ -117,7 +117,7 @@ class MeshCallbacks:
 
 @dataclass(frozen=True)
 class ProcessPlacement:
-    """Where the actors' processes are."""
+    """Placement of the actors' processes on hosts and devices."""
 
     launcher: Launcher | None = None
     """How worker loops are started (``mesh.worker_loops``); None: on this machine."""
@@ -143,7 +143,7 @@ class MeshOptions(TypedDict, total=False):
 
 
 class Meshes:
-    """Owns the owners. ``parts`` are started, the others stay empty."""
+    """Owner of all actors of a run. Only ``parts`` are started."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Meshes:
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, run, max_tokens, environment, link, devices)
         seconds = config.mesh.step_timeout
-        self._turns = (
+        self._colocation = (
             Colocation(self.trainers, self.generators, link, seconds, self.record) if is_colocated else NoColocation()
         )
         self.verifiers = Verifiers(actors.verifier, run, verifier_environment())
@@ -234,7 +234,7 @@ class Meshes:
             self._snapshots,
             followers,
             standbys,
-            turns=self._turns,
+            colocation=self._colocation,
             catch_up=catch_up,
             log=log,
             record_event=record_event,
@@ -281,7 +281,7 @@ class Meshes:
             self.processes.forks.start()
         self._background.start(self.processes.patrol())
         owners = [*self._owners, self.roles] if "trainer" in self.parts else self._owners
-        await self._turns.begin()
+        await self._colocation.begin()
         starts = asyncio.gather(*map(self._start, owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
@@ -297,7 +297,7 @@ class Meshes:
     async def _start(self, owner: Owner) -> None:
         await owner.start()
         if owner is self.trainers:
-            await self._turns.give()
+            await self._colocation.give()
 
     @property
     def _can_fork(self) -> bool:

@@ -193,13 +193,13 @@ def fails_for_every_prompt(monkeypatch, **settings) -> tuple[Mesh, str]:
 
 def test_an_engine_that_nothing_survives_ends_the_run_by_name(monkeypatch):
     mesh, said = fails_for_every_prompt(monkeypatch, engines=1, kills="all")
-    assert re.fullmatch(r"3 prompts in a row \((p\d+(, )?){3}\) were given up alike: generator died", said)
+    assert re.fullmatch(r"3 prompts in a row \((p\d+(, )?){3}\) failed for the same reason: generator died", said)
     assert mesh.deaths["generator"] == 4, "one with all there, and one with each alone"
 
 
 def test_a_verifier_that_nothing_survives_ends_the_run_by_name(monkeypatch):
     _, said = fails_for_every_prompt(monkeypatch, engines=1, kills_verifier="all")
-    assert said.endswith("were given up alike: verifier died")
+    assert said.endswith("failed for the same reason: verifier died")
 
 
 def test_who_is_asked_after_the_end_is_told_of_it(monkeypatch):
@@ -226,7 +226,8 @@ def test_three_in_a_row_for_one_reason_and_each_after_the_one_before():
     with pytest.raises(EveryPromptFails) as caught:
         faults.record_failure("train/22", "train/22 has an odd <object at 0x7f00aa00dd>", now())
     assert str(caught.value) == (
-        "3 prompts in a row (train/20, train/21, train/22) were given up alike: a prompt has an odd <object at 0x...>"
+        "3 prompts in a row (train/20, train/21, train/22) failed for the same reason: "
+        "a prompt has an odd <object at 0x...>"
     )
 
 
@@ -291,7 +292,9 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
 
         return [await sampled(run_group, prompt(name), SAMPLING, 2, faults) for name in NAMES[:count]]
 
-    with pytest.raises(EveryPromptFails, match=r"\(p0, p1, p2\) were given up alike: mine:reward: KeyError: 'x'"):
+    with pytest.raises(
+        EveryPromptFails, match=r"\(p0, p1, p2\) failed for the same reason: mine:reward: KeyError: 'x'"
+    ):
         asyncio.run(run(set(), 12))
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "half a minute, in which a server may come back"
     groups = asyncio.run(run({"p2", "p5", "p8", "p11"}, 12))
@@ -315,7 +318,8 @@ def test_a_reward_that_is_always_too_slow_ends_the_run_by_name():
         return len(groups)
 
     said = (
-        r"3 prompts in a row \(p0, p1, p2\) were given up alike: scoring took longer than 5.0 s: no answer was in time"
+        r"3 prompts in a row \(p0, p1, p2\) failed for the same reason: scoring took longer than 5.0 s: "
+        r"no answer was in time"
     )
     with pytest.raises(EveryPromptFails, match=f"{said}; .*raise verifier.score_timeout"):
         asyncio.run(run(lambda number, sample: "timeout"))

@@ -111,7 +111,7 @@ def make(dies_at: set[int], steps: list[int], is_protected: bool = True) -> tupl
         snapshots if is_protected else None,
         [snapshots, FakeLink(log)],
         [FakeStandby(log)],
-        turns=NoColocation(),
+        colocation=NoColocation(),
         catch_up=catch_up,
         log=lambda text: None,
         record_event=lambda kind, **fields: events.append((kind, fields)),
@@ -326,21 +326,21 @@ def test_generators_wake_again_whose_turn_only_a_repair_has_taken():
 
     async def run():
         mesh, _, _ = make(set(), steps=[5])
-        mesh.turns = turns = FakeColocation()
+        mesh.colocation = colocation = FakeColocation()
         link = NotingLink(mesh.trainers)
         weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeVerifiers(), Stragglers())
         await mesh.begin_at(5)
-        await turns.give()
+        await colocation.give()
         link.published = 5
         watching = asyncio.ensure_future(weights.watch())
         mesh.trainers.ranks[1].died.set_result(time.monotonic())
         await mesh.wait_until_complete()
         await eventually(lambda: link.delivered == [5], "the generators' turn")
-        assert not turns.is_with_trainer
+        assert not colocation.is_with_trainer
         mesh.trainers.ranks[1].died.set_result(time.monotonic())
         await mesh.take_devices()
         await asyncio.sleep(0.01)
-        assert link.delivered == [5] and turns.is_with_trainer
+        assert link.delivered == [5] and colocation.is_with_trainer
         watching.cancel()
 
     asyncio.run(run())

@@ -38,17 +38,17 @@ class NoColocation:
         return False
 
     async def begin(self) -> None:
-        """Before anything starts."""
+        """Close the startup gate before anything starts."""
 
     async def take(self, *, dead: bool = False) -> None:
-        """The trainer computes. ``dead``: a rank is, and all are about to begin anew. Errors: ActorDied."""
+        """Give the devices to the trainer. ``dead``: a rank is dead, and nothing is onloaded. Errors: ActorDied."""
 
     async def give(self) -> None:
-        """A version goes out. Errors: ActorDied."""
+        """Give the devices to the generators. Errors: ActorDied."""
 
 
 class Colocation(NoColocation):
-    """Owns the turn. It is the trainer's first: engines start when its ranks are up, and it was given."""
+    """Colocation of trainer and generators: exactly one side owns the devices, first the trainer."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Colocation(NoColocation):
         return self._is_trainers
 
     async def begin(self) -> None:
-        """Before anything starts."""
+        """Close the startup gate before anything starts."""
         await self.generators.startup_gate.shut()
 
     async def take(self, *, dead: bool = False) -> None:

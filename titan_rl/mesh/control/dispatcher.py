@@ -26,7 +26,10 @@ _END_SECONDS = 5.0
 
 
 class Dispatcher:
-    """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails."""
+    """Dispatcher of prompts to verifiers and replicas.
+
+    Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails.
+    """
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class Dispatcher:
         return None
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
+        """Completions of a request outside the run's prompts. Another replica is tried if one dies."""
         why = ""
         for _ in range(1 + self.config.rollout.max_retries):
             await self._wake_generators()
@@ -146,7 +149,7 @@ class Dispatcher:
                         return await call(replica.ranks[0], generation, seconds=seconds, what="answering")
                     except ActorDied as death:
                         why = f": {death}"
-        raise NoneLeft(f"the generators that were asked died, one after the other{why}")
+        raise NoneLeft(f"every generator that was tried died{why}")
 
     @contextmanager
     def _reported_if_slow(self, prompt_id: str) -> Iterator[None]:
@@ -214,7 +217,7 @@ class Dispatcher:
             self.generators.processes.record_event(POISON, prompt=prompt_id, faults=count, why=why)
 
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
-        """Worked examples, as rollouts."""
+        """Demonstrations of these prompts, as rollouts."""
         seconds, request = self.config.mesh.step_timeout, VerifierEndpoints.demonstrate(prompts)
         while True:
             async with self.verifiers.router.choose(self.config.mesh.start_timeout) as number:

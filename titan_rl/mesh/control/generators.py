@@ -21,7 +21,7 @@ from titan_rl.mesh.weights.channel_link import WeightLink
 
 
 class StartupGate:
-    """Work that may only begin at times, and is let end before they are over. Open until it is shut."""
+    """Gate that admits engine startups while it is open. Shutting it waits for those inside."""
 
     def __init__(self) -> None:
         self._open, self._empty = asyncio.Event(), asyncio.Event()
@@ -31,7 +31,7 @@ class StartupGate:
 
     @asynccontextmanager
     async def inside(self) -> AsyncIterator[None]:
-        """Waits while it is shut; the block works inside."""
+        """Wait until the gate is open; the ``with`` block runs inside."""
         await self._open.wait()
         self._num_inside += 1
         self._empty.clear()
@@ -46,7 +46,7 @@ class StartupGate:
         self._open.set()
 
     async def shut(self) -> None:
-        """Nobody else comes in; until all who are inside have left."""
+        """Admit nobody else, and wait until all inside have left."""
         self._open.clear()
         await self._empty.wait()
 
@@ -61,7 +61,7 @@ def _rank_names(number: int | str, count: int) -> list[str]:
 
 
 class Generators:
-    """Owns the replicas and their spares."""
+    """Owner of the replicas and their spares."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Generators:
 
     @property
     def healthy(self) -> list[Replica]:
-        """Those that may get work."""
+        """Replicas in rotation."""
         return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
 
     @property
@@ -107,7 +107,7 @@ class Generators:
         return [replica.ranks[0] for replica in self.replicas.values()]
 
     def on_change(self, callback: Callable[[], object]) -> None:
-        """Have it called whenever a replica has come or gone."""
+        """Register a callback for each added or removed replica."""
         self._on_change.append(callback)
 
     def _notify_of_change(self) -> None:
@@ -189,10 +189,12 @@ class Generators:
             self.log(f"{rank.name} {rank.why}: another is started")
             self.prepare()
         else:
-            self.log(f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no other waits for now")
+            self.log(
+                f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no further spare is started for now"
+            )
 
     def fail(self, number: int, reason: str) -> None:
-        """It lives, but what it does can no longer be trusted: it is replaced as if it had died."""
+        """Replace a live replica that failed, as if it had died."""
         replica = self.replicas.get(number)
         if replica is not None:
             self.router.take_out(number, reason)
@@ -242,7 +244,7 @@ class Generators:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def prepare(self) -> None:
-        """Have as many loaded engines wait as the config says, and a process that has its imports done.
+        """Start missing spares (``recovery.warm_spares``) and the standby.
 
         A spare pulls the live version when its turn comes.
         """
@@ -265,7 +267,7 @@ class Generators:
     # more and fewer
 
     def scale(self, count: int) -> None:
-        """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
+        """Begin to scale to ``count`` replicas; surplus ones finish their groups first."""
         members, most = self.router.members, self._seats.count
         if most is not None and count > (most := most - self.config.recovery.warm_spares):
             self.log(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
@@ -289,7 +291,7 @@ class Generators:
         for rank in replica.ranks:
             rank.is_stopping = True
         self._end(replica)
-        self.log(f"generator {replica.number} was taken away")
+        self.log(f"generator {replica.number} was removed")
         self.processes.record_event("generator_gone", number=replica.number)
 
     def stop(self) -> None:

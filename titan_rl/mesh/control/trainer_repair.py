@@ -42,19 +42,22 @@ _MAX_REPAIRS = 5
 
 
 class Follower(Protocol):
-    """Something that is tied to the trainer's ranks, and so must follow a repair."""
+    """Dependent of the trainer's ranks, notified after a repair."""
 
     async def reopen(self) -> None:
-        """All ranks have begun anew, at a step that may be earlier than the run's."""
+        """Reopen after a restart of all ranks, possibly at an earlier step."""
         ...
 
     async def resume(self, step: int) -> None:
-        """All ranks are at the run's step again."""
+        """Resume at the run's step, after the catch-up."""
         ...
 
 
 class TrainerMesh:
-    """Owns the trainer's repair. Errors of all calls: ActorFault; whatever an actor raises with all ranks alive."""
+    """Trainer with repair of dead ranks.
+
+    Errors of all calls: ActorFault; whatever an actor raises with all ranks alive.
+    """
 
     def __init__(
         self,
@@ -63,17 +66,17 @@ class TrainerMesh:
         followers: Sequence[Follower],
         standbys: Sequence[Standby],
         *,
-        turns: NoColocation,
+        colocation: NoColocation,
         catch_up: CatchUp | None,
         log: Callable[[str], None],
         record_event: Callable[..., None],
     ):
         """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
         ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
-        the imports of earlier ones would slow the start. ``turns``: taken for whatever computes."""
+        the imports of earlier ones would slow the start. ``colocation``: taken for whatever computes."""
         self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
         self._catch_up, self.log, self.record_event = catch_up, log, record_event
-        self.turns = turns
+        self.colocation = colocation
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
@@ -89,7 +92,7 @@ class TrainerMesh:
     # calls
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
-        """The optimizer steps that make up a step of the run, one for each batch; begun anew if a rank dies."""
+        """Run a step's optimizer steps, one a batch; repeated if a rank dies."""
         metrics = await self.ask(lambda: self.trainers.train(batches, step))
         self._has_done(step)
         return metrics
@@ -101,12 +104,12 @@ class TrainerMesh:
             standby.make()
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
-        """The gradients of a step's one update, for a loop of one's own; ``optim_step`` comes next."""
+        """Compute the gradients of one update, for a custom training loop; ``optim_step`` applies them."""
         self._own = batch
         return await self.ask(self._gradients)
 
     async def optim_step(self, step: int) -> StepMetrics | BadNumbers:
-        """The update; its gradients are made again if a rank has died since."""
+        """Apply the update; gradients are recomputed after a repair."""
         answer = await self.ask(lambda: self._update(step))
         self._has_done(step)
         return answer
@@ -126,24 +129,24 @@ class TrainerMesh:
         return await self.trainers.optim_step(self._own_batch().has_signal, step)
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
-        """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
+        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch."""
         return await self.ask(lambda: self.trainers.sft(batches))
 
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
-        """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
+        """Loss metrics of rows without an update, by the named algorithm or the run's."""
         return await self.ask(lambda: self.trainers.evaluate(batch, name))
 
     async def call(self, request: RemoteCall[T]) -> list[T]:
-        """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
+        """Call an endpoint on all ranks, such as ``save_hf``. Answers by rank."""
         what, computes = f"trainer {request.endpoint}", request.endpoint in _COMPUTE
         return await self.ask(lambda: self.trainers.call(request, what=what), computes=computes)
 
     async def collect(self, folder: HostPath) -> None:
-        """Have what all ranks have written into a folder here, wherever they are."""
+        """Fetch files that ranks on other hosts wrote below a folder."""
         await collect(self.trainers.ranks, folder)
 
     async def begin_at(self, step: int) -> None:
-        """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
+        """Set the step of the trainer's state; repairs are possible from now on."""
         self.step_done = step
         if (snapshots := self.snapshots) is not None:
             await self.ask(lambda: snapshots.resume(step))
@@ -163,21 +166,21 @@ class TrainerMesh:
         await self.ask(self.trainers.take_settings, computes=False)
 
     async def take_devices(self) -> None:
-        """Generators that share a device with the trainer sleep from now on, until a version goes out."""
+        """Put colocated generators to sleep until the next version."""
         await self.ask(_nothing)
 
     async def wait_until_complete(self) -> None:
-        """Until no rank is dead."""
+        """Wait until no rank is dead."""
         await self.ask(_nothing, computes=False)
 
     async def watch(self) -> None:
-        """For as long as the run lasts: a death that no call meets is repaired at once, too."""
+        """Repair deaths between calls, for the whole run."""
         while True:
             await asyncio.wait({rank.died for rank in self.trainers.ranks}, return_when=asyncio.FIRST_COMPLETED)
             await self.wait_until_complete()
 
     async def ask(self, work: Callable[[], Awaitable[T]], *, computes: bool = True) -> T:
-        """What ``work`` gives with all ranks alive: they are repaired, and it is begun again, as often as need be.
+        """Result of ``work`` with all ranks alive; repeated after each repair.
 
         One asks at a time. ``computes``: it needs what a rank holds on its device. Who is cancelled leaves the work to
         end by itself, and the next waits for that: a rank whose rows were taken away would leave its process group.
@@ -187,7 +190,7 @@ class TrainerMesh:
         return await asyncio.shield(self._calls.start(self._do(work, computes)))
 
     def stop(self) -> None:
-        """Nothing is waited for any more."""
+        """Cancel all calls."""
         self._calls.cancel()
 
     async def _do(self, work: Callable[[], Awaitable[T]], computes: bool) -> T:
@@ -198,7 +201,7 @@ class TrainerMesh:
                     if not self.trainers.is_complete:
                         await self._repair_in_turn(computes)
                     if computes:
-                        await self.turns.take()
+                        await self.colocation.take()
                     return await work()
                 except ActorDied as error:
                     self.log(str(error))
@@ -223,11 +226,11 @@ class TrainerMesh:
     # repair
 
     async def _repair_in_turn(self, computes: bool) -> None:
-        is_interrupted = not self.turns.is_with_trainer
-        await self.turns.take(dead=True)
+        is_interrupted = not self.colocation.is_with_trainer
+        await self.colocation.take(dead=True)
         await self._repair()
         if is_interrupted and not computes:
-            self.turns.interrupted.set()
+            self.colocation.interrupted.set()
 
     async def _repair(self) -> None:
         dead = self.trainers.dead

@@ -30,7 +30,7 @@ _ASK_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class RestorableSteps:
-    """Which steps can be restored."""
+    """Steps that can be restored, by rank."""
 
     own: list[list[int]]
     """Of each rank that has snapshots in its own memory."""
@@ -44,8 +44,11 @@ class RestorableSteps:
 
 
 def keeper_order(host: Host, peers: list[ActorProcess], others: list[ActorProcess]) -> list[ActorProcess]:
-    """Who is to keep what a rank on this host puts aside. What takes the host takes all that is on it; and what takes a
-    rank may take its peers, which wait for it in collectives, but no generator. The order is kept otherwise."""
+    """Candidate keepers of a rank's snapshots, best first.
+
+    A lost host takes all on it; a lost rank may take its peers, which wait for it in collectives, but no generator. The
+    order is kept otherwise.
+    """
     candidates = [(process, is_peer) for is_peer in (False, True) for process in (peers if is_peer else others)]
     return [process for process, _ in sorted(candidates, key=lambda one: (one[0].host is host, one[1]))]
 
@@ -56,7 +59,7 @@ def can_map(host: Host, other: Host) -> bool:
 
 
 class TrainerSnapshots:
-    """Owns who keeps the snapshots of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
+    """Keepers of all ranks' snapshots. Errors of all calls: ActorDied; whatever an actor raises."""
 
     def __init__(self, trainers: Trainers, generators: Generators, seconds: float):
         """``generators``: their leaders are keepers where they can be, and else peers. ``seconds``: of any call."""
@@ -75,7 +78,7 @@ class TrainerSnapshots:
         self._placing = asyncio.Lock()
 
     async def place_keepers(self) -> None:
-        """For every rank that has none (any more)."""
+        """Choose a keeper for every rank without one."""
         async with self._placing:
             for rank, handle in enumerate(self._handles):
                 if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
@@ -108,7 +111,7 @@ class TrainerSnapshots:
     # the way back
 
     async def find(self) -> RestorableSteps:
-        """What there is, while some ranks are dead."""
+        """Restorable steps, while some ranks are dead."""
         self._fresh |= set(self.trainers.dead)
         kept = {rank: await self._kept(rank) for rank in self._fresh}
         own = [process for rank, process in enumerate(self.trainers.ranks) if rank not in self._fresh]
@@ -127,7 +130,7 @@ class TrainerSnapshots:
             return [], None
 
     async def restore(self, steps: RestorableSteps, step: int) -> None:
-        """Every rank's state after a step, once all have joined anew: its own, or what was kept of it."""
+        """Restore every rank's state after a step, once all have joined again."""
         handles = {rank: handle for rank, (_, handle) in steps.kept.items()}
         restores = [
             (process, TrainerEndpoints.restore(step, handles.get(rank)))
@@ -138,7 +141,7 @@ class TrainerSnapshots:
     # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:
-        """Have every rank take snapshots in a new region, with a keeper."""
+        """Open new snapshot regions on all ranks, each with a keeper."""
         handles = await self.trainers.call(TrainerEndpoints.open_snapshots(), what="opening snapshots")
         async with self._placing:
             self._handles, self._keepers, self._fresh = handles, [None] * self.trainers.world_size, set()
@@ -146,5 +149,5 @@ class TrainerSnapshots:
         await self.place_keepers()
 
     async def resume(self, step: int) -> None:
-        """Every rank begins to put its state aside, which is that after ``step``."""
+        """Take the snapshot of ``step`` on every rank."""
         await self.trainers.call(TrainerEndpoints.take_snapshot(step), what=f"taking the snapshot of step {step}")

@@ -43,7 +43,7 @@ def ask(path: str, arguments: list[str]) -> tuple[socket.socket, int, int] | Non
 
 
 def wait(server: socket.socket, process: int) -> int:
-    """For the end of the process; its exit code, as a shell has it. 1 if the server could not tell."""
+    """Wait for the process; its exit code as in a shell, 1 if unknown."""
     waiting = select.poll()
     for source in (server.fileno(), process):
         waiting.register(source, select.POLLIN)

@@ -59,7 +59,7 @@ class ForkServer:
         """By a descriptor of each: its id, and the client that waits for it."""
 
     def run(self) -> Request | None:
-        """Until the standard input ends: None. In each process that is forked: what it is to be."""
+        """Serve until standard input ends (None); in each forked process return its request."""
         for source in (0, self.listener.fileno()):
             self.waiting.register(source, select.POLLIN)
         while True:
@@ -110,7 +110,7 @@ class ForkServer:
 
 
 def become(request: Request) -> None:
-    """What was asked for, as ``exec`` would have made it but for what is imported. Returns when that ends."""
+    """Run the requested program as ``exec`` would, with imports done; return at its end."""
     *standard, pipe = request.descriptors
     _die_with(pipe)
     for number, descriptor in enumerate(standard):
@@ -133,7 +133,7 @@ def become(request: Request) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """What is due at exit, and no more: as Python takes its modules apart, triton's binding library prints forty lines
+    """Run exit functions and exit: as Python takes its modules apart, triton's binding library prints forty lines
     about what is left over."""
     run_exit_functions()
     with suppress(OSError, ValueError):

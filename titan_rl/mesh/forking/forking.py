@@ -41,7 +41,7 @@ class ForkServers:
         self._are_there = False
 
     def start(self) -> None:
-        """Begin with the imports, and come back at once."""
+        """Start the servers, which begin to import."""
         if others := os.environ.get(FORK_SERVERS):
             self._folder = Path(others)
         elif _ahead:
@@ -52,7 +52,7 @@ class ForkServers:
         self._are_there = True
 
     async def ready(self, kind: str | None) -> None:
-        """Until the server for that kind has done its imports, if there is one, and they do not take too long."""
+        """Wait until the kind's server has imported everything, with a limit."""
         if kind is not None and self._are_there:
             await imports_done(self._folder, kind)
 
@@ -105,7 +105,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 class EarlyServers:
-    """Servers that nobody has taken yet. They carry a mark of their own; whoever began them ends them."""
+    """Fork servers started before their run, with a mark of their own."""
 
     def __init__(self) -> None:
         self._folder = make_scratch()
@@ -114,14 +114,14 @@ class EarlyServers:
         self._process = start(self._folder, fork_environment() | new_mark(), self._output)
 
     def move(self, folder: Path, logs: str | None) -> None:
-        """From now on they listen in that folder."""
+        """Move the servers' sockets into a run's folder."""
         for kind in IMPORTS:
             (self._folder / kind).rename(folder / kind)
         self._folder.rmdir()
         self._logs = logs
 
     def end(self) -> None:
-        """At once, imports or not."""
+        """End the servers at once."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
@@ -137,7 +137,7 @@ _ahead: list[EarlyServers] = []
 
 
 def can_start_early(config: Config) -> bool:
-    """Whether a run of this is likely to take them, as far as it can be told before torch is there."""
+    """Whether a run of this config is likely to use early servers."""
     mesh = config.mesh
     is_free = FORK_SERVERS not in os.environ and can_fork_here()
     return mesh.fork_servers and is_free and (mesh.launcher == "local" or not mesh.worker_loops)

@@ -71,7 +71,7 @@ def be_host(
 
 
 def checked_address(address: str, *, insecure: bool) -> Address:
-    """With this machine's name, if it has none. Errors: ConfigError."""
+    """Parsed address, with this machine's name as default. Errors: ConfigError."""
     try:
         parsed = parse_address(address)
     except ValueError as error:
@@ -105,7 +105,7 @@ def _forks(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 class HostServer:
-    """Owns what the host does for a controller, and knows which claims are over."""
+    """Server of a host: one run at a time, with the latest claim of each run."""
 
     def __init__(self, address: Address, environment: Mapping[str, str]):
         self._address, self._environment = address, environment
@@ -114,7 +114,7 @@ class HostServer:
         """Of each run that was ever served."""
 
     def answer(self, caller: Caller) -> None:
-        """Give a loop, or say why not."""
+        """Answer a claim with a worker loop, or refuse it."""
         claim, now = caller.claim, self.now
         latest = self._latest.get(claim.run)
         if now is not None and claim == now.claim:  # its answer was lost

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class WrongFiles(RuntimeError):
-    """What arrived on a host is not what was sent there."""
+    """Mismatch of a file after its transfer."""
 
 
 async def bring(agent: "HostAgent", folder: Path, there: str) -> None:
-    """A folder of this host to ``there``, unless it is there."""
+    """Copy a folder of this host to ``there``, except for equal files."""
     source = await asyncio.to_thread(manifest_of, folder)
     target = await agent.manifest.call_one(there)
     for name in _differing(source, target):
@@ -31,7 +31,7 @@ async def bring(agent: "HostAgent", folder: Path, there: str) -> None:
 
 
 async def fetch(agent: "HostAgent", there: str, folder: Path, leaving: str) -> None:
-    """What is in ``there`` to a folder of this host, beside what it holds; but for what begins with ``leaving``."""
+    """Copy ``there`` into a folder of this host, without names that begin with ``leaving``."""
     manifest: Manifest = await agent.manifest.call_one(there)
     source = {name: described for name, described in manifest.items() if not name.startswith(leaving)}
     target = await asyncio.to_thread(manifest_of, folder)

@@ -49,12 +49,12 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class NoHosts(RuntimeError):
-    """All hosts are lost."""
+    """All hosts, or the required one, are lost."""
 
 
 @dataclass(frozen=True)
 class HostNeeds:
-    """What a run has on its hosts."""
+    """Needs of a run on its hosts."""
 
     home: Path | None
     """The run directory, which is the controller's: on a host, what it is to hold is in that host's scratch folder."""
@@ -72,7 +72,7 @@ class HostNeeds:
 
 
 class RemoteHosts:
-    """Owns them."""
+    """Hosts of other machines, brought up and replaced."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class RemoteHosts:
         configure(message_delivery_timeout="10m", mesh_orphan_timeout="60s")
 
     def register(self, on_start: Callable[[Host], None], on_death: Callable[[Host], None]) -> None:
-        """Of one that has come, and of one that was lost."""
+        """Register callbacks for started and lost hosts."""
         self._on_start, self._on_death = on_start, on_death
 
     @property
@@ -113,7 +113,7 @@ class RemoteHosts:
         return self._needs.can_fork
 
     async def open(self) -> None:
-        """All of them, side by side. Errors: HostUnavailable; ClaimSuperseded; ConfigError if one lacks a file."""
+        """Bring up all hosts. Errors: HostUnavailable; ClaimSuperseded; ConfigError if one lacks a file."""
         await together(self._bring_up(number, 0) for number in range(self._launcher.count))
         self._name_this_host()
 
@@ -180,7 +180,7 @@ class RemoteHosts:
 
     @property
     def alive(self) -> dict[int, Host]:
-        """By number, in its order."""
+        """Live hosts by number, in order."""
         return {number: host for number, host in sorted(self._hosts.items()) if not host.died.done()}
 
     async def choose(self, kind: str, on: int | None = None) -> Host:
@@ -284,7 +284,7 @@ class RemoteHosts:
         self._log(f"host {number} does not come back: {why}")
 
     async def close(self) -> None:
-        """All end. Never raises."""
+        """End all hosts. Never raises."""
         self._background.cancel()
         if self._names_this:
             del os.environ[HOST_ADDRESS]

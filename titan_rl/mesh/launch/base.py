@@ -39,12 +39,12 @@ BUILT_IN = {
 
 
 class HostUnavailable(RuntimeError):
-    """A host did not come up, or cannot come back; says why."""
+    """Failure of a host to come up, with the reason."""
 
 
 @dataclass(frozen=True)
 class HostOrder:
-    """What a launcher is asked for."""
+    """Request for a host."""
 
     number: int
     """Of the host, from 0, as the lists of ``[hosts]`` count them."""
@@ -84,7 +84,7 @@ class HostLauncher(Protocol):
 
 
 def host_command(address: str) -> list[str]:
-    """What has to run on a host, for one run."""
+    """Command to run on a host, for one run."""
     return [sys.executable, "-m", "titan_rl.cli", "host", address, "--once"]
 
 

@@ -31,12 +31,12 @@ _AGAIN_SECONDS = 1.0
 
 
 class ClaimSuperseded(RuntimeError):
-    """Another controller has gone on with the run: this one has nothing to log any more."""
+    """Claim superseded by a later controller of the run."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Of a controller to a host."""
+    """Claim of a controller to a host."""
 
     run: str
     epoch: int
@@ -50,14 +50,14 @@ class Claim:
 
 
 def read_claim(line: bytes) -> Claim:
-    """Errors: ValueError if it is none."""
+    """Claim of a line of JSON. Errors: ValueError."""
     try:
         claim = Claim(**json.loads(line))
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     texts, numbers = (claim.run, claim.controller), (claim.epoch, claim.number)
     if not all(isinstance(text, str) and text for text in texts) or any(type(number) is not int for number in numbers):
-        raise ValueError(f"{claim} is no claim")
+        raise ValueError(f"{claim} is not a claim")
     return claim
 
 
@@ -65,7 +65,7 @@ def read_claim(line: bytes) -> Claim:
 
 
 class Caller:
-    """Who has made a claim, and waits."""
+    """Controller that waits for an answer to its claim."""
 
     def __init__(self, claim: Claim, stream: socket.socket):
         self.claim, self._stream = claim, stream
@@ -82,7 +82,7 @@ class Caller:
 
 
 class ClaimListener:
-    """Owns the socket. Callers are for the process's main thread; strangers are met in others, and get nothing."""
+    """Listener for claims. Callers are queued for the main thread; handshakes run in other threads."""
 
     def __init__(self, address: Address, files: tuple[str, str, str] | None):
         """``files``: certificate, key and authority; None: whoever comes is let in. Errors: OSError."""
@@ -93,7 +93,7 @@ class ClaimListener:
         self._strangers = PendingConnections(listener, self._meet, "stranger")
 
     def close(self) -> None:
-        """From now on nothing listens here."""
+        """Stop listening."""
         self._strangers.close()
 
     def _meet(self, connection: socket.socket, on_known: Callable[[], None]) -> None:
@@ -112,9 +112,9 @@ class ClaimListener:
 
 
 async def ask_for_loop(address: Address, claim: Claim, log: Callable[[str], None]) -> str:
-    """The address of a worker loop that is there for this claim: as soon as the host can be reached, and is free.
+    """Claim a worker loop; its address, once the host is reachable and free.
 
-    ``log`` hears why it is not. Errors: ClaimSuperseded; ValueError if this process has no certificate.
+    ``log``: receives the reason of each refusal. Errors: ClaimSuperseded; ValueError without a certificate.
     """
     while True:
         try:
@@ -148,7 +148,7 @@ async def _ask(address: Address, claim: Claim) -> dict:
 
 
 async def until_it_listens(address: Address) -> None:
-    """Until something takes connections there. Nothing is said to it."""
+    """Wait until the address accepts connections."""
     while True:
         with suppress(OSError, DeadlineError):
             opening = asyncio.open_connection(address.host, address.port)

@@ -25,7 +25,7 @@ from titan_rl.mesh.telemetry.step_record import RankReport
 
 
 class TrainerEndpoints(PreparedEndpoints):
-    """Of ``actors.trainer.Trainer``."""
+    """Endpoints of ``actors.trainer.Trainer``."""
 
     @stub
     def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...
@@ -113,7 +113,7 @@ class TrainerEndpoints(PreparedEndpoints):
 
 
 class GeneratorEndpoints(PreparedEndpoints):
-    """Of ``actors.generator.Generator``."""
+    """Endpoints of ``actors.generator.Generator``."""
 
     @stub
     def start(self, rank: int, rendezvous_file: str, devices: tuple[int, ...] = ()) -> None: ...
@@ -150,7 +150,7 @@ class GeneratorEndpoints(PreparedEndpoints):
 
 
 class VerifierEndpoints(PreparedEndpoints):
-    """Of ``actors.verifier.Verifier``."""
+    """Endpoints of ``actors.verifier.Verifier``."""
 
     @stub
     def start(self, config: Config) -> int: ...
@@ -166,7 +166,7 @@ class VerifierEndpoints(PreparedEndpoints):
 
 
 class RoleEndpoints:
-    """Of ``actors.role.Role``."""
+    """Endpoints of ``actors.role.Role``."""
 
     @stub
     def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...

@@ -26,7 +26,7 @@ _MAX_REPAIRS = 5
 
 
 class RoleProcesses:
-    """Owns the ranks of one role. Errors of all calls: ActorFault if they die too often; whatever an actor raises."""
+    """Ranks of one frozen role. Errors of all calls: ActorFault if they die too often; whatever an actor raises."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class RoleProcesses:
         await call_each(joins, seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
 
     async def begin_anew(self) -> None:
-        """All ranks take up the settings that hold now."""
+        """Join all ranks again with the current settings."""
         await self._repaired(self._join)
 
     async def call(self, request: RemoteCall[T]) -> list[T]:
-        """Each rank's answer; the dead are replaced first, and those that die meanwhile, too."""
+        """Answers by rank; dead ranks are replaced and the call is repeated."""
         seconds, what = self.config.mesh.step_timeout, f"{self.role} {request.endpoint}"
 
         async def ask() -> list[T]:
@@ -102,7 +102,7 @@ class RoleProcesses:
 
 
 class Roles:
-    """Owns all roles that have processes of their own."""
+    """Roles with processes of their own."""
 
     def __init__(self, roles: Sequence[RoleProcesses] = ()):
         self.roles = {role.role: role for role in roles}
@@ -122,11 +122,11 @@ class Roles:
         return [handles for ranks in answers for handles in ranks if handles is not None]
 
     async def load_role(self, role: str, path: HostPath) -> None:
-        """Other weights, if the role has processes of its own."""
+        """Load other weights into a role with its own processes."""
         if role in self.roles:
             await spread(self.roles[role].ranks, path)
             await self.roles[role].call(RoleEndpoints.load_role(path))
 
     async def digests(self) -> dict[str, list[str]]:
-        """Of each role's weights, by rank."""
+        """Checksums of each role's weights, by rank."""
         return {name: await role.call(RoleEndpoints.digest()) for name, role in self.roles.items()}

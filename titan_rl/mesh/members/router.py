@@ -16,11 +16,11 @@ _MAX_FAULTS = 12
 
 
 class NoneLeft(RuntimeError):
-    """All are out, and none will come back."""
+    """No actor of a kind is left."""
 
 
 class Router:
-    """Owns which actors may get work. A group's samples stay together, since they share their prompt's cache."""
+    """Router of groups to healthy actors. A group's samples stay together, since they share their prompt's cache."""
 
     def __init__(self, kind: str, numbers: Iterable[int]):
         self.kind = kind
@@ -37,7 +37,7 @@ class Router:
 
     @property
     def members(self) -> list[int]:
-        """Also those that are out for now."""
+        """All numbers, those out of rotation included."""
         return sorted(self._groups_at)
 
     @property
@@ -45,7 +45,7 @@ class Router:
         return [number for number in self._groups_at if number not in self._out]
 
     def take_out(self, number: int, reason: str) -> None:
-        """It failed: no group goes there until it is put in again."""
+        """Take a failed actor out of rotation until ``put_in``."""
         if number not in self._out:
             self._out[number] = reason
             self._notify()
@@ -53,7 +53,7 @@ class Router:
                 self.blame(f"{self.kind} {number}: {reason}")
 
     def blame(self, fault: str) -> None:
-        """One more fault without a finished group since the one before."""
+        """Count a fault without a finished group in between."""
         self._faults_in_a_row.append(fault)
 
     def put_in(self, number: int) -> None:
@@ -62,25 +62,25 @@ class Router:
         self._notify()
 
     def add(self, number: int) -> None:
-        """One more, which is out until it is put in."""
+        """Add an actor, out of rotation until ``put_in``."""
         self._groups_at[number] = 0
         self._out[number] = "it is being started"
 
     def remove(self, number: int) -> None:
-        """One less. What it has been given may end."""
+        """Remove an actor; its groups may finish."""
         del self._groups_at[number]
         self._out.pop(number, None)
         self._notify()
 
     def give_up(self, number: int, reason: str) -> None:
-        """It will not come back. What took it out at first is told, too."""
+        """Give an actor up for good, with the reason."""
         self.take_out(number, reason)
         first = self._out[number]
         self._given_up[number] = reason if first == reason else f"{first}; {reason}"
         self._notify()
 
     def worked(self) -> None:
-        """A group was done."""
+        """Reset the fault count after a finished group."""
         self._faults_in_a_row.clear()
 
     @asynccontextmanager
@@ -156,14 +156,14 @@ _MAX_ATTEMPTS = 5
 
 
 class Replacements:
-    """Owns the replacements of one kind that are under way."""
+    """Replacements in progress of one kind of actor."""
 
     def __init__(self, router: Router, log: Callable[[str], None]):
         self.router, self.log = router, log
         self._background = BackgroundTasks()
 
     def begin(self, number: int, replace: Callable[[], Awaitable[None]]) -> None:
-        """Have ``replace`` bring a number back into the router."""
+        """Begin to replace an actor by ``replace``."""
         self._background.start(self._try(number, replace))
 
     async def _try(self, number: int, replace: Callable[[], Awaitable[None]]) -> None:

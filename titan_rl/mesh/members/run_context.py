@@ -11,7 +11,7 @@ from titan_rl.mesh.supervision.actor_process import ActorProcesses
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run's processes, settings and folders."""
+    """Context of a run: processes, settings and folders."""
 
     processes: ActorProcesses
     config: Config

@@ -11,7 +11,7 @@ from titan_rl.mesh.supervision.standby import Standby
 
 
 class Verifiers:
-    """Owns the verifier processes; each has a scorer process below it."""
+    """Verifier processes, each with a scorer process."""
 
     def __init__(self, actor: type, run: RunContext, environment: dict[str, str]):
         self.processes, self.config, self.log = run.processes, run.config, run.log
@@ -46,18 +46,18 @@ class Verifiers:
         self.scorers[number] = await call(process, starting, seconds=seconds, what=what)
 
     async def begin_anew(self) -> None:
-        """All take up the settings that hold now; no group is under way. One that dies meanwhile is replaced."""
+        """Restart all verifiers with the current settings, while no group is in flight."""
         setting_up = (self._set_up(number, process) for number, process in self.procs.items())
         for answer in await asyncio.gather(*setting_up, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, ActorDied):
                 raise answer
 
     def note_scoring(self, name: str, seconds: float) -> None:
-        """How long a verifier, by its name, has scored one group."""
+        """Record the scoring seconds of one group."""
         self._scoring_seconds.setdefault(name, []).append(seconds)
 
     def take_scoring_seconds(self) -> dict[str, list[float]]:
-        """Of each group, by verifier, since this was last asked."""
+        """Scoring seconds of each group since the last call, by verifier."""
         seconds, self._scoring_seconds = self._scoring_seconds, {}
         return seconds
 

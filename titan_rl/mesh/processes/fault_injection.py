@@ -19,7 +19,7 @@ _WORK = "work"
 
 
 class ChaosError(RuntimeError):
-    """An exception that was ordered."""
+    """Injected exception."""
 
 
 def _order() -> Path:
@@ -27,7 +27,7 @@ def _order() -> Path:
 
 
 def watch_for_faults() -> None:
-    """Watch for orders from now on: ``exit`` ends the process with code 0, ``raise`` fails the next work begun;
+    """Watch for ordered faults: ``exit`` ends the process with code 0, ``raise`` fails the next work begun;
     ``raise at sleep`` fails there, and ``kill at sleep`` is a SIGKILL there."""
     if CHAOS_FOLDER not in os.environ:
         return
@@ -46,7 +46,7 @@ def watch_for_faults() -> None:
 
 
 def inject_fault(where: str = _WORK) -> None:
-    """Called where work begins, or where memory changes hands (mesh/control/colocation.py).
+    """Inject a pending fault where work begins or devices change hands.
 
     Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""
     if _told and _told[0][1] == where:

@@ -61,7 +61,7 @@ def use_certificates(folder: str, name: str, environment: MutableMapping[str, st
 
 
 def certify(hosts: HostsConfig) -> None:
-    """This process, as the controller of a run over these hosts. Errors: ConfigError."""
+    """Use certificates as the controller of a run over these hosts. Errors: ConfigError."""
     if not hosts.insecure:
         name = hosts.controller or socket.gethostname()
         use_certificates(complete(hosts.certificates, name), name, os.environ, "[hosts]")

@@ -19,7 +19,7 @@ TRAINER, GENERATOR = "trainer", "generator"
 
 @dataclass(frozen=True, order=True)
 class Seat:
-    """A GPU by its host's number, and by its own there."""
+    """GPU, by host number and index there."""
 
     host: int
     device: int
@@ -55,7 +55,7 @@ class DeviceTable:
         return [tuple(group) for group in self.seats.get(GENERATOR, ())]
 
     def at(self, seat: Seat) -> list[tuple[str, int, int]]:
-        """Who works there: (role, group, rank)."""
+        """Ranks on a GPU: (role, group, rank)."""
         return self._who.get(seat, [])
 
     @cached_property
@@ -150,7 +150,7 @@ def _words(count: int, hosts: int) -> str:
 
 @dataclass(frozen=True)
 class Devices:
-    """What the mesh is told of a run on GPUs."""
+    """Device placement of a run on GPUs."""
 
     table: DeviceTable
     kv_cache_gib: float
@@ -159,17 +159,17 @@ class Devices:
     """Of a GPU's memory, that a rank of an engine takes in all."""
 
     def of_engine(self, generator: GeneratorConfig) -> GeneratorConfig:
-        """An engine's settings, with what the placement has settled."""
+        """Settings of an engine, with the placement's memory shares."""
         return replace(generator, kv_cache_gib=self.kv_cache_gib, gpu_memory_utilization=self.engine_share)
 
 
 def seats_of(devices: Devices | None, *roles: str) -> list[Seat]:
-    """Of the ranks of these roles, one after the other; none on a CPU."""
+    """GPUs of all ranks of these roles, in order; none on a CPU."""
     return [] if devices is None else [seat for role in roles for seat in devices.table.of_role(role)]
 
 
 class EngineSeats:
-    """Owns which engine has which GPUs; on a CPU each has none."""
+    """Allocation of GPUs to engines; empty on a CPU."""
 
     def __init__(self, engines: Sequence[tuple[Seat, ...]] | None):
         """``engines``: as in ``DeviceTable.engines``; None: on a CPU."""

@@ -19,12 +19,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def has_address() -> bool:
-    """Whether this host was told one, since there are others that may want to reach it."""
+    """Whether this host has a configured address for other hosts."""
     return bool(os.environ.get(HOST_ADDRESS))
 
 
 def host_address() -> str:
-    """Of the one interface that this process may listen at. Loopback, unless the host was told another."""
+    """Address to listen at; loopback unless configured."""
     return os.environ.get(HOST_ADDRESS) or _LOOPBACK
 
 

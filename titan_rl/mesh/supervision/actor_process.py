@@ -39,11 +39,11 @@ _FIRST = asyncio.FIRST_COMPLETED
 
 
 class ActorFault(RuntimeError):
-    """Actors died or failed in a way, or so often, that the run cannot go on; says which."""
+    """Fault of actors that ends the run, with their names."""
 
 
 class ActorDied(RuntimeError):
-    """Actor processes died, or were killed since they hung or failed; says which, and during what."""
+    """Death of actor processes, also by a kill after a hang or failure."""
 
     def __init__(self, processes: "list[ActorProcess]", what: str):
         self.processes = processes
@@ -52,7 +52,7 @@ class ActorDied(RuntimeError):
 
 
 def last_line(error: BaseException) -> str:
-    """The line that says what an error is; a traceback ends in it."""
+    """Last line of an error's text, without its traceback."""
     return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
 
 
@@ -67,7 +67,7 @@ DIED = "died"
 
 @dataclass(eq=False)
 class ActorProcess:
-    """One process: ``actor`` does its work, ``sidecar`` answers for the process meanwhile."""
+    """Process with its ``actor`` and a ``sidecar`` that answers while the actor is busy."""
 
     name: str
     procs: Any
@@ -97,7 +97,7 @@ class ActorProcess:
         return self.died.done()
 
     def end(self) -> None:
-        """It is known to be gone."""
+        """Mark the process as dead and run its death handlers."""
         if not self.is_dead:
             self.died.set_result(time.monotonic())
             self.deaths.run(self)
@@ -124,12 +124,12 @@ class ActorProcess:
         self.host.processes.signal([self.pid] if self.pid else [], number)
 
     def fail(self, error: BaseException) -> None:
-        """It raised what it should not have: it is ended, and its owner learns why."""
+        """End the process after an unexpected error."""
         self.why = f"raised {last_line(error)}"
         self.kill()
 
     async def kill_hung(self) -> None:
-        """Its stacks go to its log first. A stopped process is woken for that."""
+        """Kill a hung process, with its stacks written to its log."""
         self.why = "hung"
         self._signal(signal.SIGUSR1)
         self._signal(signal.SIGCONT)
@@ -172,7 +172,7 @@ def _command(
 
 
 class ActorProcesses:
-    """Owns all actor processes of a run, and the hosts that they run on."""
+    """Actor processes of a run, and their hosts."""
 
     def __init__(
         self,
@@ -303,12 +303,12 @@ class ActorProcesses:
             suspects = stopped
 
     def forget(self, process: ActorProcess) -> None:
-        """It is dead, or about to be, and its place is taken by another."""
+        """Remove a dead or dying process."""
         if process in self.all:
             self.all.remove(process)
 
     def names(self) -> dict[int, str]:
-        """Process id to name, of all that live on this host: elsewhere an id is another process's."""
+        """Names of live processes on this host, by pid."""
         hosts = {host.pid: host.name for host in self.hosts.all if not host.died.done()}
         here = (process for process in self.all if not process.is_dead and not process.host.is_remote)
         return hosts | {process.pid: process.name for process in here}

@@ -17,14 +17,14 @@ from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
 class PeerNotifier:
-    """Owns the telling of ranks whose peer has died."""
+    """Notifier of ranks about dead peers."""
 
     def __init__(self, peers: Callable[[], Iterable[ActorProcess]]):
         """``peers``: all ranks that have collectives with each other now."""
         self._peers, self._background = peers, BackgroundTasks()
 
     def watch(self, process: ActorProcess) -> ActorProcess:
-        """From now on its peers hear of its death."""
+        """Notify the peers of this process at its death."""
         process.deaths.register("peers", self._tell_peers_of)
         return process
 

@@ -33,7 +33,7 @@ them, where the trainer refined those that it was given."""
 
 @dataclass(frozen=True)
 class RankReport:
-    """By one rank, of a step."""
+    """Report of one rank on a step: spans and per-token results."""
 
     spans: list[Span] = field(default_factory=list)
     group: int = 0
@@ -47,7 +47,7 @@ TokenResults = list[dict[tuple[int, int], RowResults]]
 
 
 class StepRecord:
-    """Owns it. What nobody takes is forgotten."""
+    """Spans and results of the last step; a bounded buffer."""
 
     def __init__(self) -> None:
         self._spans: deque[ActorSpan] = deque(maxlen=_MOST)
@@ -58,7 +58,7 @@ class StepRecord:
 
     @contextmanager
     def span(self, name: str, *actors: str) -> Iterator[None]:
-        """The block is what these actors do meanwhile."""
+        """Record a span of these actors over the ``with`` block."""
         begin = time.time()
         try:
             yield
@@ -67,8 +67,7 @@ class StepRecord:
                 self._spans.append(ActorSpan(actor, name, begin, time.time() - begin))
 
     def trained(self, reports: Mapping[str, RankReport], of_policy: Sequence[str]) -> None:
-        """A step, by each rank's name. ``of_policy``: the ranks that hold the policy; the last step's replaces what
-        was known."""
+        """Record a trained step, by rank name. ``of_policy``: ranks that hold the policy."""
         for actor, rank in reports.items():
             self.note(actor, rank.spans)
         self._results = join_results([reports[name] for name in of_policy])
@@ -79,13 +78,13 @@ class StepRecord:
         return spans
 
     def take_results(self) -> TokenResults:
-        """Of the step that was trained last."""
+        """Results of the last trained step; cleared."""
         results, self._results = self._results, []
         return results
 
 
 def join_results(ranks: Iterable[RankReport]) -> TokenResults:
-    """What all ranks found together."""
+    """Results of all ranks, joined by update."""
     joined: TokenResults = []
     for rank in ranks:
         joined += [{} for _ in range(len(rank.results) - len(joined))]

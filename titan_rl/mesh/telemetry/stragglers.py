@@ -15,7 +15,7 @@ _LEAST_SECONDS = 0.005
 
 
 def runnable_seconds() -> float:
-    """Seconds for which this process's threads ran, or were ready to run and waited for a core.
+    """Seconds that this process's threads ran or waited for a core.
 
     Waiting for others, in a collective say, does not count: it would make all ranks look alike. From Linux's schedstat.
     With a GPU it is the host's part of the work.
@@ -31,7 +31,7 @@ def runnable_seconds() -> float:
 
 
 class Stragglers:
-    """Owns the last step times of every actor."""
+    """Recent step times of every actor."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, dict[str, deque[float]]] = defaultdict(dict)
@@ -64,7 +64,7 @@ class Stragglers:
         return {f"slowest_{kind}": max(ratios) for kind, ratios in ratios_by_kind.items() if ratios}
 
     def new(self) -> dict[str, float]:
-        """Those that have become stragglers since this was last asked, with their ratios."""
+        """New stragglers since the last call, with their ratios."""
         slow = {name: ratio for name, ratio in self.ratios().items() if ratio >= _LIMIT}
         new = {name: ratio for name, ratio in slow.items() if name not in self._known}
         self._known = set(slow)

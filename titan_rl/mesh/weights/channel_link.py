@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 class WeightLink:
-    """Owns the plan and the open regions, and knows which version is published and which is live.
+    """Link between trainer and generators: plan, open regions, published and live version.
 
     Errors of all calls: ActorDied; whatever an actor raises.
     """
@@ -81,7 +81,7 @@ class WeightLink:
         """Held while replicas are connected or take a version."""
 
     async def connect(self, replicas: list[Replica]) -> None:
-        """Ask both sides what they hold and need, plan, open the regions, connect the replicas. Errors: PlanError."""
+        """Plan the transfer, open the regions and connect the replicas. Errors: PlanError."""
         ranks, first = self.trainers.of_policy, replicas[0].ranks
         self._sources, holdings_by_rank, needs = await asyncio.gather(
             self._call_all(ranks, TrainerEndpoints.place()),
@@ -182,7 +182,7 @@ class WeightLink:
     # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:
-        """The trainer's ranks are others, or have begun anew; the plan is the same."""
+        """Reopen the regions after a repair of the trainer, with the same plan."""
         if self.plan is None:
             return
         async with self._lock:
@@ -194,7 +194,7 @@ class WeightLink:
                     await self._connect(replica)
 
     async def resume(self, step: int) -> None:
-        """What was published was withdrawn, and somebody may still need it: it is published again.
+        """Publish the withdrawn version again.
 
         If the run is a step further by now, the weights of that version are gone: those of ``step`` come in their
         place, under their own number.
@@ -205,7 +205,7 @@ class WeightLink:
     # versions
 
     async def stage(self, version: int) -> None:
-        """Every trainer rank begins to copy its shards. The version before must be live."""
+        """Begin to stage a version on all trainer ranks. The one before must be live."""
         what = f"publishing weights version {version}"
         ranks = self.trainers.of_policy
         with self._record.span("publish", *(rank.name for rank in ranks)):
@@ -215,7 +215,7 @@ class WeightLink:
     async def announce(
         self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """The replicas that may get work fetch and apply a staged version.
+        """Have healthy replicas fetch and apply a staged version.
 
         Gives statistics of the version before, of those that did.
 
