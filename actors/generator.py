@@ -13,7 +13,7 @@ from titan_rl.mesh.channel.reader import ReaderSetup
 from titan_rl.mesh.channel.relay.gathering import Fetched, Route
 from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place, here
-from titan_rl.mesh.processes.remote_eval import examined
+from titan_rl.mesh.processes.remote_eval import run_examination
 from titan_rl.mesh.resources.background_thread import in_side_thread
 from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
@@ -36,7 +36,7 @@ class Generator(Actor):
 
     @concurrent_endpoint
     async def prepare(self) -> None:
-        """Have all imports done: what a standby does while it waits for its turn."""
+        """Import everything in advance, in a standby."""
         await asyncio.to_thread(import_all, self.IMPORTS)
 
     @concurrent_endpoint
@@ -58,7 +58,7 @@ class Generator(Actor):
 
     @concurrent_endpoint
     async def needs(self) -> Units:
-        """What this rank stores, as it was recorded while vLLM's own loader ran."""
+        """Checkpoint boxes that this rank stores, recorded from vLLM's own loader."""
         from titan_rl.generator.vllm_recording import needs
 
         return needs(self.engine.recorded, Interner())
@@ -82,25 +82,25 @@ class Generator(Actor):
 
     @concurrent_endpoint
     async def sleep(self) -> None:
-        """Rank 0: all ranks give up weights and KV, until the next ``apply``."""
+        """Release weights and KV of all ranks until the next ``apply``. Rank 0 only."""
         await asyncio.wrap_future(self.engine.sleep())
 
     @concurrent_endpoint
     async def account(self) -> tuple[int, int, int]:
-        """The version in use, the bytes that one takes to fetch, and the bytes that this rank stores of it."""
+        """Version in use, bytes to fetch of one, and bytes that this rank stores."""
         return self.engine.version, sum(read.nbytes for read in self.reader.plan.reads), self.engine.bytes_stored
 
     @concurrent_endpoint
     async def generate(self, request: Request) -> list[Completion]:
-        """All samples of a request. Rank 0."""
+        """Completions of a request, one a seed. Rank 0 only."""
         return await asyncio.wrap_future(self.engine.generate(request))
 
     @concurrent_endpoint
     async def take_statistics(self) -> EngineStatistics:
-        """Since the last update, or since this was last asked. Rank 0."""
+        """Engine statistics since the last update or the last call. Rank 0 only."""
         return await asyncio.wrap_future(self.engine.take_statistics())
 
     @concurrent_endpoint
     async def examine(self, code: bytes) -> tuple[bytes, str]:
-        """As a trainer's, of this rank's engine."""
-        return await in_side_thread(examined, code, self.engine)
+        """Result of a pickled function of this rank's engine; as ``Trainer.examine``."""
+        return await in_side_thread(run_examination, code, self.engine)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:  # it needs torch
 
 
 class Role(Actor):
-    """A rank. All ranks of a role are called together, in the same order, since each call may hold collectives."""
+    """Rank of a frozen role.
+
+    All ranks of a role are called together, in the same order, since each call may hold collectives.
+    """
 
     IMPORTS = "trainer"
 
@@ -23,7 +26,7 @@ class Role(Actor):
         self._model: LoneRole | None = None
         """None until it has joined."""
         self._staged = ExitStack()
-        """What was found last, for as long as the trainer may read it."""
+        """Outputs of the last call, for as long as the trainer may read them."""
 
     @property
     def model(self) -> "LoneRole":
@@ -49,27 +52,27 @@ class Role(Actor):
         self._model = LoneRole(self.config, titan, self.role, self.model_path, self.kept)
 
     @endpoint
-    def find(self, batches: list[RowsHandle]) -> list[RowsHandle] | None:
-        """``batches[group]`` holds the rows of a group of the trainer's ranks, of every update of a step.
+    def compute_outputs(self, batches: list[RowsHandle]) -> list[RowsHandle] | None:
+        """Outputs of this role for staged rows; ``batches[group]`` holds a data-parallel group's rows of every update.
 
-        For each of these groups, what this rank found of its rows; None from ranks that see nothing.
+        One handle a group; None from ranks without outputs.
         """
         from titan_rl.trainer.distributed.process_group import peers_are_told
 
         seconds = self.config.mesh.step_timeout
         with peers_are_told():
-            found = self.model.find([pull_rows(handle, seconds) for handle in batches])
+            outputs = self.model.find([pull_rows(handle, seconds) for handle in batches])
         self._staged.close()
-        if found is None:
+        if outputs is None:
             return None
-        return self._staged.enter_context(StagedRows.by(found, self.config.mesh.transport))
+        return self._staged.enter_context(StagedRows.by(outputs, self.config.mesh.transport))
 
     @endpoint
     def load_role(self, path: str) -> None:
-        """Take other weights."""
+        """Load other weights."""
         self.model.load(path)
 
     @endpoint
     def digest(self) -> str:
-        """Of this rank's weights."""
+        """Checksum of this rank's weights."""
         return self.model.digest()

@@ -16,12 +16,12 @@ from titan_rl.mesh.channel.plan import Interner, SlotLayout, Units
 from titan_rl.mesh.channel.snapshots.keeper import fetch_step
 from titan_rl.mesh.channel.transports import Place, here
 from titan_rl.mesh.channel.writer import WeightWriter, holdings
-from titan_rl.mesh.processes.fault_injection import fail_if_told
-from titan_rl.mesh.processes.remote_eval import examined
+from titan_rl.mesh.processes.fault_injection import inject_fault
+from titan_rl.mesh.processes.remote_eval import run_examination
 from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.abort_collectives import check_peers
-from titan_rl.mesh.telemetry.step_record import RankTold
-from titan_rl.mesh.telemetry.stragglers import seconds_wanted
+from titan_rl.mesh.telemetry.step_record import RankReport
+from titan_rl.mesh.telemetry.stragglers import runnable_seconds
 from titan_rl.trainer.model.cpu_allocator import Heap, release
 from titan_rl.trainer.state.checkpoint_state import BackgroundSave
 from titan_rl.trainer.state.snapshot import Snapshots, load_snapshot
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a process has these imported once it has joined
 
 
 class Trainer(Actor):
-    """A rank. All ranks are called together, in the same order, since each call may hold collectives."""
+    """Rank of the trainer. All ranks are called together, in the same order, since each call may hold collectives."""
 
     IMPORTS = "trainer"
 
@@ -59,7 +59,7 @@ class Trainer(Actor):
 
     @endpoint
     def prepare(self) -> None:
-        """Have all imports done: what a standby does while it waits for its turn."""
+        """Import everything in advance, in a standby."""
         import_all(self.IMPORTS)
 
     @endpoint
@@ -95,7 +95,7 @@ class Trainer(Actor):
 
     @property
     def policy_side(self) -> "Learner":
-        """The same, on a rank that holds the policy."""
+        """Learner of a rank that holds the policy."""
         from titan_rl.trainer.step.learner import Learner
 
         assert isinstance(self._learner, Learner)
@@ -103,10 +103,10 @@ class Trainer(Actor):
 
     @endpoint
     def offload(self) -> None:
-        """Generators have this rank's device until ``onload``. What is copied beside training is copied first."""
+        """Release this rank's device to generators until ``onload``. Background copies finish first."""
         from titan_rl.trainer.model.offloading import offload
 
-        fail_if_told("offload")
+        inject_fault("offload")
         if self.writer is not None:
             self.writer.wait()
         if self.snapshots is not None:
@@ -118,9 +118,9 @@ class Trainer(Actor):
     def onload(self) -> None:
         from titan_rl.trainer.model.offloading import onload
 
-        fail_if_told("onload")
+        inject_fault("onload")
         if self.writer is not None:
-            self.writer.keep_the_last()
+            self.writer.drop_old_versions()
         onload(self.learner, self.moved)
         self.moved = []
 
@@ -144,7 +144,7 @@ class Trainer(Actor):
 
     @endpoint
     def open_snapshots(self) -> RegionHandle:
-        """From now on snapshots are taken here; where another process can read them."""
+        """Open the snapshot region; its handle, for keepers."""
         assert self.opening is not None
         self.snapshots = snapshots = self.opening
         snapshots.open()
@@ -171,13 +171,13 @@ class Trainer(Actor):
 
     def _begin_step(self) -> None:
         """All ranks have ended the one before, since all are called together."""
-        fail_if_told()
+        inject_fault()
         if self.snapshots is not None:
             self.snapshots.settle()
 
     @endpoint
     def take_settings(self, config: Config) -> None:
-        """Other settings of optimizer, schedule and algorithm, from the next update on."""
+        """Apply changed settings of optimizer, schedule and algorithm from the next update on."""
         self._config = config
         self.learner.take_settings(config)
 
@@ -188,12 +188,12 @@ class Trainer(Actor):
 
     @endpoint
     def snapshot_steps(self) -> list[int]:
-        """Of complete snapshots in this process's own memory."""
+        """Steps of complete snapshots in this process's own memory."""
         return self.snapshots.steps() if self.snapshots is not None else []
 
     @endpoint
     def restore(self, step: int, kept: RegionHandle | None) -> None:
-        """The state after a step: from what another process kept, or from this one's snapshots before ``join``."""
+        """Load the state after a step from a kept snapshot, or from this process's own if ``kept`` is None."""
         from titan_rl.trainer.distributed.process_group import peers_are_told
 
         slot = self._own_slot(step) if kept is None else fetch_step(kept, step)
@@ -210,15 +210,17 @@ class Trainer(Actor):
 
     @endpoint
     def holdings(self) -> Units:
-        """What this rank can give to generators."""
+        """Parameter boxes that this rank can serve to generators."""
         return holdings(self.policy_side.shards(), Interner())
 
     @endpoint
     def open_region(
         self, layout: SlotLayout, over_rdma: bool, on_host: bool, over_tcp: bool = False, epoch: int = 0
     ) -> RegionHandle:
-        """This rank's side of the weight channel. ``over_rdma``, ``over_tcp``: whether somebody reads so. ``on_host``,
-        ``epoch``: as to ``WeightWriter``."""
+        """Open this rank's weight region; its handle.
+
+        ``over_rdma``, ``over_tcp``: transports of its readers. ``on_host``, ``epoch``: as to ``WeightWriter``.
+        """
         self._withdraw()
         learner = self.policy_side
         self.writer = writer = WeightWriter(self.rank, learner.shards(), layout, learner.device, on_host, epoch)
@@ -227,7 +229,7 @@ class Trainer(Actor):
 
     @endpoint
     def sft(self, batches: list[RowsHandle]) -> list[float]:
-        """Supervised steps; ``batches[group]`` holds that group's rows of every step. The losses."""
+        """Run supervised steps; ``batches[group]`` holds that group's rows of every step. Losses, one a step."""
         from titan_rl.trainer.distributed.process_group import peers_are_told
 
         with peers_are_told():
@@ -237,15 +239,15 @@ class Trainer(Actor):
     def train(
         self,
         batches: list[RowsHandle],
-        found: list[list[RowsHandle]],
+        role_outputs: list[list[RowsHandle]],
         has_signal: list[bool],
         snapshot: int | None,
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]:
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]:
         """A step of the run: of each update StepMetrics of all ranks together, or BadNumbers; the seconds for which
         this rank worked (mesh/telemetry/stragglers.py); and what else is recorded of it
         (mesh/telemetry/step_record.py).
 
-        ``batches[group]`` holds that group's rows of every update, ``found[i][group]`` what roles in other processes
+        ``batches[group]`` holds that group's rows of every update, ``role_outputs[i][group]`` what roles in other
         found of them, ``has_signal`` whether an update has an advantage.
         ``snapshot``: the step that this is, if a snapshot of it is to be taken.
         """
@@ -253,45 +255,49 @@ class Trainer(Actor):
 
         with peers_are_told():
             self._begin_step()
-            start = seconds_wanted()
+            start = runnable_seconds()
             with self.learner.spans.span("rows"):
-                rows, columns = self._pull(batches), self._pull_found(found)
+                rows, columns = self._pull(batches), self._pull_role_outputs(role_outputs)
             answers = self.learner.train_step(rows, has_signal, columns)
-            seconds = seconds_wanted() - start
+            seconds = runnable_seconds() - start
             with self.learner.spans.span("snapshot"):
                 self._end_step(snapshot)
-            return answers, seconds, self._told()
+            return answers, seconds, self._report()
 
-    def _told(self) -> RankTold:
+    def _report(self) -> RankReport:
         group, *_ = self.learner.share(range(self.learner.titan.batch_degree))
-        return RankTold(self.learner.spans.take(), group, list(self.learner.step_found))
+        return RankReport(self.learner.spans.take(), group, list(self.learner.step_found))
 
     @endpoint
-    def forward_backward(self, batches: list[RowsHandle], found: list[list[RowsHandle]]) -> StepMetrics | BadNumbers:
-        """The gradients of a step's one update, of a loop of one's own: their metrics, or why there are none."""
+    def forward_backward(
+        self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]]
+    ) -> StepMetrics | BadNumbers:
+        """Compute the gradients of one update, for a custom training loop; their metrics, or BadNumbers."""
         from titan_rl.trainer.distributed.process_group import peers_are_told
 
         with peers_are_told():
             self._begin_step()
             [rows] = self._pull(batches)
-            self.gradients = made = self.policy_side.gradients(rows, self._pull_found(found))
-            return made if isinstance(made, BadNumbers) else made.metrics
+            self.gradients = outcome = self.policy_side.gradients(rows, self._pull_role_outputs(role_outputs))
+            return outcome if isinstance(outcome, BadNumbers) else outcome.metrics
 
     @endpoint
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers:
-        """Apply them; as one update of ``train``."""
+        """Apply the gradients of ``forward_backward``, as one update of ``train``."""
         from titan_rl.trainer.distributed.process_group import peers_are_told
 
         with peers_are_told():
-            fail_if_told()
-            made = self.gradients
-            assert made is not None
-            answer = made if isinstance(made, BadNumbers) else self.policy_side.apply_gradients(made, has_signal)
+            inject_fault()
+            outcome = self.gradients
+            assert outcome is not None
+            answer = (
+                outcome if isinstance(outcome, BadNumbers) else self.policy_side.apply_gradients(outcome, has_signal)
+            )
             self._end_step(snapshot)
             return answer
 
     @endpoint
-    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str) -> StepMetrics:
+    def evaluate(self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]], name: str) -> StepMetrics:
         """StepMetrics of all ranks together, of the loss on rows that nothing is learned from, given
         as to ``train``. ``name``: of the algorithm whose loss it is; empty: the run's."""
         from titan_rl.algorithms.registry import make_algorithm
@@ -303,21 +309,21 @@ class Trainer(Actor):
             learner, own = self.policy_side, self.policy_side.algorithm
             algorithm = make_algorithm(AlgorithmConfig(name=name), [], on_data=True) if name else own
             [rows] = self._pull(batches)
-            return evaluate(learner, rows, algorithm, self._pull_found(found))
+            return evaluate(learner, rows, algorithm, self._pull_role_outputs(role_outputs))
 
     @endpoint
     def examine(self, code: bytes) -> tuple[bytes, str]:
-        """What a pickled function says of this rank's learner, pickled, or how it failed, which is no reason to die."""
-        return examined(code, self.learner)
+        """Result of a pickled function of this rank's learner, pickled, and its error or an empty text."""
+        return run_examination(code, self.learner)
 
     def _pull(self, batches: list[RowsHandle]) -> list[list[Row]]:
         """The rows of each update that this rank takes part in."""
         groups = [pull_rows(handle, self.config.mesh.step_timeout) for handle in self.learner.share(batches)]
         return [[row for rows in updates for row in rows] for updates in zip(*groups, strict=True)]
 
-    def _pull_found(self, found: list[list[RowsHandle]]) -> "list[Found]":
-        """What was found of them."""
-        shares = [handle for handles in found for handle in self.learner.share(handles)]
+    def _pull_role_outputs(self, role_outputs: list[list[RowsHandle]]) -> "list[Found]":
+        """Role outputs for the rows of this rank's groups."""
+        shares = [handle for handles in role_outputs for handle in self.learner.share(handles)]
         return [entry for handle in shares for entry in pull_rows(handle, self.config.mesh.step_timeout)]
 
     @endpoint
@@ -341,18 +347,18 @@ class Trainer(Actor):
 
     @endpoint
     def load_checkpoint(self, folder: str) -> None:
-        """All of this rank's state. Errors: what DCP raises for a folder that is not complete."""
+        """Load all of this rank's state. Errors: DCP's own, for an incomplete folder."""
         self.learner.load_checkpoint(Path(folder))
 
     @endpoint
     def load_role(self, role: str, path: str) -> None:
-        """A role that shares these processes takes other weights."""
+        """Load other weights into a role of these processes."""
         if role in self.learner.roles:
             self.learner.roles[role].model.load(path)
 
     @endpoint
     def digests(self) -> dict[str, str]:
-        """Of this rank's weights of each role that never learns."""
+        """Checksums of this rank's weights, by frozen role."""
         return self.learner.digests()
 
     @endpoint

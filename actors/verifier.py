@@ -18,18 +18,18 @@ from titan_rl.environments.scoring.grading import GradedScorer
 from titan_rl.environments.scoring.reward_model import RewardModelScorer
 from titan_rl.mesh.members.replica import actor_of
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
-from titan_rl.mesh.processes.fault_injection import fail_if_told
-from titan_rl.mesh.processes.remote_eval import examined
+from titan_rl.mesh.processes.fault_injection import inject_fault
+from titan_rl.mesh.processes.remote_eval import run_examination
 from titan_rl.mesh.resources.imports import import_all
 from titan_rl.mesh.supervision.concurrent import concurrent_endpoint
 
 
 class ReplicaFailed(RuntimeError):
-    """A generator could not answer; the group may be sampled by another."""
+    """Failure of a replica; another may sample the group."""
 
     @property
     def is_request_refused(self) -> bool:
-        """Whether the generator answered, and that it cannot take the request."""
+        """Whether the generator rejected the request as invalid."""
         return isinstance(self.__cause__, ActorError) and isinstance(self.__cause__.exception, RequestRefused)
 
 
@@ -47,7 +47,7 @@ class Verifier(Actor):
 
     @concurrent_endpoint
     async def prepare(self) -> None:
-        """Have all imports done: what a standby does while it waits for its turn."""
+        """Import everything in advance, in a standby."""
         await asyncio.to_thread(import_all, self.IMPORTS)
 
     @concurrent_endpoint
@@ -85,7 +85,7 @@ class Verifier(Actor):
     @concurrent_endpoint
     async def run_group(self, prompt: Prompt, sampling: Sampling, reference: bytes) -> Group:
         """All samples of a prompt, scored, from one replica (they share its prefix cache)."""
-        fail_if_told()
+        inject_fault()
         task, scorer = self._started()
         patience = 0.8 * self.config.verifier.episode_timeout  # the dispatcher's own deadline must come later
         generator = actor_of(reference)
@@ -125,11 +125,11 @@ class Verifier(Actor):
 
     @concurrent_endpoint
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
-        """Worked examples to train on, as rollouts."""
+        """Demonstrations of these prompts, as rollouts."""
         task, _ = self._started()
         return await demonstrate_all(prompts, task, self.tokenizer, self.config.verifier.step_timeout)
 
     @concurrent_endpoint
     async def examine(self, code: bytes) -> tuple[bytes, str]:
-        """As a trainer's, of this verifier."""
-        return await asyncio.to_thread(examined, code, self)
+        """Result of a pickled function of this verifier; as ``Trainer.examine``."""
+        return await asyncio.to_thread(run_examination, code, self)

@@ -214,7 +214,7 @@ FAULTS = (
         "stale_weight_version_accepted",
         "Any complete version in the slot is taken for the one asked for",
         "titan_rl/mesh/channel/reader.py",
-        "if stamp == wanted.stamp:",
+        "if stamp == target.stamp:",
         "if stamp >= 0:",
         (
             "mesh/channel/test_channel.py::test_the_version_before_the_one_that_is_wanted_is_not_taken_for_it",
@@ -225,8 +225,8 @@ FAULTS = (
         "half_written_version_accepted",
         "A slot that is being written counts as complete",
         "titan_rl/mesh/channel/reader.py",
-        "if stamp == wanted.stamp:",
-        "if stamp in (wanted.stamp, -1):",
+        "if stamp == target.stamp:",
+        "if stamp in (target.stamp, -1):",
         ("mesh/channel/test_channel.py::test_a_version_that_is_being_written_is_waited_for",),
     ),
     Fault(

@@ -26,7 +26,7 @@ from titan_rl.config.sections.schema import TITAN_SECTIONS, Config
 from titan_rl.config.shipped import shipped, subject
 from titan_rl.config.torchrun import World, adopt, earlier_run, forget, record_run, report_to_torchrun, world_of
 from titan_rl.data.storage.files import is_full
-from titan_rl.mesh.forking.forking import begun_ahead, can_begin_ahead
+from titan_rl.mesh.forking.forking import can_start_early, servers_started_early
 from titan_rl.mesh.resources.open_files import raise_open_files
 
 if TYPE_CHECKING:  # its imports take seconds, which a mistake in the TOML need not wait for
@@ -52,7 +52,7 @@ def train(config_file: str | None, overrides: dict[str, dict[str, Any]], resume:
     if config.hosts.is_on and world is None:
         return _train_over_hosts(config, config_file, resume)
     if world is None:
-        with begun_ahead() if can_begin_ahead(config) else nullcontext():
+        with servers_started_early() if can_start_early(config) else nullcontext():
             return drive(run_to_end(_open(config, config_file, resume)))
     return _train_under_torchrun(world, config, config_file, resume)
 

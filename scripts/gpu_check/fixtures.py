@@ -23,7 +23,7 @@ from titan_rl.mesh.channel.batches import RowsHandle, StagedRows
 from titan_rl.mesh.channel.memory.region import RegionHandle
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, SlotLayout, Units, split_name
 from titan_rl.mesh.channel.writer import WeightWriter
-from titan_rl.mesh.telemetry.step_record import RankTold
+from titan_rl.mesh.telemetry.step_record import RankReport
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 from titan_rl.models.spec import read_hf_config
 from titan_rl.trainer.distributed.process_group import leave_group
@@ -46,7 +46,7 @@ class DirectTrainer(Protocol):
 
     def train(
         self, batches: list[RowsHandle], found: list[list[RowsHandle]], has_signal: list[bool], snapshot: int | None
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]: ...
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]: ...
 
     def holdings(self) -> Units: ...
 

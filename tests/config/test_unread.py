@@ -203,7 +203,7 @@ def test_all_keys_are_tried():
 @pytest.fixture
 def nothing_starts(monkeypatch):
     """A run that is not refused would begin here."""
-    monkeypatch.setattr("titan_rl.train.can_begin_ahead", lambda config: False)
+    monkeypatch.setattr("titan_rl.train.can_start_early", lambda config: False)
     monkeypatch.setattr("titan_rl.train.drive", lambda work: pytest.fail("the run was taken"))
 
 

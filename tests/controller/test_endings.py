@@ -155,7 +155,7 @@ def make_processes(told: list[tuple[str, str]], tmp_path: Path) -> ActorProcesse
     def tell(kind: str, **fields) -> None:
         told.append((kind, fields["name"]))
 
-    return ActorProcesses(None, tmp_path, 0, launcher=None, tell=tell)
+    return ActorProcesses(None, tmp_path, 0, launcher=None, record_event=tell)
 
 
 def make_process(processes: ActorProcesses, name: str, sidecar=None) -> ActorProcess:

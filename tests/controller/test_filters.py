@@ -17,7 +17,7 @@ from titan_rl.config.sections.schema import AlgorithmConfig, Config, FilterConfi
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
-from titan_rl.mesh.control.poison_prompts import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.records.ledger.audit import flaws
 from titan_rl.records.ledger.ledger import Ledger
 from titan_rl.records.metrics import read_metrics
@@ -129,7 +129,7 @@ class Dispatcher:
     def __init__(self, seed: int, admission: Admission, share: float):
         self.chance, self.admission, self.share = random.Random(seed), admission, share
         self.asked: list[str] = []
-        self.faults = FaultsInARow()
+        self.faults = ConsecutiveFailures()
 
     async def run_group(self, prompt, sampling) -> Group:
         self.asked.append(prompt.id)

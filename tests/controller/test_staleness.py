@@ -13,7 +13,7 @@ from titan_rl.config.sections.schema import Config, RolloutConfig
 from titan_rl.controller.loop.admission import Admission
 from titan_rl.controller.loop.rollout_queue import RolloutQueue
 from titan_rl.data.types import Group, Prompt, Rollout
-from titan_rl.mesh.control.poison_prompts import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.mesh.control.weight_sync import WeightSync
 
 
@@ -96,7 +96,7 @@ class Weights(WeightSync):
 
 class Sampler:
     def __init__(self, weights: Weights):
-        self.weights, self.asked_under, self.faults = weights, [], FaultsInARow()
+        self.weights, self.asked_under, self.faults = weights, [], ConsecutiveFailures()
 
     async def run_group(self, prompt, sampling) -> Group:
         self.asked_under.append(self.weights.live)

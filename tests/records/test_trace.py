@@ -9,7 +9,7 @@ import pytest
 from titan_rl.cli import main
 from titan_rl.data.spans import Span, Spans
 from titan_rl.data.types import Batch, Group, Rollout, Row, Segment, Turn
-from titan_rl.mesh.telemetry.step_record import RankTold, StepRecord, found_of
+from titan_rl.mesh.telemetry.step_record import RankReport, StepRecord, join_results
 from titan_rl.records.steps import trace
 from titan_rl.records.steps.trace import ActorSpan, as_chrome, lanes, read_trace, write_trace
 from titan_rl.records.steps.trained import in_order, pieces, read_trained, write_trained
@@ -26,11 +26,11 @@ def test_spans_that_go_on_are_one_and_there_are_never_many():
 
 def test_a_step_record_is_taken_once():
     record = StepRecord()
-    told = RankTold([Span("optimizer", 1.0, 0.5)], 1, [{0: np.ones((1, 2), np.float32)}])
-    record.trained({"trainer rank 0": told, "critic rank 0": RankTold()}, ["trainer rank 0"])
+    told = RankReport([Span("optimizer", 1.0, 0.5)], 1, [{0: np.ones((1, 2), np.float32)}])
+    record.trained({"trainer rank 0": told, "critic rank 0": RankReport()}, ["trainer rank 0"])
     assert record.take_spans() == [ActorSpan("trainer rank 0", "optimizer", 1.0, 0.5)] and not record.take_spans()
-    assert list(record.take_found()[0]) == [(1, 0)] and not record.take_found()
-    assert found_of([RankTold(found=[{}, {}])]) == [{}, {}]
+    assert list(record.take_results()[0]) == [(1, 0)] and not record.take_results()
+    assert join_results([RankReport(results=[{}, {}])]) == [{}, {}]
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path):

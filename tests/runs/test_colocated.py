@@ -13,7 +13,7 @@ from faults import check_records, last_step, pid_of, replay, wait_for, wait_for_
 
 from titan_rl.config.load import ConfigError, load_config
 from titan_rl.controller.preflight.checks import check
-from titan_rl.mesh.control.colocation import Turns
+from titan_rl.mesh.control.colocation import Colocation
 from titan_rl.mesh.control.generators import StartupGate
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.remote_call import RemoteCall
@@ -52,7 +52,7 @@ class FakeRanks:
         self.log.append(request.endpoint)
 
 
-def make(monkeypatch) -> tuple[Turns, list]:
+def make(monkeypatch) -> tuple[Colocation, list]:
     log, gate = [], StartupGate()
     replicas = {0: SimpleNamespace(number=0, ranks=[None]), 1: SimpleNamespace(number=1, ranks=[None])}
     failed = lambda number, why: log.append(f"{number} {why}")  # noqa: E731
@@ -64,20 +64,20 @@ def make(monkeypatch) -> tuple[Turns, list]:
             raise OSError("no memory")
 
     monkeypatch.setattr("titan_rl.mesh.control.colocation.call", call)
-    return Turns(FakeRanks(log), generators, WeightLink(None, "auto", 1.0), 1.0), log
+    return Colocation(FakeRanks(log), generators, WeightLink(None, "auto", 1.0), 1.0), log
 
 
 def test_the_turn_is_the_trainers_until_it_gives_it(monkeypatch):
     async def run():
         turns, log = make(monkeypatch)
         await turns.begin()
-        assert turns.is_trainers
+        assert turns.is_with_trainer
         await turns.give()
         await turns.give()
         await turns.take()
         assert log == ["offload", "sleep", "sleep", "1 did not fall asleep: no memory", "onload"]
         await turns.take()
-        assert log[5:] == ["onload"] and turns.is_trainers
+        assert log[5:] == ["onload"] and turns.is_with_trainer
 
     asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_a_dead_rank_gives_no_turn_and_one_that_begins_anew_has_nothing_to_load(
         turns.trainers.is_dead = True
         with pytest.raises(ActorDied):
             await turns.give()
-        assert turns.is_trainers
+        assert turns.is_with_trainer
         await turns.take(dead=True)
         assert not log
 

@@ -54,7 +54,7 @@ from titan_rl.environments.prompts.curriculum import Curriculum
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.environments.sandbox.groups import sweep_found
 from titan_rl.mesh.launch.torchrun import OtherRanks
-from titan_rl.mesh.meshes import ALL_PARTS, Listeners, Meshes, Whereabouts
+from titan_rl.mesh.meshes import ALL_PARTS, MeshCallbacks, Meshes, ProcessPlacement
 from titan_rl.mesh.processes.processes import watch
 from titan_rl.records.checkpoints.checkpoints import CheckpointFolder
 from titan_rl.records.ledger.ledger import Ledger
@@ -302,10 +302,10 @@ class Session:
             needs=self.checked.algorithm.needs,
             kept_policy=kept_policy(self.config, self.checked.algorithm, self.run_dir),
             logs=self.run_dir.logs.absolute(),
-            listeners=Listeners(self.log, self.record_event, self.ledger.count_retry, self.stop_request.force),
+            callbacks=MeshCallbacks(self.log, self.record_event, self.ledger.count_retry, self.stop_request.force),
             catch_up=recovery.catch_up,
             parts=ALL_PARTS if self.checked.dataset is None else frozenset({"trainer"}),
-            whereabouts=Whereabouts(
+            placement=ProcessPlacement(
                 **self.checked.launchers,
                 ranks=self._ranks,
                 devices=None if self.plan is None else self.plan.devices,

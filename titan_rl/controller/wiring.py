@@ -15,7 +15,7 @@ from titan_rl.controller.planning.device_plan import plan_devices, this_machine
 from titan_rl.controller.preflight.checks import Checked
 from titan_rl.controller.preflight.device import is_on_cpu
 from titan_rl.controller.preflight.host_checks import without_hosts
-from titan_rl.mesh.meshes import ActorClasses, Listeners, Meshes, MeshOptions, Ranks, Whereabouts
+from titan_rl.mesh.meshes import ActorClasses, MeshCallbacks, Meshes, MeshOptions, ProcessPlacement, Ranks
 from titan_rl.models.families.registry import Family
 from titan_rl.models.spec import longest_rollout
 from titan_rl.records.statistics import Proportion
@@ -78,8 +78,8 @@ class Actors:
             parts=parts,
             kept_policy=kept_policy,
             logs=logs or self._own_logs,
-            listeners=Listeners(say=log),
-            whereabouts=Whereabouts(
+            callbacks=MeshCallbacks(log=log),
+            placement=ProcessPlacement(
                 launcher=checked.launcher,
                 devices=plan_devices(checked, machine, parts).devices if machine is not None else None,
             ),

@@ -40,7 +40,7 @@ from titan_rl.generator.sleeping import fall_asleep, wake_cache, wake_weights
 from titan_rl.generator.vllm_backend import transfer_engine
 from titan_rl.generator.vllm_recording import Recorded
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
-from titan_rl.mesh.processes.fault_injection import fail_if_told
+from titan_rl.mesh.processes.fault_injection import inject_fault
 from titan_rl.mesh.resources.listeners.gloo import guard_gloo
 
 
@@ -140,7 +140,10 @@ class GenerationEngine:
         return self._post(Command("apply", (version,)))
 
     def sleep(self) -> Future:
-        """Give up weights and KV until the next update. What runs is put off, and goes on with KV made anew."""
+        """Release weights and KV until the next update.
+
+        Running requests are preempted, and resume with recomputed KV.
+        """
         return self._post(Command("sleep"))
 
     def take_statistics(self) -> Future:
@@ -270,7 +273,7 @@ class GenerationEngine:
     def _step(self) -> None:
         if not self._can_step():
             return
-        fail_if_told()
+        inject_fault()
         start = time.perf_counter()
         for output in self._engine.step():
             if output.finished:
@@ -308,7 +311,7 @@ class GenerationEngine:
 
     def _apply(self, version: int) -> EngineStatistics:
         start = time.perf_counter()
-        fail_if_told("wake")
+        inject_fault("wake")
         self._lockstep.together(lambda: self._load(version))
         if self._config.kv == "recompute":
             self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -316,11 +319,11 @@ class GenerationEngine:
         for sample in self._samples.values():
             sample.versions.append((num_generated(scheduler.requests[sample.engine_id]), version))
         self.version, self._num_updates = version, self._num_updates + 1
-        taken = self._take_statistics()
-        taken.seconds_update = seconds = time.perf_counter() - start
+        statistics = self._take_statistics()
+        statistics.seconds_update = seconds = time.perf_counter() - start
         self._spans.add("take the weights", time.time() - seconds, seconds)
-        taken.spans = self._spans.take()
-        return taken
+        statistics.spans = self._spans.take()
+        return statistics
 
     def _load(self, version: int) -> None:
         if self._is_asleep:
@@ -333,7 +336,7 @@ class GenerationEngine:
             self._is_asleep = False
 
     def _sleep(self) -> None:
-        fail_if_told("sleep")
+        inject_fault("sleep")
         if self._is_asleep:
             return
         self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -343,12 +346,12 @@ class GenerationEngine:
         self._is_asleep = True
 
     def _take_statistics(self) -> EngineStatistics:
-        taken, self.statistics = self.statistics, EngineStatistics()
-        return taken
+        finished, self.statistics = self.statistics, EngineStatistics()
+        return finished
 
 
 def sampling_parameters(request: Request, seed: int, stop_token_ids: list[int]) -> SamplingParams:
-    """What vLLM is told of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
+    """vLLM's sampling parameters of one sample. Errors: VLLMValidationError for a setting beyond its limits."""
     return SamplingParams(
         max_tokens=request.max_new_tokens,
         temperature=request.temperature,

@@ -17,7 +17,7 @@ _TIMEOUT = timedelta(seconds=12 * HEARTBEAT_SECONDS)
 
 @dataclass(frozen=True)
 class Command:
-    """A method of the engine and its arguments; all ranks run it between two steps."""
+    """Method of the engine with arguments, which all ranks run between two steps."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -35,7 +35,7 @@ class Lockstep:
         self.is_leader = self._group is None or dist.get_rank(self._group) == 0
 
     def share(self, commands: list[Command]) -> None:
-        """Rank 0 sends to all others."""
+        """Broadcast commands from rank 0."""
         if self._group is None:
             return
         data = pickle.dumps(commands) if commands else b""
@@ -44,7 +44,7 @@ class Lockstep:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, self._group)
 
     def receive(self) -> list[Command]:
-        """The others receive from rank 0. Errors: RuntimeError if it is gone or silent."""
+        """Commands of rank 0. Errors: RuntimeError if it is gone or silent."""
         size = torch.zeros(1, dtype=torch.int64)
         dist.broadcast(size, 0, self._group)
         if not int(size):
@@ -54,7 +54,7 @@ class Lockstep:
         return pickle.loads(data.numpy().tobytes())
 
     def together(self, run: Callable[[], T]) -> T:
-        """Run something on every rank. Errors: its own; RuntimeError if it failed on another rank."""
+        """Run a function on every rank. Errors: its own; RuntimeError if it failed on another rank."""
         try:
             result = run()
         except Exception:  # the other ranks wait for the result, so they must learn of any error

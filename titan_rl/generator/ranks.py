@@ -26,7 +26,10 @@ def join_ranks(rank: int, size: int, rendezvous_file: Path, devices: Sequence[in
 
 
 class RankExecutor(OwnRankExecutor):
-    """One rank's worker. vLLM names its shared memory by the text after the last colon, here unique to each engine."""
+    """Executor of one rank's worker.
+
+    vLLM names its shared memory by the text after the last colon, here unique to each engine.
+    """
 
     def rank_arguments(self) -> tuple[str, int, int]:
         rank = int(os.environ["RANK"])
@@ -34,7 +37,7 @@ class RankExecutor(OwnRankExecutor):
 
 
 def reserve_shared_memory() -> None:
-    """Have the pages of all segments that this process has mapped of /dev/shm now: vLLM leaves them to the first write,
+    """Allocate all pages of this process's segments in /dev/shm. vLLM leaves them to the first write,
     which would be the end of the process if others had filled that by then. Errors: OSError if there is no room."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in {path for line in lines if (path := line.split(maxsplit=5)[-1]).startswith("/dev/shm/")}:

@@ -19,7 +19,7 @@ from titan_rl.mesh.resources.released_memory import drop_contents, give_back
 
 
 def fall_asleep(worker: Any) -> None:
-    """No request may hold KV: the caller has reset the prefix cache, running requests included."""
+    """Release weights and KV. The caller has reset the prefix cache, running requests included."""
     if not current_platform.is_cpu():
         worker.sleep(level=2)
         return
@@ -32,7 +32,7 @@ def fall_asleep(worker: Any) -> None:
 
 
 def wake_weights(worker: Any) -> None:
-    """Their memory is there again, and holds no version."""
+    """Allocate the weights' memory again; it holds no version yet."""
     if not current_platform.is_cpu():
         worker.wake_up(tags=["weights"])
 

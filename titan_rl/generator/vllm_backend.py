@@ -68,7 +68,7 @@ class ChannelEngine(WeightTransferEngine):
     recorded: list[Recorded]
 
     def record_needs(self, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-        """What this worker stores of the checkpoint's tensors (name, shape)."""
+        """Boxes that this worker stores of the checkpoint's tensors (name, shape)."""
         widen_head_once(self.model)
         self.recorded = record(self.model, checkpoint)
         return self.recorded
@@ -159,5 +159,5 @@ def register() -> None:
 
 
 def transfer_engine(worker: Any) -> ChannelEngine:
-    """For ``collective_rpc``: a worker's end of the channel."""
+    """Channel engine of a worker, for ``collective_rpc``."""
     return worker.weight_transfer_engine

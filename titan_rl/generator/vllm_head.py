@@ -46,7 +46,7 @@ class _WideHead:
 
 
 def widen_head_once(model: torch.nn.Module) -> None:
-    """At the next step, for as long as the weights are what they are then: call it again before they change."""
+    """Cache the head in fp32 at the next step. To be called again before the weights change."""
     for module in model.modules() if current_platform.is_cpu() else ():
         if isinstance(module, LogitsProcessor):
             set_head_projection(module, _WideHead)

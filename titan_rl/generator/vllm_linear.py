@@ -26,7 +26,7 @@ def packed_product(wide_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tenso
 
 
 class WideLinearMethod(PackedLinearMethod):
-    """vLLM's own method, but for the packing: in fp32."""
+    """Linear method of vLLM with weights packed in fp32."""
 
     def product_of(self, weight_OI: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
         product = packed_product(weight_OI.float())
@@ -34,7 +34,7 @@ class WideLinearMethod(PackedLinearMethod):
 
 
 def widen_linears(model: torch.nn.Module, max_num_seqs: int) -> None:
-    """Before vLLM packs their weights. ``max_num_seqs``: the most sequences of a step."""
+    """Set fp32 linear methods, before vLLM packs the weights. ``max_num_seqs``: the most sequences of a step."""
     if not current_platform.is_cpu() or not multiplies_wide() or max_num_seqs < MIN_WIDE_SEQUENCES:
         return
     for module in model.modules():

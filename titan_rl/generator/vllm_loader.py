@@ -27,7 +27,7 @@ class DirectoryLoader(FileLoader):
         return super().load_model(vllm_config, *arguments, **keywords)
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        """vLLM packs them after this."""
+        """Load the checkpoint's tensors; vLLM packs them afterwards."""
         super().load_weights(model, model_config)
         widen_linears(model, self._max_num_seqs)
 

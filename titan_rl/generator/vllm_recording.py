@@ -18,7 +18,7 @@ from titan_rl.mesh.channel.plan import Box, Interner, Need, PlanError, Units, sp
 
 @dataclass(frozen=True)
 class Target:
-    """Where a needed box is stored: a strided view of a parameter, with the box's own dimensions."""
+    """Strided view of a parameter that stores a needed box, with the box's dimensions."""
 
     module: str
     parameter: str
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One copy of a loader: a box of a checkpoint tensor, the dtype that it is stored in, and where."""
+    """Copy made by a loader: checkpoint box, stored dtype and target."""
 
     name: str
     box: Box
@@ -38,7 +38,7 @@ class Recorded:
 
 
 def needs(recorded: list[Recorded], interner: Interner) -> Units:
-    """A recording in the form that the plan takes."""
+    """Needs of a recording, for the plan."""
     return interner.units(
         (unit, Need(name, copy.box, copy.dtype)) for copy in recorded for unit, name in [split_name(copy.name)]
     )
@@ -110,7 +110,7 @@ def box_of_view(name: str, whole: torch.Tensor, view: torch.Tensor) -> tuple[Box
 
 
 def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-    """Every copy that is made when these tensors (Hugging Face name, shape) are loaded into a model on meta.
+    """Copies made when these tensors (Hugging Face name, shape) are loaded into a model on meta.
 
     Errors: PlanError if a loader does anything else than copy boxes.
     """
@@ -129,6 +129,6 @@ def record_on_meta(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple
 
 
 def record(model: torch.nn.Module, checkpoint: Iterable[tuple[str, tuple[int, ...]]]) -> list[Recorded]:
-    """The same for a model in use, whose parameters are put aside meanwhile. Call it only between two engine steps."""
+    """Copies made by the loader of a model in use. To be called only between two engine steps."""
     with unprocessed_on_meta(model):
         return record_on_meta(model, checkpoint)

@@ -22,7 +22,7 @@ from monarch.config import configure
 from titan_rl.compat.monarch.actors import pass_on_unknown_faults
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import EngineStatistics
-from titan_rl.mesh.control.colocation import Apart, Turns
+from titan_rl.mesh.control.colocation import Colocation, NoColocation
 from titan_rl.mesh.control.dispatcher import Dispatcher
 from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.control.trainer_repair import CatchUp, TrainerMesh
@@ -68,16 +68,16 @@ _STOP_SECONDS = 3.0
 
 
 class Owner(Protocol):
-    """Of some of the actors."""
+    """Owner of some of the actors."""
 
     async def start(self) -> None:
-        """Have its actors ready to be called."""
+        """Start the actors."""
         ...
 
 
 @dataclass(frozen=True)
 class ActorClasses:
-    """The class of each kind of actor; a bench measures inside classes of its own."""
+    """Classes of the actors; a bench substitutes its own."""
 
     trainer: type
     generator: type
@@ -87,7 +87,7 @@ class ActorClasses:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many processes each side of the training has."""
+    """Number of processes of the policy and of each role."""
 
     policy: int
     own_roles: Mapping[str, int] = field(default_factory=dict)
@@ -97,27 +97,27 @@ class Ranks:
 
     @property
     def of_trainer(self) -> dict[str, int]:
-        """The policy's, and behind them those of roles that learn."""
+        """Number of ranks by name: the policy's, then those of learned roles."""
         return {"trainer": self.policy, **self.learned_roles}
 
 
 @dataclass(frozen=True)
-class Listeners:
-    """Who hears of what happens to the actors."""
+class MeshCallbacks:
+    """Callbacks on events of the actors."""
 
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     """Of deaths and repairs, for people."""
-    tell: Callable[..., None] = lambda kind, **fields: None
-    """``tell(kind, **fields)``: of starts, deaths and repairs, for the record."""
-    reissued: Callable[[str], None] = lambda prompt_id: None
+    record_event: Callable[..., None] = lambda kind, **fields: None
+    """``record_event(kind, **fields)``: of starts, deaths and repairs, for the record."""
+    on_retry: Callable[[str], None] = lambda prompt_id: None
     """Of each prompt that is sampled again since somebody died or failed."""
-    lost: Callable[[str], None] = lambda why: None
+    on_lost: Callable[[str], None] = lambda why: None
     """Why the run must end: a process of torchrun's died, or another controller has gone on with the run."""
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """Where the actors' processes are."""
+class ProcessPlacement:
+    """Placement of the actors' processes on hosts and devices."""
 
     launcher: Launcher | None = None
     """How worker loops are started (``mesh.worker_loops``); None: on this machine."""
@@ -138,12 +138,12 @@ class MeshOptions(TypedDict, total=False):
     parts: frozenset[str]
     logs: Path | None
     catch_up: CatchUp | None
-    listeners: Listeners
-    whereabouts: Whereabouts
+    callbacks: MeshCallbacks
+    placement: ProcessPlacement
 
 
 class Meshes:
-    """Owns the owners. ``parts`` are started, the others stay empty."""
+    """Owner of all actors of a run. Only ``parts`` are started."""
 
     def __init__(
         self,
@@ -158,20 +158,20 @@ class Meshes:
         parts: frozenset[str] = ALL_PARTS,
         logs: Path | None = None,
         catch_up: CatchUp | None = None,
-        listeners: Listeners | None = None,
-        whereabouts: Whereabouts | None = None,
+        callbacks: MeshCallbacks | None = None,
+        placement: ProcessPlacement | None = None,
     ):
         """Nothing is started yet.
 
         ``kept_policy``: where the run keeps the policy (``trainer.roles.names.role_path``). ``max_tokens``: of a prompt
         with its answer. ``logs``: a folder for what the processes print. ``catch_up``: without it a dead trainer ends
         the run."""
-        listeners, where = listeners or Listeners(), whereabouts or Whereabouts()
-        say, tell, devices = listeners.say, listeners.tell, where.devices
+        callbacks, where = callbacks or MeshCallbacks(), placement or ProcessPlacement()
+        log, record_event, devices = callbacks.log, callbacks.record_event, where.devices
         self.config, self.model_path, self.max_tokens, self.parts = config, model_path, max_tokens, parts
         self.stragglers, self.record = Stragglers(), StepRecord()
         self._background = BackgroundTasks()
-        self.say, self._on_cpu = say, on_cpu
+        self.log, self._on_cpu = log, on_cpu
         self._scratch = scratch = make_scratch()
         self._remove_scratch = weakref.finalize(self, remove_scratch, scratch)
         threads = share_cores(
@@ -184,19 +184,19 @@ class Meshes:
         self._remote = (
             None
             if where.host_launcher is None
-            else self._make_hosts(where.host_launcher, ranks.policy, where.on_hosts, folder, over=listeners.lost)
+            else self._make_hosts(where.host_launcher, ranks.policy, where.on_hosts, folder, on_lost=callbacks.on_lost)
         )
         self.processes = ActorProcesses(
             folder,
             scratch,
             config.mesh.worker_loops,
             launcher=where.launcher or LocalLauncher(),
-            tell=tell,
+            record_event=record_event,
             ranks=where.ranks,
-            lost=listeners.lost,
+            on_lost=callbacks.on_lost,
             remote=self._remote,
         )
-        run = RunContext(self.processes, config, HostPath(model_path), HostPath(kept_policy), scratch, say)
+        run = RunContext(self.processes, config, HostPath(model_path), HostPath(kept_policy), scratch, log)
         environment = trainer_environment(threads)
         self.roles = Roles(
             [
@@ -214,12 +214,14 @@ class Meshes:
             seats=seats_of(devices, *ranks.of_trainer),
             record=self.record,
         )
-        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, tell)
+        link = WeightLink(self.trainers, config.mesh.transport, config.mesh.step_timeout, self.record, record_event)
         environment = generator_environment(threads, on_cpu)
         is_colocated = config.placement.mode == "colocated" and {"trainer", "generators"} <= parts
         self.generators = Generators(actors.generator, run, max_tokens, environment, link, devices)
         seconds = config.mesh.step_timeout
-        self._turns = Turns(self.trainers, self.generators, link, seconds, self.record) if is_colocated else Apart()
+        self._colocation = (
+            Colocation(self.trainers, self.generators, link, seconds, self.record) if is_colocated else NoColocation()
+        )
         self.verifiers = Verifiers(actors.verifier, run, verifier_environment())
         owners = {"trainer": self.trainers, "generators": self.generators, "verifiers": self.verifiers}
         self._owners = [owner for part, owner in owners.items() if part in parts]
@@ -232,14 +234,14 @@ class Meshes:
             self._snapshots,
             followers,
             standbys,
-            turns=self._turns,
+            colocation=self._colocation,
             catch_up=catch_up,
-            say=say,
-            tell=tell,
+            log=log,
+            record_event=record_event,
         )
         self.weights = WeightSync(self.trainer, link, self.generators, self.verifiers, self.stragglers)
         self.dispatcher = Dispatcher(
-            config, self.generators, self.verifiers, reissued=listeners.reissued, weights=self.weights
+            config, self.generators, self.verifiers, on_retry=callbacks.on_retry, weights=self.weights
         )
 
     def _make_hosts(
@@ -248,7 +250,7 @@ class Meshes:
         world_size: int,
         on_hosts: Mapping[str, Any],
         logs: str | None,
-        over: Callable[[str], None],
+        on_lost: Callable[[str], None],
     ) -> RemoteHosts:
         config = self.config
         counts = {"trainer": world_size, "generator": config.generator.replicas * config.generator.tensor_parallel}
@@ -256,7 +258,7 @@ class Meshes:
         fields = {"home": None, **on_hosts}
         needs = HostNeeds(model=Path(self.model_path), crew=crew, can_fork=self._can_fork, **fields)
         seconds = config.mesh.start_timeout
-        return RemoteHosts(launcher, config.hosts, needs, seconds=seconds, logs=logs, say=self.say, over=over)
+        return RemoteHosts(launcher, config.hosts, needs, seconds=seconds, logs=logs, log=self.log, on_lost=on_lost)
 
     def _make_snapshots(self) -> TrainerSnapshots | None:
         """None if the config wants none."""
@@ -271,7 +273,7 @@ class Meshes:
         """Spawn all processes and load all models, side by side. Errors: DeadlineError, ActorDied, an actor's own."""
         self._configure_monarch()
         if raised := raise_open_files():
-            self.say(raised)
+            self.log(raised)
         start_reaper(self.processes.mark, [self._scratch, self._open_privately()])
         if self._remote is not None:
             await self._remote.open()
@@ -279,7 +281,7 @@ class Meshes:
             self.processes.forks.start()
         self._background.start(self.processes.patrol())
         owners = [*self._owners, self.roles] if "trainer" in self.parts else self._owners
-        await self._turns.begin()
+        await self._colocation.begin()
         starts = asyncio.gather(*map(self._start, owners))
         await within(self.config.mesh.start_timeout, "starting the actors", starts)
         if {"trainer", "generators"} <= self.parts:
@@ -295,7 +297,7 @@ class Meshes:
     async def _start(self, owner: Owner) -> None:
         await owner.start()
         if owner is self.trainers:
-            await self._turns.give()
+            await self._colocation.give()
 
     @property
     def _can_fork(self) -> bool:
@@ -331,10 +333,10 @@ class Meshes:
 
     def _open_privately(self) -> Path:
         if str(self._scratch.parent) != tempfile.gettempdir():
-            self.say(f"TMPDIR is too long for sockets: temporary files are in {self._scratch.parent}")
+            self.log(f"TMPDIR is too long for sockets: temporary files are in {self._scratch.parent}")
         folder = open_privately()
         if names := abstract_listeners():
-            self.say(f"other users of this host can connect to sockets that this process had opened before: {names}")
+            self.log(f"other users of this host can connect to sockets that this process had opened before: {names}")
         return folder
 
     @property
@@ -379,4 +381,4 @@ class Meshes:
         try:
             await process.procs.stop()
         except Exception as error:  # what cannot stop in good order is killed
-            self.say(f"stopping {process.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            self.log(f"stopping {process.name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")

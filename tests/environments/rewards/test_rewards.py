@@ -20,7 +20,7 @@ from titan_rl.environments.registry import make_task
 from titan_rl.environments.rewards.functions import as_parts
 from titan_rl.environments.rollout.group import run_group
 from titan_rl.environments.scoring.scorer import Scorer
-from titan_rl.mesh.control.poison_prompts import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.models.builtin.tokenizer import character_tokenizer
 
 REWARDS = '''
@@ -221,7 +221,9 @@ def test_the_failure_is_in_the_error_of_an_evaluation(folder):
             return groups[-1]
 
         try:
-            meshes = SimpleNamespace(max_tokens=64, dispatcher=SimpleNamespace(run_group=group, faults=FaultsInARow()))
+            meshes = SimpleNamespace(
+                max_tokens=64, dispatcher=SimpleNamespace(run_group=group, faults=ConsecutiveFailures())
+            )
             await evaluate(meshes, held_out_prompts(made, 2), RolloutConfig(max_new_tokens=8, max_retries=0))
         finally:
             await scorer.stop()

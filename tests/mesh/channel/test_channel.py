@@ -15,7 +15,7 @@ from titan_rl.mesh.channel.memory import pinned, slots
 from titan_rl.mesh.channel.memory import region as region_module
 from titan_rl.mesh.channel.memory.checksums import checksums, sums_for
 from titan_rl.mesh.channel.memory.region import NUM_SLOTS, WRITING, Region, header_pages
-from titan_rl.mesh.channel.memory.slots import SlotWriter, give_way
+from titan_rl.mesh.channel.memory.slots import SlotWriter, lower_priority
 from titan_rl.mesh.channel.memory.streams import NoStream, stream_for
 from titan_rl.mesh.channel.plan import Box, Interner, Need, Plan, Read
 from titan_rl.mesh.channel.reader import ReaderSetup, WeightReader
@@ -108,7 +108,7 @@ def test_of_two_versions_the_last_is_kept_and_the_other_gives_its_memory_back(mo
     channel.publish(2)
     writer.wait()
     held = os.stat(channel.handles[0].fd).st_blocks
-    writer.keep_the_last()
+    writer.drop_old_versions()
     assert os.stat(channel.handles[0].fd).st_blocks < held
     with pytest.raises(TornRead, match="failed to stage version 1"):
         channel.fetch(1)
@@ -423,7 +423,7 @@ def test_a_thread_that_gives_way_never_becomes_less_nice():
     def niceness(before: int) -> int:
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, before)
-        give_way(5)
+        lower_priority(5)
         return os.getpriority(os.PRIO_PROCESS, thread)
 
     own = os.getpriority(os.PRIO_PROCESS, 0)

@@ -127,7 +127,7 @@ def test_trainers_send_a_version_once_whatever_the_number_of_hosts(count):
         world.check(version)
         assert sum(one.bytes_from_trainers for one in fetched) == world.sent_by_trainers - before == TOTAL
         assert sum(one.bytes_from_generators for one in fetched) == (count - 1) * TOTAL
-        assert not any(one.left for one in fetched)
+        assert not any(one.fallbacks for one in fetched)
     assert all(world.bytes_sent(reader.relay) <= 3 * TOTAL * 1.1 for reader in world.readers)
 
 
@@ -168,7 +168,7 @@ def test_who_waits_for_one_that_never_begins_takes_it_from_the_trainers(impatien
     route = Route(1, (world.parent(1, 0),))
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, route]))
     world.check(1, of=[1])
-    assert fetched.bytes_from_trainers == TOTAL and "generator 0 was left" in fetched.left[0]
+    assert fetched.bytes_from_trainers == TOTAL and "generator 0 was left" in fetched.fallbacks[0]
 
 
 def test_who_waits_for_one_that_fails_takes_it_from_the_trainers():
@@ -180,7 +180,7 @@ def test_who_waits_for_one_that_fails_takes_it_from_the_trainers():
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(1, (world.parent(1, 0),))]))
     fail.join()
     world.check(1, of=[1])
-    assert "gone" in fetched.left[0]
+    assert "gone" in fetched.fallbacks[0]
 
 
 def test_a_cut_link_is_left_in_the_middle_and_what_has_come_is_kept(impatient, monkeypatch):
@@ -202,7 +202,7 @@ def test_a_cut_link_is_left_in_the_middle_and_what_has_come_is_kept(impatient, m
     monkeypatch.setattr(server, "send_block", cut)
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(1, (world.parent(1, 0),))]))
     world.check(1, of=[1])
-    assert 0 < fetched.bytes_from_generators < TOTAL and len(fetched.left) == 1
+    assert 0 < fetched.bytes_from_generators < TOTAL and len(fetched.fallbacks) == 1
     assert fetched.bytes_from_trainers + fetched.bytes_from_generators == TOTAL
 
 
@@ -214,7 +214,7 @@ def test_a_block_that_was_spoilt_on_its_way_is_taken_from_the_trainers():
     route = Route(1, (world.parent(1, 0),))
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, route]))
     world.check(1, of=[1])
-    assert "WrongBlock" in fetched.left[0] and 0 < fetched.bytes_from_trainers < TOTAL
+    assert "WrongBlock" in fetched.fallbacks[0] and 0 < fetched.bytes_from_trainers < TOTAL
 
 
 def test_a_late_one_takes_the_live_version_from_those_who_have_it():
@@ -260,7 +260,7 @@ def test_what_is_let_go_comes_again_and_nobody_is_served_by_one_that_was_closed(
     world.readers[1].let_go()
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(1, (parent,))]))
     world.check(1, of=[1])
-    assert "unknown" in fetched.left[0] and fetched.bytes_from_trainers == TOTAL
+    assert "unknown" in fetched.fallbacks[0] and fetched.bytes_from_trainers == TOTAL
 
 
 # fencing
@@ -298,7 +298,7 @@ def test_who_is_of_an_earlier_epoch_hands_nothing_on(impatient):
     world.publish(1)
     [fetched] = asyncio.run(world.fetch(1, of=[1], routes=[None, Route(2, (stale,))]))
     world.check(1, of=[1])
-    assert fetched.bytes_from_trainers == TOTAL and len(fetched.left) == 1
+    assert fetched.bytes_from_trainers == TOTAL and len(fetched.fallbacks) == 1
 
 
 def test_a_rank_refuses_to_publish_for_another_epoch():

@@ -18,7 +18,7 @@ from titan_rl.controller.loop.rollout_queue import RolloutQueue, sampled
 from titan_rl.data.types import Group, Prompt, Request, RequestRefused, Rollout, Sampling
 from titan_rl.mesh.control import dispatcher as dispatch
 from titan_rl.mesh.control.dispatcher import Dispatcher
-from titan_rl.mesh.control.poison_prompts import EveryPromptFails, FaultsInARow, Suspects
+from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures, EveryPromptFails, PoisonPrompts
 from titan_rl.mesh.members.replica import Replica, actor_of
 from titan_rl.mesh.members.router import Router
 from titan_rl.mesh.processes.deadlines import DeadlineError, together
@@ -77,9 +77,9 @@ class Mesh:
         self.generators = SimpleNamespace(
             router=Router("generator", range(engines)),
             replicas={},
-            say=self.said.append,
+            log=self.said.append,
             fail=self.fail,
-            processes=SimpleNamespace(tell=lambda kind, **fields: self.events.append({"kind": kind, **fields})),
+            processes=SimpleNamespace(record_event=lambda kind, **fields: self.events.append({"kind": kind, **fields})),
         )
         self.verifiers = SimpleNamespace(
             router=Router("verifier", range(verifiers)), procs={}, note_scoring=lambda name, seconds: None
@@ -88,7 +88,7 @@ class Mesh:
             self.generators.replicas[number] = Replica(number, [Process(f"generator {number}", self)])
         for number in range(verifiers):
             self.verifiers.procs[number] = Process(f"verifier {number}", self)
-        self.dispatcher = Dispatcher(self.config, self.generators, self.verifiers, reissued=self.reissued.append)
+        self.dispatcher = Dispatcher(self.config, self.generators, self.verifiers, on_retry=self.reissued.append)
 
     def on_death(self, process: Process) -> None:
         self.deaths[process.name.split()[0]] += 1
@@ -193,13 +193,13 @@ def fails_for_every_prompt(monkeypatch, **settings) -> tuple[Mesh, str]:
 
 def test_an_engine_that_nothing_survives_ends_the_run_by_name(monkeypatch):
     mesh, said = fails_for_every_prompt(monkeypatch, engines=1, kills="all")
-    assert re.fullmatch(r"3 prompts in a row \((p\d+(, )?){3}\) were given up alike: generator died", said)
+    assert re.fullmatch(r"3 prompts in a row \((p\d+(, )?){3}\) failed for the same reason: generator died", said)
     assert mesh.deaths["generator"] == 4, "one with all there, and one with each alone"
 
 
 def test_a_verifier_that_nothing_survives_ends_the_run_by_name(monkeypatch):
     _, said = fails_for_every_prompt(monkeypatch, engines=1, kills_verifier="all")
-    assert said.endswith("were given up alike: verifier died")
+    assert said.endswith("failed for the same reason: verifier died")
 
 
 def test_who_is_asked_after_the_end_is_told_of_it(monkeypatch):
@@ -210,23 +210,24 @@ def test_who_is_asked_after_the_end_is_told_of_it(monkeypatch):
 
 
 def test_three_in_a_row_for_one_reason_and_each_after_the_one_before():
-    faults, now = FaultsInARow(), time.monotonic
+    faults, now = ConsecutiveFailures(), time.monotonic
     for number in range(9):  # under way together: what they all need may have been away for a moment
-        faults.given_up(f"train/{number}", "no route to host", began=0.0)
+        faults.record_failure(f"train/{number}", "no route to host", began=0.0)
     assert faults.patience == 4
-    faults.given_up("train/9", "no route to host", now())
+    faults.record_failure("train/9", "no route to host", now())
     for _ in range(3):
-        faults.given_up("train/9", "no route to host", now())  # one prompt, however often
-    faults.given_up("train/10", "KeyError: 'answer'", now())  # another reason
+        faults.record_failure("train/9", "no route to host", now())  # one prompt, however often
+    faults.record_failure("train/10", "KeyError: 'answer'", now())  # another reason
     for number in range(11, 20):
-        faults.given_up(f"train/{number}", "KeyError: 'answer'", now())
-        faults.answered()
-    faults.given_up("train/20", "train/20 has an odd <object at 0x7f00aa00bb>", now())
-    faults.given_up("train/21", "train/21 has an odd <object at 0x7f00aa00cc>", now())
+        faults.record_failure(f"train/{number}", "KeyError: 'answer'", now())
+        faults.record_success()
+    faults.record_failure("train/20", "train/20 has an odd <object at 0x7f00aa00bb>", now())
+    faults.record_failure("train/21", "train/21 has an odd <object at 0x7f00aa00cc>", now())
     with pytest.raises(EveryPromptFails) as caught:
-        faults.given_up("train/22", "train/22 has an odd <object at 0x7f00aa00dd>", now())
+        faults.record_failure("train/22", "train/22 has an odd <object at 0x7f00aa00dd>", now())
     assert str(caught.value) == (
-        "3 prompts in a row (train/20, train/21, train/22) were given up alike: a prompt has an odd <object at 0x...>"
+        "3 prompts in a row (train/20, train/21, train/22) failed for the same reason: "
+        "a prompt has an odd <object at 0x...>"
     )
 
 
@@ -278,7 +279,7 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
     monkeypatch.setattr("titan_rl.controller.loop.rollout_queue.asyncio.sleep", no_wait)
 
     async def run(good: set[str], count: int) -> list[Group]:
-        faults = FaultsInARow()
+        faults = ConsecutiveFailures()
 
         async def run_group(prompt, sampling):
             made = [rollout(prompt.id, sample) for sample in range(sampling.num_samples)]
@@ -286,12 +287,14 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(monkeypatch):
                 if prompt.id not in good:
                     each.status, each.failure = "infra_error", "mine:reward: KeyError: 'x'"
             if prompt.id in good:
-                faults.answered()
+                faults.record_success()
             return Group(prompt.id, made)
 
         return [await sampled(run_group, prompt(name), SAMPLING, 2, faults) for name in NAMES[:count]]
 
-    with pytest.raises(EveryPromptFails, match=r"\(p0, p1, p2\) were given up alike: mine:reward: KeyError: 'x'"):
+    with pytest.raises(
+        EveryPromptFails, match=r"\(p0, p1, p2\) failed for the same reason: mine:reward: KeyError: 'x'"
+    ):
         asyncio.run(run(set(), 12))
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0], "half a minute, in which a server may come back"
     groups = asyncio.run(run({"p2", "p5", "p8", "p11"}, 12))
@@ -302,7 +305,7 @@ def test_a_reward_that_is_always_too_slow_ends_the_run_by_name():
     """Nothing is sampled again for it; one answer that is in time is enough to go on."""
 
     async def run(status_of: Callable[[int, int], str]) -> int:
-        faults, asked = FaultsInARow(), []
+        faults, asked = ConsecutiveFailures(), []
 
         async def run_group(prompt, sampling):
             made = [rollout(prompt.id, sample) for sample in range(sampling.num_samples)]
@@ -315,7 +318,8 @@ def test_a_reward_that_is_always_too_slow_ends_the_run_by_name():
         return len(groups)
 
     said = (
-        r"3 prompts in a row \(p0, p1, p2\) were given up alike: scoring took longer than 5.0 s: no answer was in time"
+        r"3 prompts in a row \(p0, p1, p2\) failed for the same reason: scoring took longer than 5.0 s: "
+        r"no answer was in time"
     )
     with pytest.raises(EveryPromptFails, match=f"{said}; .*raise verifier.score_timeout"):
         asyncio.run(run(lambda number, sample: "timeout"))
@@ -336,7 +340,7 @@ def test_an_answer_in_time_is_what_tells_that_not_all_prompts_fail(monkeypatch, 
         monkeypatch.setattr(dispatch, "call", call)
         for number in range(3):
             await mesh.dispatcher.run_group(prompt(f"p{number}"), SAMPLING)
-            mesh.dispatcher.faults.given_up(f"p{number}", "too slow", time.monotonic())
+            mesh.dispatcher.faults.record_failure(f"p{number}", "too slow", time.monotonic())
 
     if goes_on:
         asyncio.run(run())
@@ -347,7 +351,7 @@ def test_an_answer_in_time_is_what_tells_that_not_all_prompts_fail(monkeypatch, 
 
 def test_no_generator_for_three_prompts_ends_the_run(monkeypatch):
     async def run():
-        faults = FaultsInARow()
+        faults = ConsecutiveFailures()
 
         async def run_group(prompt, sampling):
             raise DeadlineError("no generator came back within 300 s: generator 0: raised OSError")
@@ -363,11 +367,11 @@ def test_a_batch_is_given_up_whatever_its_first_group_waits_for(monkeypatch, tmp
     monkeypatch.setattr("titan_rl.controller.loop.rollout_queue._LOOK_SECONDS", 0.01)
 
     class Stuck:
-        faults = FaultsInARow()
+        faults = ConsecutiveFailures()
 
         async def run_group(self, prompt, sampling):
             await asyncio.sleep(60 if prompt.id.endswith("0") else 0)
-            self.faults.given_up(prompt.id, "no memory", time.monotonic())
+            self.faults.record_failure(prompt.id, "no memory", time.monotonic())
             return Group(prompt.id, [], refused="poison")
 
     async def run():
@@ -451,12 +455,12 @@ def test_who_waits_to_be_alone_and_is_cancelled_keeps_nothing():
 
 
 def test_a_suspect_is_cleared_by_an_answer():
-    suspects = Suspects(2)
-    suspects.was_there("a", alone=False)
+    suspects = PoisonPrompts(2)
+    suspects.count_death("a", alone=False)
     assert suspects.is_suspect("a") and not suspects.is_poison("a")
-    suspects.was_there("a", alone=False)
+    suspects.count_death("a", alone=False)
     assert not suspects.is_poison("a"), "others were there each time"
-    suspects.was_there("a", alone=True)
+    suspects.count_death("a", alone=True)
     assert suspects.is_poison("a") and suspects.num_deaths("a") == 3
     suspects.forget("a")
     assert not suspects.is_suspect("a") and not suspects.is_poison("a")

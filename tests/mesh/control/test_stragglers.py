@@ -2,7 +2,7 @@
 
 import time
 
-from titan_rl.mesh.telemetry.stragglers import Stragglers, seconds_wanted
+from titan_rl.mesh.telemetry.stragglers import Stragglers, runnable_seconds
 
 
 def noted(**seconds: float) -> Stragglers:
@@ -53,10 +53,10 @@ def test_who_was_replaced_begins_anew():
 
 
 def test_work_counts_and_waiting_for_others_does_not():
-    start = seconds_wanted()
+    start = runnable_seconds()
     time.sleep(0.2)
-    slept = seconds_wanted() - start
+    slept = runnable_seconds() - start
     stop = time.monotonic() + 0.2
     while time.monotonic() < stop:
         pass
-    assert slept < 0.1 < 0.15 < seconds_wanted() - start - slept
+    assert slept < 0.1 < 0.15 < runnable_seconds() - start - slept

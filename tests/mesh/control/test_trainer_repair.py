@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from waiting import eventually
 
-from titan_rl.mesh.control.colocation import Apart
+from titan_rl.mesh.control.colocation import NoColocation
 from titan_rl.mesh.control.trainer_repair import ActorFault, TrainerMesh
-from titan_rl.mesh.control.trainer_snapshots import Found
+from titan_rl.mesh.control.trainer_snapshots import RestorableSteps
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.members.replica import Replica
 from titan_rl.mesh.supervision.actor_process import ActorDied
@@ -63,11 +63,11 @@ class FakeSnapshots:
     def __init__(self, log: list, steps: list[int]):
         self.log, self.steps = log, steps
 
-    async def find(self) -> Found:
+    async def find(self) -> RestorableSteps:
         self.log.append("find")
-        return Found([self.steps], {1: (self.steps, None)})
+        return RestorableSteps([self.steps], {1: (self.steps, None)})
 
-    async def restore(self, found: Found, step: int) -> None:
+    async def restore(self, found: RestorableSteps, step: int) -> None:
         self.log.append(f"restore {step}")
 
     async def reopen(self) -> None:
@@ -111,10 +111,10 @@ def make(dies_at: set[int], steps: list[int], is_protected: bool = True) -> tupl
         snapshots if is_protected else None,
         [snapshots, FakeLink(log)],
         [FakeStandby(log)],
-        turns=Apart(),
+        colocation=NoColocation(),
         catch_up=catch_up,
-        say=lambda text: None,
-        tell=lambda kind, **fields: events.append((kind, fields)),
+        log=lambda text: None,
+        record_event=lambda kind, **fields: events.append((kind, fields)),
     )
     return mesh, log, events
 
@@ -301,16 +301,16 @@ def test_after_a_repair_weights_bear_the_number_of_the_step_that_they_are_of():
     asyncio.run(run())
 
 
-class FakeTurns(Apart):
+class FakeColocation(NoColocation):
     """Trainer and generators share devices; the generators have them."""
 
-    is_trainers = False
+    is_with_trainer = False
 
     async def take(self, *, dead: bool = False) -> None:
-        self.is_trainers = True
+        self.is_with_trainer = True
 
     async def give(self) -> None:
-        self.is_trainers = False
+        self.is_with_trainer = False
 
 
 class NotingLink(StuckLink):
@@ -326,21 +326,21 @@ def test_generators_wake_again_whose_turn_only_a_repair_has_taken():
 
     async def run():
         mesh, _, _ = make(set(), steps=[5])
-        mesh.turns = turns = FakeTurns()
+        mesh.colocation = colocation = FakeColocation()
         link = NotingLink(mesh.trainers)
         weights = WeightSync(mesh, link, SimpleNamespace(healthy=[]), FakeVerifiers(), Stragglers())
         await mesh.begin_at(5)
-        await turns.give()
+        await colocation.give()
         link.published = 5
         watching = asyncio.ensure_future(weights.watch())
         mesh.trainers.ranks[1].died.set_result(time.monotonic())
         await mesh.wait_until_complete()
         await eventually(lambda: link.delivered == [5], "the generators' turn")
-        assert not turns.is_trainers
+        assert not colocation.is_with_trainer
         mesh.trainers.ranks[1].died.set_result(time.monotonic())
-        await mesh.take_turn()
+        await mesh.take_devices()
         await asyncio.sleep(0.01)
-        assert link.delivered == [5] and turns.is_trainers
+        assert link.delivered == [5] and colocation.is_with_trainer
         watching.cancel()
 
     asyncio.run(run())

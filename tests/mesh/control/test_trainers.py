@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from titan_rl.mesh.control.trainer_snapshots import Found, TrainerSnapshots
+from titan_rl.mesh.control.trainer_snapshots import RestorableSteps, TrainerSnapshots
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.members.run_context import RunContext
@@ -75,7 +75,7 @@ def test_every_rank_goes_back_to_the_common_step():
     async def run():
         ranks = [FakeProcess(f"trainer rank {rank}") for rank in range(3)]
         snapshots = TrainerSnapshots(SimpleNamespace(ranks=ranks, world_size=3), SimpleNamespace(leaders=[]), seconds=5)
-        await snapshots.restore(Found([[4, 5], [4, 5]], {1: ([4], "where it was kept")}), 4)
+        await snapshots.restore(RestorableSteps([[4, 5], [4, 5]], {1: ([4], "where it was kept")}), 4)
         assert [rank.asked for rank in ranks] == [
             [("restore", 4, None)],
             [("restore", 4, "where it was kept")],
@@ -97,4 +97,4 @@ def test_every_rank_goes_back_to_the_common_step():
     ],
 )
 def test_the_step_to_go_back_to_is_the_newest_of_all_that_the_run_has_done(own, kept, at_most, newest):
-    assert Found(own, {2: (kept, None)}).newest(at_most) == newest
+    assert RestorableSteps(own, {2: (kept, None)}).newest(at_most) == newest

@@ -13,9 +13,9 @@ import pytest
 from titan_rl.config.sections.hosts import parse_address
 from titan_rl.mesh.channel.tcp.pending_connections import MOST
 from titan_rl.mesh.hosts import command as host_command
-from titan_rl.mesh.hosts.command import Served
+from titan_rl.mesh.hosts.command import HostServer
 from titan_rl.mesh.launch import claims as reception_module
-from titan_rl.mesh.launch.claims import Claim, ClaimIsOver, Reception, ask_for_loop, read_claim
+from titan_rl.mesh.launch.claims import Claim, ClaimListener, ClaimSuperseded, ask_for_loop, read_claim
 from titan_rl.mesh.resources.certificates import VARIABLES, make_certificates
 
 FIRST = Claim("run", 0, 0, "one")
@@ -53,10 +53,10 @@ class FakeCaller:
 def served(monkeypatch):
     monkeypatch.setattr(host_command, "HostService", FakeService)
     monkeypatch.setattr(FakeService, "made", [])
-    return Served(parse_address(ADDRESS), {})
+    return HostServer(parse_address(ADDRESS), {})
 
 
-def ask(served: Served, *claim):
+def ask(served: HostServer, *claim):
     caller = FakeCaller(*claim)
     served.answer(caller)
     return caller.got
@@ -121,7 +121,7 @@ def local(scheme: str) -> tuple:
         return parse_address(f"{scheme}://127.0.0.1:{probe.getsockname()[1]}")
 
 
-async def answering(reception: Reception, *answers) -> None:
+async def answering(reception: ClaimListener, *answers) -> None:
     """One caller after the other gets these: an address, or a reason and whether it is over."""
     for answer in answers:
         caller = await asyncio.to_thread(reception.callers.get, timeout=10)
@@ -137,10 +137,10 @@ def test_a_controller_asks_until_the_host_is_there_and_free():
         address, said = local("tcp"), []
         asking = asyncio.ensure_future(ask_for_loop(address, FIRST, said.append))
         await asyncio.sleep(0.1)  # nothing listens there
-        reception = Reception(address, None)
+        reception = ClaimListener(address, None)
         answers = asyncio.ensure_future(answering(reception, ("busy", False), "tcp://x:1", ("too late", True)))
         assert await asking == "tcp://x:1" and said == [f"{address}: busy"]
-        with pytest.raises(ClaimIsOver, match="too late"):
+        with pytest.raises(ClaimSuperseded, match="too late"):
             await ask_for_loop(address, FIRST, said.append)
         await answers
         reception.close()
@@ -163,7 +163,7 @@ def test_whoever_has_no_certificate_of_the_authority_is_not_heard(tmp_path, monk
 
     async def run() -> None:
         address = local("tls")
-        reception = Reception(address, files("ours"))
+        reception = ClaimListener(address, files("ours"))
         for attempt in ("plain", "without", "theirs"):
             with pytest.raises((OSError, EOFError, asyncio.TimeoutError)):
                 await stranger(address, attempt, files("theirs"))
@@ -192,7 +192,7 @@ def test_silent_strangers_keep_no_controller_out(tmp_path, monkeypatch, scheme, 
 
     async def run() -> None:
         address = local(scheme)
-        reception = Reception(address, files)
+        reception = ClaimListener(address, files)
         silent = [await asyncio.open_connection(address.host, address.port) for _ in range(count)]
         answers = asyncio.ensure_future(answering(reception, "there"))
         assert await asyncio.wait_for(ask_for_loop(address, FIRST, print), 60) == "there"
@@ -228,7 +228,7 @@ def test_one_who_finds_no_descriptor_left_waits_and_nobody_is_deaf_afterwards(mo
 
     async def run() -> None:
         address = local("tcp")
-        reception = Reception(address, None)
+        reception = ClaimListener(address, None)
         answers = asyncio.ensure_future(answering(reception, "there"))
         assert await asyncio.wait_for(ask_for_loop(address, FIRST, print), 60) == "there" and not Full.left
         await answers

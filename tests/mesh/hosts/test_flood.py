@@ -13,7 +13,7 @@ import running
 from another_user import NOBODY, as_another_user, become, needs_root
 
 from titan_rl.environments.agents.endpoint import Endpoint
-from titan_rl.mesh.resources.listeners.callers import is_anothers
+from titan_rl.mesh.resources.listeners.callers import is_other_users
 from titan_rl.records.run_directory.events import read_events
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -27,7 +27,7 @@ def test_a_connection_of_our_own_is_known(family, host):
     with socket.create_server((host, 0), family=family) as listener, socket.socket(family) as one:
         one.connect(listener.getsockname()[:2])
         with listener.accept()[0] as other:
-            assert not is_anothers(other) and not is_anothers(one)
+            assert not is_other_users(other) and not is_other_users(one)
 
 
 def test_an_address_of_both_families_is_known():
@@ -36,7 +36,7 @@ def test_an_address_of_both_families_is_known():
         socket.create_connection(("127.0.0.1", listener.getsockname()[1])),
         listener.accept()[0] as other,
     ):
-        assert other.getpeername()[0] == "::ffff:127.0.0.1" and not is_anothers(other)
+        assert other.getpeername()[0] == "::ffff:127.0.0.1" and not is_other_users(other)
 
 
 @needs_root
@@ -50,10 +50,10 @@ def test_one_of_another_user_is_not_ours_nor_one_that_was_given_up():
             os.read(ours, 1)
             os._exit(0)
         with listener.accept()[0] as other:
-            assert is_anothers(other)
+            assert is_other_users(other)
             os.write(its, b"x")
             os.waitpid(pid, 0)
-            assert is_anothers(other), "it is nobody's any more"
+            assert is_other_users(other), "it is nobody's any more"
         os.close(ours)
         os.close(its)
 

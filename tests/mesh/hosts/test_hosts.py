@@ -18,7 +18,7 @@ from titan_rl.controller.preflight.host_checks import check_hosts, paths_on_host
 from titan_rl.data.storage.folders import manifest_of, read_part, remove_files, write_part
 from titan_rl.mesh.channel.batches import StagedRows, pull_rows
 from titan_rl.mesh.control.trainer_snapshots import can_map
-from titan_rl.mesh.hosts.agent import Beat, Lease
+from titan_rl.mesh.hosts.agent import Heartbeat, Lease
 from titan_rl.mesh.hosts.command import checked_address
 from titan_rl.mesh.hosts.host_files import WrongFiles, bring, fetch
 from titan_rl.mesh.hosts.host_path import HostPath
@@ -26,7 +26,7 @@ from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.hosts.remote_hosts import HostNeeds, NoHosts, RemoteHosts
 from titan_rl.mesh.hosts.remote_processes import RemoteProcesses
 from titan_rl.mesh.launch.base import make_host_launcher
-from titan_rl.mesh.launch.claims import ClaimIsOver
+from titan_rl.mesh.launch.claims import ClaimSuperseded
 from titan_rl.mesh.resources.certificates import make_certificates, use_certificates
 from titan_rl.mesh.resources.cores import Crew
 from titan_rl.mesh.resources.network import HOST_ADDRESS, address_for, has_address, interface_of, own_address
@@ -329,7 +329,7 @@ def test_each_host_is_told_at_which_address_others_reach_it(monkeypatch):
     async def run():
         needs = HostNeeds(None, Path("model"), Crew({"trainer": 1}, alternating=True))
         launcher = SimpleNamespace(count=0)
-        hosts = RemoteHosts(launcher, HostsConfig(), needs, seconds=5.0, logs=None, say=print)
+        hosts = RemoteHosts(launcher, HostsConfig(), needs, seconds=5.0, logs=None, log=print)
         await hosts.open()
         assert not has_address(), "a run on one host"
         facts = dict(address="127.0.0.2", mark={}, scratch="/tmp/s", cores=2, interface="")
@@ -433,15 +433,15 @@ def test_what_it_prints_is_not_written_down(tmp_path):
         async def beat(sent):
             asked.set()
             await answer.wait()
-            return Beat(frozenset({7}), {"trainer_rank_0.txt": b"stale"})
+            return Heartbeat(frozenset({7}), {"trainer_rank_0.txt": b"stale"})
 
         async def until_asked(number):
             await asyncio.Event().wait()
 
         launcher = SimpleNamespace(count=0, kill=until_asked, watch=until_asked)
         needs = HostNeeds(None, Path("model"), Crew({"trainer": 1}, alternating=True))
-        hosts = RemoteHosts(launcher, HostsConfig(), needs, seconds=5.0, logs=str(tmp_path), say=print)
-        hosts.tell(lambda host: None, lambda host: None)
+        hosts = RemoteHosts(launcher, HostsConfig(), needs, seconds=5.0, logs=str(tmp_path), log=print)
+        hosts.register(lambda host: None, lambda host: None)
         for is_lost in (False, True):
             host = lost_host(tmp_path, beat=beat, end=lambda: asyncio.sleep(0))
             asked.clear(), answer.clear()
@@ -497,15 +497,15 @@ def test_a_controller_whose_run_has_gone_on_elsewhere_ends(monkeypatch):
 
         async def refused(address, claim, say):
             claims.append(claim)
-            raise ClaimIsOver("a later controller")
+            raise ClaimSuperseded("a later controller")
 
         monkeypatch.setattr("titan_rl.mesh.hosts.remote_hosts.ask_for_loop", refused)
         claims, over, ended = [], [], asyncio.Event()
         launcher = SimpleNamespace(count=1, kill=kill, start=start)
         needs = HostNeeds(None, Path("model"), Crew({}, alternating=True), run="r", epoch=3)
-        options = dict(seconds=5.0, logs=None, say=print, over=lambda why: (over.append(why), ended.set()))
+        options = dict(seconds=5.0, logs=None, log=print, on_lost=lambda why: (over.append(why), ended.set()))
         hosts = RemoteHosts(launcher, HostsConfig(), needs, **options)
-        hosts.tell(lambda host: None, lambda host: None)
+        hosts.register(lambda host: None, lambda host: None)
         hosts._lose(0, lost_host(Path("/x"), end=lambda: asyncio.sleep(0)), "its agent died")
         await asyncio.wait_for(ended.wait(), 5)
         assert over == ["a later controller"] and (claims[0].run, claims[0].epoch) == ("r", 3)
@@ -517,7 +517,7 @@ def test_a_controller_whose_run_has_gone_on_elsewhere_ends(monkeypatch):
 def test_a_run_without_a_host_waits_for_one_as_long_as_one_may_take():
     async def run():
         needs = HostNeeds(None, Path("model"), Crew({}, alternating=True))
-        hosts = RemoteHosts(SimpleNamespace(count=1), HostsConfig(), needs, seconds=0.3, logs=None, say=print)
+        hosts = RemoteHosts(SimpleNamespace(count=1), HostsConfig(), needs, seconds=0.3, logs=None, log=print)
         with pytest.raises(NoHosts):
             await hosts.choose("verifier")
         waiting = asyncio.ensure_future(hosts.choose("verifier"))

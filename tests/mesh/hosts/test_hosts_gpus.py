@@ -14,7 +14,7 @@ from titan_rl.controller.preflight.checks import check
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.hosts.remote_hosts import HostNeeds, NoHosts, RemoteHosts
-from titan_rl.mesh.meshes import Whereabouts
+from titan_rl.mesh.meshes import ProcessPlacement
 from titan_rl.mesh.resources.cores import Crew
 from titan_rl.mesh.resources.devices import Seat
 from titan_rl.models.builtin.tiny import make_tiny
@@ -36,7 +36,7 @@ def test_a_controller_without_a_gpu_settles_a_run_on_those_of_its_hosts(tmp_path
     assert found.table.of_role("trainer") == [Seat(1, device) for device in range(4)]
     assert found.table.engines() == [(Seat(0, 0), Seat(0, 1)), (Seat(0, 2), Seat(0, 3))]
     make_tiny(path := str(tmp_path / "model"), seed=1)
-    meshes = make_meshes(fitting.config, fitting.titan, path, whereabouts=Whereabouts(devices=found.devices))
+    meshes = make_meshes(fitting.config, fitting.titan, path, placement=ProcessPlacement(devices=found.devices))
     assert not meshes._on_cpu and not meshes._can_fork
 
 
@@ -55,7 +55,7 @@ def test_a_plan_is_for_the_hosts_that_a_file_names():
 
 def hosts_with(settings: HostsConfig, seconds: float = 0.2) -> RemoteHosts:
     needs = HostNeeds(None, "model", Crew({"trainer": 1}, alternating=True))
-    return RemoteHosts(SimpleNamespace(count=2), settings, needs, seconds=seconds, logs=None, say=print)
+    return RemoteHosts(SimpleNamespace(count=2), settings, needs, seconds=seconds, logs=None, log=print)
 
 
 def remote(number: int) -> Host:

@@ -188,7 +188,7 @@ def test_an_engine_s_ranks_are_told_all_its_gpus_and_a_dead_one_s_are_free_again
     config = load_config(None, {"generator": {"replicas": 2, "tensor_parallel": 2}})
     processes = SimpleNamespace(forget=lambda process: None, is_there=lambda host: True)
     link, said = None, []
-    run = RunContext(processes, config, HostPath(), say=said.append)
+    run = RunContext(processes, config, HostPath(), log=said.append)
     engines = generators.Generators(None, run, 0, {}, link, devices_for(2, 2, 2))
 
     async def one_dies() -> None:

@@ -127,7 +127,7 @@ def test_who_asks_whether_it_is_ready_gets_no_process(server):
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_servers_that_were_begun_ahead_are_taken_over_and_end_with_the_block(is_taken, tmp_path, monkeypatch):
     monkeypatch.delenv(forking.FORK_SERVERS, raising=False)
-    with pytest.raises(ZeroDivisionError), forking.begun_ahead():
+    with pytest.raises(ZeroDivisionError), forking.servers_started_early():
         [ahead] = forking._ahead
         assert (ahead._folder / "trainer").is_socket()
         if is_taken:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots, by_preference
+from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots, keeper_order
 from titan_rl.mesh.supervision import abort_collectives
 from titan_rl.mesh.supervision.actor_process import ActorDied
 from titan_rl.mesh.supervision.deaths import DeathHandlers
-from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.peers import PeerNotifier
 from titan_rl.trainer.distributed.process_group import join_group, leave_group, peers_are_told
 
 
@@ -48,7 +48,7 @@ async def die(one) -> None:
 def test_peers_hear_of_a_death_once_and_others_do_not():
     async def run():
         ranks = [process(name) for name in ("0", "1", "mute", "3")]
-        told = PeersAreTold(lambda: ranks)
+        told = PeerNotifier(lambda: ranks)
         for rank in ranks:
             assert told.watch(rank) is rank
         await die(ranks[3])
@@ -140,11 +140,11 @@ def names(processes) -> list[str]:
 def test_keepers_are_off_the_rank_s_host_and_no_peers_where_there_are_others():
     here = [process("peer here", "a"), process("peer there", "b")]
     generators = [process("generator here", "a"), process("generator there", "b")]
-    assert names(by_preference(host_named("a"), here, generators)) == [
+    assert names(keeper_order(host_named("a"), here, generators)) == [
         *("generator there", "peer there", "generator here", "peer here"),
     ]
-    assert names(by_preference(host_named("a"), here, [])) == ["peer there", "peer here"]
-    assert by_preference(host_named("a"), [], []) == []
+    assert names(keeper_order(host_named("a"), here, [])) == ["peer there", "peer here"]
+    assert keeper_order(host_named("a"), [], []) == []
 
 
 def test_the_next_one_of_these_that_lives_keeps_them():

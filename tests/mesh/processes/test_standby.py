@@ -48,7 +48,7 @@ class FakeProcesses:
     def forget(self, process: FakeProcess) -> None:
         self.forgotten.append(process)
 
-    def tell(self, kind: str, **fields) -> None:
+    def record_event(self, kind: str, **fields) -> None:
         self.told.append(kind)
 
 

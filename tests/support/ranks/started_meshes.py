@@ -10,7 +10,7 @@ from titan_rl.config.load import load_config
 from titan_rl.controller.wiring import make_meshes
 from titan_rl.data.types import Request
 from titan_rl.diagnostics.bench.weights.weight_pairs import batch_of, guess
-from titan_rl.mesh.meshes import Listeners, Meshes
+from titan_rl.mesh.meshes import MeshCallbacks, Meshes
 from titan_rl.trainer.titan_config import build_titan
 
 BOTH = frozenset({"trainer", "generators"})
@@ -28,7 +28,7 @@ async def meshes_of(model: str, logs, parts=BOTH, say=print, **tables):
     }
     tables["generator"] = {"kv_cache_gib": 0.1, **tables.get("generator", {})}
     config = load_config(None, tables)
-    meshes = make_meshes(config, build_titan(config), model, parts=parts, logs=logs, listeners=Listeners(say=say))
+    meshes = make_meshes(config, build_titan(config), model, parts=parts, logs=logs, callbacks=MeshCallbacks(log=say))
     try:
         await meshes.start()
         yield meshes

@@ -20,7 +20,7 @@ from titan_rl.controller.loop.admission import Admission
 from titan_rl.data.types import Group, Prompt, Sampling, Status
 from titan_rl.environments.prompts.stream import PromptStream
 from titan_rl.mesh.control.dispatcher import POISON, Dispatcher
-from titan_rl.mesh.control.poison_prompts import FaultsInARow
+from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.processes.background import retrieve_exception
 from titan_rl.mesh.processes.deadlines import DeadlineError
@@ -234,7 +234,7 @@ async def sampled(
     prompt: Prompt,
     sampling: Sampling,
     max_retries: int,
-    faults: FaultsInARow,
+    faults: ConsecutiveFailures,
     on_retry: Callable[[str], None] = lambda prompt_id: None,
 ) -> Group:
     """A group, or what is left of the last attempt. ``on_retry`` takes the prompt's id before each further one.
@@ -246,16 +246,16 @@ async def sampled(
         try:
             group = await run_group(prompt, sampling)
         except DeadlineError as error:
-            faults.given_up(prompt.id, str(error), inf)  # nobody was there to work, of which no prompt is the cause
+            faults.record_failure(prompt.id, str(error), inf)  # no actor was available, which no prompt causes
             group = Group(prompt.id, [], refused="timeout")
         is_whole = not group.refused and all(rollout.status != "infra_error" for rollout in group.rollouts)
         if is_whole and (why := _only_failure(group, "timeout")):
-            faults.given_up(prompt.id, f"{why}: {_SLOW}", began)
+            faults.record_failure(prompt.id, f"{why}: {_SLOW}", began)
         if is_whole or group.refused == POISON:  # which was tried as often as it may be
             return group
         if attempt >= max_retries:
             if why := _only_failure(group, "infra_error"):
-                faults.given_up(prompt.id, why, began)
+                faults.record_failure(prompt.id, why, began)
             return group
         if not group.refused:
             await asyncio.sleep(_PAUSE_SECONDS * 2**attempt * faults.patience)

@@ -105,7 +105,7 @@ class Shutdown:
     async def complete(self) -> None:
         """A checkpoint, and the model as a Hugging Face directory (with its adapter, if it has one): in the trainer's
         turn, since both take memory, and nobody samples any more."""
-        await self.trainer.take_turn()
+        await self.trainer.take_devices()
         await self.save()
         await self.checkpointing.finish()
         await self._save_model()

@@ -29,7 +29,7 @@ class StepRecorder:
 
     async def trained(self, step: int, groups: list[Group], batches: Sequence[Batch]) -> None:
         """Begin to write a trained step, after the write before it."""
-        await self._begin(write_trained, self.run_dir.trained, step, groups, batches, self.record.take_found())
+        await self._begin(write_trained, self.run_dir.trained, step, groups, batches, self.record.take_results())
 
     def live(self, report: StepReport) -> None:
         """Write the trace of a step whose weights are live."""

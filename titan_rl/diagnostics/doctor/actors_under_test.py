@@ -132,7 +132,7 @@ class Patient:
 
     async def _ask_all(self, processes: Sequence[ActorProcess], request: RemoteCall[tuple[bytes, str]]) -> list:
         seconds = self.config.mesh.step_timeout
-        return _answers([await call(p, request, seconds=seconds, what="being examined") for p in processes])
+        return _answers([await call(p, request, seconds=seconds, what="examining actors") for p in processes])
 
     # answers
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from titan_rl.config.load import ConfigError
 from titan_rl.diagnostics.web.guard import Guard
-from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, closed_to_others
+from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,7 +34,7 @@ def watch(roots: list[Path], port: int = 0, say: Callable[[str], None] = print) 
 
     settings = uvicorn.Config(
         Guard(app, secret, port),
-        http=closed_to_others(AutoHTTPProtocol),
+        http=reject_other_users(AutoHTTPProtocol),
         log_level="warning",
         access_log=False,
         ws_max_size=1 << 20,

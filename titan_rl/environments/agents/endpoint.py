@@ -19,7 +19,7 @@ from titan_rl.environments.agents.agent import ModelAccess
 from titan_rl.environments.agents.openai_requests import Asked, Refused, read_chat, read_completion
 from titan_rl.environments.agents.openai_responses import Answered
 from titan_rl.environments.conversation.untrusted_json import read_json
-from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, closed_to_others
+from titan_rl.mesh.resources.listeners.callers import MOST_WAITING, reject_other_users
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -54,7 +54,7 @@ class Endpoint:
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         settings = uvicorn.Config(
             self._app(),
-            http=closed_to_others(AutoHTTPProtocol),
+            http=reject_other_users(AutoHTTPProtocol),
             log_config=None,
             access_log=False,
             lifespan="off",

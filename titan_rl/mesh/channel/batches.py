@@ -26,7 +26,7 @@ from titan_rl.mesh.resources.network import has_address
 
 @dataclass(frozen=True)
 class RowsHandle:
-    """Where one group's rows lie."""
+    """Location of one group's staged rows."""
 
     pid: int
     fd: int
@@ -42,10 +42,10 @@ class RowsHandle:
 
 
 class StagedRows:
-    """Rows of all groups, for as long as the block lasts. ``rows[group]`` is anything that pickles."""
+    """Staged rows of all groups, within a ``with`` block. ``rows[group]`` is anything that pickles."""
 
     fd = -1
-    """For the server (tcp/server.py: Served): it sends from memory, since the file is closed with the block."""
+    """For the server (tcp/server.py: BlockSource): it sends from memory, since the file is closed with the block."""
 
     def __init__(self, rows: list[list], over_rdma: bool, over_tcp: bool = False, maps: bool = True):
         """``over_rdma``, ``over_tcp``: some reader may be on another host, or is to read so; ``maps``: those of this

@@ -27,7 +27,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class PlanError(ValueError):
-    """Two layouts between which no weights can travel."""
+    """Mismatch of a trainer layout and a generator layout."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Holding:
-    """A box that a trainer rank has. ``name`` is what is left of the tensor's name behind its unit."""
+    """Box of a trainer rank. ``name``: the tensor's name without its unit."""
 
     name: str
     box: Box
@@ -62,7 +62,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Need:
-    """A box that a generator rank stores, in the dtype in which it stores it."""
+    """Box of a generator rank, with its stored dtype."""
 
     name: str
     box: Box
@@ -96,13 +96,13 @@ class Interner:
         return self._known.setdefault(values, values)
 
     def again(self, units: Units) -> Units:
-        """Units that came in a message of their own."""
+        """Interned units, of units from another message."""
         return {unit: self.intern(values) for unit, values in units.items()}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one need that one holding covers."""
+    """Intersection of a need and a holding."""
 
     name: str
     box: Box
@@ -120,7 +120,7 @@ def _aligned(nbytes: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """What one unit adds to a segment; ``pieces`` is shared by alike units."""
+    """Pieces of one unit in a segment; ``pieces`` is shared by alike units."""
 
     unit: str
     pieces: tuple[Piece, ...]
@@ -128,7 +128,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Placed:
-    """A piece and where it stands in its segment."""
+    """Piece with its offset in a segment."""
 
     name: str
     piece: Piece
@@ -173,7 +173,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """What a trainer rank stages for one version, and where."""
+    """Segments that a trainer rank stages for one version, with offsets."""
 
     segments: tuple[tuple[int, Segment], ...]
     """(offset in the slot, segment)."""
@@ -199,7 +199,7 @@ class Read:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """All that one generator rank takes for a version."""
+    """Reads of one generator rank for a version."""
 
     reads: tuple[Read, ...]
     segments: tuple[tuple[int, Segment], ...]
@@ -212,7 +212,7 @@ class ReadPlan:
 
 
 class Plan:
-    """Between one trainer layout and one generator layout; all replicas share it."""
+    """Transfer plan between a trainer layout and a generator layout, shared by all replicas."""
 
     def __init__(self, holdings: list[Units], needs: list[Units]):
         """``holdings[rank]`` and ``needs[reader]``. Errors: PlanError if a need is not covered exactly once."""
@@ -220,14 +220,17 @@ class Plan:
         shared: dict[tuple, list[tuple[tuple[int, ...], tuple[int, ...], tuple[Piece, ...]]]] = {}
         parts: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Part]] = defaultdict(list)
         for unit in dict.fromkeys(unit for units in needs for unit in units):
-            held = [(rank, units[unit]) for rank, units in enumerate(holdings) if unit in units]
-            wanted = [(reader, units[unit]) for reader, units in enumerate(needs) if unit in units]
+            holdings_by_rank = [(rank, units[unit]) for rank, units in enumerate(holdings) if unit in units]
+            needs_by_reader = [(reader, units[unit]) for reader, units in enumerate(needs) if unit in units]
             # holders are told apart by position, so that the layers of two pipeline stages may look alike
-            key = (tuple(id(values) for _, values in held), tuple((reader, id(values)) for reader, values in wanted))
+            key = (
+                tuple(id(values) for _, values in holdings_by_rank),
+                tuple((reader, id(values)) for reader, values in needs_by_reader),
+            )
             if key not in shared:
-                shared[key] = _unit_pieces(unit, [values for _, values in held], wanted)
+                shared[key] = _unit_pieces(unit, [values for _, values in holdings_by_rank], needs_by_reader)
             for places, readers, pieces in shared[key]:
-                holders = tuple(held[place][0] for place in places)
+                holders = tuple(holdings_by_rank[place][0] for place in places)
                 parts[holders, readers].append(Part(unit, pieces))
         self.num_shared = len(shared)
         self.segments = [Segment(*key, tuple(parts[key])) for key in sorted(parts)]
@@ -262,14 +265,14 @@ class Plan:
 
     @cached_property
     def _segments_for(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
+        indices: dict[int, list[int]] = defaultdict(list)
         for index, segment in enumerate(self.segments):
             for reader in segment.readers:
-                found[reader].append(index)
-        return found
+                indices[reader].append(index)
+        return indices
 
     def reads(self, reader: int, replica: int) -> ReadPlan:
-        """What tensor-parallel rank ``reader`` of a replica takes, and from whom."""
+        """Reads of tensor-parallel rank ``reader`` of a replica, with their holders."""
         reads: list[Read] = []
         placed, base = [], 0
         for index in self._segments_for[reader]:
@@ -292,27 +295,27 @@ def _running(sizes: Iterable[int]) -> Iterator[int]:
 
 
 def _unit_pieces(
-    unit: str, held: list[tuple[Holding, ...]], wanted: list[tuple[int, tuple[Need, ...]]]
+    unit: str, holdings_by_place: list[tuple[Holding, ...]], needs_by_reader: list[tuple[int, tuple[Need, ...]]]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[Piece, ...]]]:
-    """(places in ``held``, readers, pieces) of one unit."""
+    """(places in ``holdings_by_place``, readers, pieces) of one unit."""
     holders: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for place, holdings in enumerate(held):
+    for place, holdings in enumerate(holdings_by_place):
         for holding in holdings:
             holders[holding.name][holding.box].append(place)
     readers: dict[tuple[str, Box, str], list[int]] = defaultdict(list)
-    for reader, needs in wanted:
+    for reader, needs in needs_by_reader:
         for need in needs:
-            known = readers[need.name, need.box, need.dtype]
-            if reader not in known[-1:]:  # one tensor may be loaded into two parameters of a rank
-                known.append(reader)
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Piece]] = defaultdict(list)
+            reading_ranks = readers[need.name, need.box, need.dtype]
+            if reader not in reading_ranks[-1:]:  # one tensor may be loaded into two parameters of a rank
+                reading_ranks.append(reader)
+    pieces_by_ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Piece]] = defaultdict(list)
     for (name, box, dtype), reading in readers.items():
         covered = 0
         for held_box, places in holders[name].items():
             if (common := held_box.intersect(box)) is not None:
-                found[tuple(places), tuple(reading)].append(Piece(name, common, box, dtype))
+                pieces_by_ranks[tuple(places), tuple(reading)].append(Piece(name, common, box, dtype))
                 covered += common.numel
         if covered != box.numel:
             times = "not" if covered < box.numel else "more than once"
             raise PlanError(f"{unit}{name}: {box} is needed by generator rank {reading[0]}, and {times} held in whole")
-    return [(places, reading, tuple(pieces)) for (places, reading), pieces in found.items()]
+    return [(places, reading, tuple(pieces)) for (places, reading), pieces in pieces_by_ranks.items()]

@@ -19,9 +19,9 @@ from titan_rl.mesh.channel.memory.region import (
     NUM_SLOTS,
     RegionHandle,
     epoch_of,
+    is_unavailable,
     stamp_of,
     version_of,
-    will_not_come,
 )
 from titan_rl.mesh.channel.plan import Box, Read, ReadPlan
 from titan_rl.mesh.channel.relay.gathering import (
@@ -35,7 +35,16 @@ from titan_rl.mesh.channel.relay.gathering import (
     take_from_trainer,
 )
 from titan_rl.mesh.channel.relay.memory import Relay, RelayHandle
-from titan_rl.mesh.channel.sources import Gone, Polled, Rdma, Source, Tcp, TornRead, open_source, share_out
+from titan_rl.mesh.channel.sources import (
+    Polled,
+    Rdma,
+    Source,
+    Tcp,
+    TornRead,
+    VersionUnavailable,
+    open_source,
+    share_out,
+)
 from titan_rl.mesh.channel.tcp.client import streams_each
 from titan_rl.mesh.channel.transports import ON_GPU, Transport
 from titan_rl.mesh.channel.writer import piece_view
@@ -49,7 +58,7 @@ _FIRST_POLL, _LAST_POLL = 0.0005, 0.02
 
 @dataclass(frozen=True)
 class ReaderSetup:
-    """All that a generator rank is told, once."""
+    """Setup of a generator rank's reader."""
 
     plan: ReadPlan
     regions: list[RegionHandle]
@@ -63,7 +72,7 @@ class ReaderSetup:
 
 
 class WeightReader:
-    """One generator rank's side: a copy of its bytes of one version, fetched while the engine goes on."""
+    """Reader of one generator rank: fetches its bytes of a version while the engine runs."""
 
     def __init__(self, setup: ReaderSetup, device: torch.device, threads: int = 1):
         self.plan, self._threads = setup.plan, threads
@@ -84,20 +93,22 @@ class WeightReader:
 
     @property
     def relay(self) -> RelayHandle | None:
-        """Where other ranks can take versions that are fetched here."""
+        """Handle of this rank's relay, for other ranks; None if it is none."""
         return None if self._relay is None else self._relay.handle
 
     async def fetch(self, version: int, timeout: float, route: Route | None = None) -> Fetched:
-        """Copy a version here. One that is being written is waited for; what fails its checksum is read again.
+        """Fetch a version. One that is being written is waited for; what fails its checksum is read again.
 
         ``route``: from whom; by default from the trainers. Errors: TornRead if it was superseded, is of another epoch,
         or is still not complete after ``timeout`` seconds.
         """
         route, fetched, before = route or Route(self.epoch), Fetched(), self._bytes_received()
         if route.epoch != self.epoch:
-            raise Gone(f"version {version} is of epoch {route.epoch}, and the trainers known here are of {self.epoch}")
+            raise VersionUnavailable(
+                f"version {version} is of epoch {route.epoch}, and the trainers known here are of {self.epoch}"
+            )
         stamp = stamp_of(self.epoch, version)
-        wanted = Version(stamp, version % NUM_SLOTS, time.monotonic() + timeout)
+        target = Version(stamp, version % NUM_SLOTS, time.monotonic() + timeout)
         if self._relay is not None:
             self._relay.begin(stamp)
         try:
@@ -106,8 +117,8 @@ class WeightReader:
             # all stripes at once, each repeated by itself: what another host lacks may depend on one alone
             shares = self._parents.shares(route, range(len(self.plan.reads)))
             by_parent = {parent: places for parent, places in shares.items() if parent is not None}
-            handed = (self._from_parent(parent, wanted, places, fetched) for parent, places in by_parent.items())
-            await ended(self._from_trainers(shares[None], wanted), *handed)
+            handed = (self._from_parent(parent, target, places, fetched) for parent, places in by_parent.items())
+            await ended(self._from_trainers(shares[None], target), *handed)
         except BaseException:
             self._fail(stamp)
             raise
@@ -127,37 +138,39 @@ class WeightReader:
         if (storage := self.buffer.untyped_storage()).nbytes() < self.plan.nbytes:
             storage.resize_(self.plan.nbytes)
 
-    async def _await_stamps(self, wanted: Version, sources: Iterable[Source], at_once: bool = False) -> None:
-        deadline, version = (time.monotonic() if at_once else wanted.deadline), version_of(wanted.stamp)
+    async def _await_stamps(self, target: Version, sources: Iterable[Source], at_once: bool = False) -> None:
+        deadline, version = (time.monotonic() if at_once else target.deadline), version_of(target.stamp)
         pause = _FIRST_POLL
         for source in sources:
             rank = source.handle.rank
             while not isinstance(source, Tcp):
                 await source.refresh(max(deadline - time.monotonic(), 1.0))
-                stamp = int(source.header.stamps[wanted.slot])
-                if stamp == wanted.stamp:
+                stamp = int(source.header.stamps[target.slot])
+                if stamp == target.stamp:
                     break
                 if self._is_closed:
-                    raise Gone("the trainer has begun anew")
+                    raise VersionUnavailable("the trainer has begun anew")
                 if stamp == FAILED:
-                    raise Gone(f"trainer rank {rank} failed to stage version {version}, or began anew")
+                    raise VersionUnavailable(f"trainer rank {rank} failed to stage version {version}, or began anew")
                 if source.is_gone():
-                    raise Gone(f"trainer rank {rank} is gone")
-                if will_not_come(stamp, wanted.stamp):
-                    raise Gone(f"trainer rank {rank} has version {_said(stamp, wanted.stamp)} was asked for")
+                    raise VersionUnavailable(f"trainer rank {rank} is gone")
+                if is_unavailable(stamp, target.stamp):
+                    raise VersionUnavailable(
+                        f"trainer rank {rank} has version {_describe_stamps(stamp, target.stamp)} was asked for"
+                    )
                 if time.monotonic() >= deadline:
                     raise TornRead(f"trainer rank {rank} has not finished version {version}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_POLL)
 
-    async def _from_parent(self, parent: Parent, wanted: Version, places: list[int], fetched: Fetched) -> None:
+    async def _from_parent(self, parent: Parent, target: Version, places: list[int], fetched: Fetched) -> None:
         reads = [dataclasses.replace(r, block=p, offset=r.into) for p, r in self._planned(places)]
 
         async def others() -> None:
-            await self._from_trainers(places, wanted)
+            await self._from_trainers(places, target)
 
-        done = partial(self._put, wanted.stamp)
-        await self._parents.take(parent, wanted, reads, self.buffer, done, fetched, others)
+        done = partial(self._put, target.stamp)
+        await self._parents.take(parent, target, reads, self.buffer, done, fetched, others)
 
     def _planned(self, places: Iterable[int]) -> list[tuple[int, Read]]:
         return [(place, self.plan.reads[place]) for place in places]
@@ -166,16 +179,16 @@ class WeightReader:
         if self._relay is not None:
             self._relay.put(read.block, stamp, checksum)
 
-    async def _from_trainers(self, places: list[int], wanted: Version) -> None:
-        """Those that are not here yet, again and again. Errors: TornRead."""
+    async def _from_trainers(self, places: list[int], target: Version) -> None:
+        """Read missing blocks, with retries. Errors: TornRead."""
         while True:
             try:
-                return await self._read_from_trainers([p for p in places if not self._has(p, wanted.stamp)], wanted)
-            except Gone:
-                self._fail(wanted.stamp)  # at once: another host may wait for this one, and this one for that
+                return await self._read_from_trainers([p for p in places if not self._has(p, target.stamp)], target)
+            except VersionUnavailable:
+                self._fail(target.stamp)  # at once: another host may wait for this one, and this one for that
                 raise
             except TornRead as error:
-                if time.monotonic() > wanted.deadline or (self._is_closed and isinstance(error, Unreachable)):
+                if time.monotonic() > target.deadline or (self._is_closed and isinstance(error, Unreachable)):
                     raise
 
     def _has(self, place: int, stamp: int) -> bool:
@@ -186,27 +199,27 @@ class WeightReader:
         if self._relay is not None:
             self._relay.fail(stamp)
 
-    async def _read_from_trainers(self, places: list[int], wanted: Version) -> None:
+    async def _read_from_trainers(self, places: list[int], target: Version) -> None:
         by_source: dict[Source, list[tuple[int, Read]]] = {}
         for place, read in self._planned(places):
             by_source.setdefault(self._sources[read.holder], []).append((place, read))
-        remote = {source: found for source, found in by_source.items() if isinstance(source, Tcp)}
-        near = [(source, *one) for source, found in by_source.items() if not isinstance(source, Tcp) for one in found]
+        remote = {source: reads for source, reads in by_source.items() if isinstance(source, Tcp)}
+        near = [(source, *one) for source, reads in by_source.items() if not isinstance(source, Tcp) for one in reads]
         count = streams_each(len(remote))
-        asks = (self._from_trainer(source, found, wanted, count) for source, found in remote.items())
-        await ended(self._copy_mapped(near, wanted), *asks)
+        asks = (self._from_trainer(source, reads, target, count) for source, reads in remote.items())
+        await ended(self._copy_mapped(near, target), *asks)
 
-    async def _from_trainer(self, source: Tcp, found: list[tuple[int, Read]], wanted: Version, count: int) -> None:
-        place_of = {read: place for place, read in found}
+    async def _from_trainer(self, source: Tcp, reads: list[tuple[int, Read]], target: Version, count: int) -> None:
+        place_of = {read: place for place, read in reads}
 
         def done(read: Read, checksum: int) -> None:
             if self._relay is not None:
-                self._relay.put(place_of[read], wanted.stamp, checksum)
+                self._relay.put(place_of[read], target.stamp, checksum)
 
-        await take_from_trainer(source, wanted, [read for _, read in found], self.buffer, done, count)
+        await take_from_trainer(source, target, [read for _, read in reads], self.buffer, done, count)
 
     def let_go(self) -> None:
-        """Hold no version, and no memory for one, until the next is fetched."""
+        """Release the buffer until the next fetch."""
         self.held = None
         if self._relay is not None:
             self._relay.let_go()
@@ -218,21 +231,21 @@ class WeightReader:
             drop_contents(storage)
 
     def close(self) -> None:
-        """Those who still wait for a version here are told that it will not come."""
+        """Stop serving; ranks that wait for a version here fail over."""
         self._is_closed = True
         if self._relay is not None:
             self._relay.close()
 
-    async def _copy_mapped(self, near: list[tuple[Polled, int, Read]], wanted: Version) -> None:
+    async def _copy_mapped(self, near: list[tuple[Polled, int, Read]], target: Version) -> None:
         """Blocks of regions whose header tells when they are there."""
-        reads, slot = [(source, read) for source, _, read in near], wanted.slot
+        reads, slot = [(source, read) for source, _, read in near], target.slot
         sources = dict.fromkeys(source for source, _ in reads)
-        await self._await_stamps(wanted, sources)
+        await self._await_stamps(target, sources)
         if sources:
             self._overwrite()
         remote = [(source, read) for source, read in reads if isinstance(source, Rdma)]
         for source in dict.fromkeys(source for source, _ in remote):
-            timeout = max(wanted.deadline - time.monotonic(), 1.0)
+            timeout = max(target.deadline - time.monotonic(), 1.0)
             await source.fetch(slot, [read for s, read in remote if s is source], self.buffer, timeout)
 
         def work(share: list[tuple[Polled, Read]]) -> None:
@@ -240,20 +253,20 @@ class WeightReader:
                 source.take(slot, [read for s, read in share if s is source], self.buffer)
 
         await asyncio.gather(*(in_side_thread(work, share) for share in share_out(reads, self._threads)))
-        await self._await_stamps(wanted, sources, at_once=True)
+        await self._await_stamps(target, sources, at_once=True)
         if self._relay is not None:
             for source, place, read in near:
-                self._relay.put(place, wanted.stamp, int(source.header.checksums[slot, read.block]))
+                self._relay.put(place, target.stamp, int(source.header.checksums[slot, read.block]))
 
     def pieces(self) -> Iterator[tuple[str, Box, Box, torch.Tensor]]:
-        """(tensor name, the need that it belongs to, its box, values) of all that was fetched."""
+        """Fetched pieces: (tensor name, box of the need, own box, values)."""
         for base, segment in self.plan.segments:
             for placed in segment.placed():
                 yield placed.name, placed.piece.need, placed.piece.box, piece_view(self.buffer, base, placed)
 
 
-def _said(found: int, wanted: int) -> str:
-    """Two stamps in words."""
-    if epoch_of(found) == epoch_of(wanted):
-        return f"{version_of(found)} where {version_of(wanted)}"
-    return f"{version_of(found)} of epoch {epoch_of(found)} where {version_of(wanted)} of epoch {epoch_of(wanted)}"
+def _describe_stamps(stamp: int, target: int) -> str:
+    """Held and requested version for a message, with epochs where they differ."""
+    if epoch_of(stamp) == epoch_of(target):
+        return f"{version_of(stamp)} where {version_of(target)}"
+    return f"{version_of(stamp)} of epoch {epoch_of(stamp)} where {version_of(target)} of epoch {epoch_of(target)}"

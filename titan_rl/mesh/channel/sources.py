@@ -29,11 +29,11 @@ _CHUNK_BYTES = 256 << 10
 
 
 class TornRead(RuntimeError):
-    """What was read is not the version that was asked for, or not all of it."""
+    """Incomplete read of the requested version."""
 
 
-class Gone(TornRead):
-    """The version that was asked for will not come, or come back."""
+class VersionUnavailable(TornRead):
+    """The requested version is not available and never will be."""
 
 
 class SharedMemory:
@@ -59,8 +59,8 @@ class SharedMemory:
         """Whether all of it is what the header's checksums say."""
         data, checksums = self._slots[slot], self.header.checksums[slot]
         return all(
-            xxhash.xxh3_64_intdigest(data[start:stop].data) == int(wanted)
-            for (start, stop), wanted in zip(self.handle.blocks, checksums, strict=True)
+            xxhash.xxh3_64_intdigest(data[start:stop].data) == int(expected)
+            for (start, stop), expected in zip(self.handle.blocks, checksums, strict=True)
         )
 
     def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
@@ -88,7 +88,7 @@ class CudaIpc(SharedMemory):
         self._stream = stream_for(device, self._tensors[0].device)
 
     def take(self, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
-        """All copies, then all checksums, then one look at them. Errors: TornRead."""
+        """Copy all blocks, then check all checksums at once. Errors: TornRead."""
         with self._stream.running():
             for read in reads:
                 source = self._tensors[slot][read.offset : read.offset + read.nbytes]
@@ -170,8 +170,8 @@ def open_source(handle: RegionHandle, transport: Transport, device: torch.device
 
 
 def _check(source: Polled, slot: int, reads: list[Read], buffer: torch.Tensor) -> None:
-    found = checksums(source.handle.sums, buffer, [(read.into, read.into + read.nbytes) for read in reads])
-    _compare(found, source, slot, reads)
+    digests = checksums(source.handle.sums, buffer, [(read.into, read.into + read.nbytes) for read in reads])
+    _compare(digests, source, slot, reads)
 
 
 def _compare(digests: Iterable[int], source: Polled, slot: int, reads: list[Read]) -> None:

@@ -18,7 +18,7 @@ ON_GPU = frozenset({"cuda_ipc", "rdma_ibverbs"})
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank keeps its tensors."""
+    """Host and device of a rank's tensors."""
 
     host: str
     """By its identity (mesh/resources/host_identity.py)."""
@@ -41,7 +41,7 @@ def here() -> Place:
 
 
 def choose_transport(setting: Setting, source: Place, destination: Place) -> Transport:
-    """``auto`` takes the fastest that both ends have; anything else is what was asked for."""
+    """Fastest transport of both ends for ``auto``; otherwise the setting."""
     if setting != "auto":
         return setting
     if source.host == destination.host:

@@ -23,7 +23,7 @@ _HOST = torch.device("cpu")
 
 
 def holdings(shards: "list[Shard]", interner: Interner) -> Units:
-    """What a trainer rank holds, in the form that the plan takes."""
+    """Holdings of a trainer rank, for the plan."""
     return interner.units(
         (unit, Holding(name, Box(shard.start, tuple(shard.tensor.shape))))
         for shard in shards
@@ -43,7 +43,7 @@ def piece_view(memory: torch.Tensor, base: int, placed: Placed) -> torch.Tensor:
 
 
 class WeightWriter(SlotWriter):
-    """One trainer rank's side."""
+    """Writer of one trainer rank's weight region."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class WeightWriter(SlotWriter):
             raise ValueError(f"version {version} was asked for in epoch {epoch}, and this rank is in {self.epoch}")
         self.begin(stamp_of(self.epoch, version), version % NUM_SLOTS)
 
-    def keep_the_last(self) -> None:
+    def drop_old_versions(self) -> None:
         """Of the versions here nobody will ask for any but the last: on a CPU the memory of the others is given back,
         until something is written there again."""
         self.wait()
@@ -80,7 +80,7 @@ class WeightWriter(SlotWriter):
                 drop_shared_contents(slots[slot])
 
     def withdraw(self) -> None:
-        """Nothing will come here any more; readers that wait are told so."""
+        """Close the region; waiting readers raise."""
         self.wait()
         self.region.withdraw()
 

@@ -26,7 +26,7 @@ from titan_rl.mesh.telemetry.step_record import StepRecord
 from titan_rl.mesh.weights.channel_link import WeightLink
 
 
-class Apart:
+class NoColocation:
     """No colocation: all actors always own their devices."""
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class Apart:
         """Set when only a repair of the trainer has taken the generators' turn, which they are to have back."""
 
     @property
-    def is_trainers(self) -> bool:
+    def is_with_trainer(self) -> bool:
         return False
 
     async def begin(self) -> None:
-        """Before anything starts."""
+        """Close the startup gate before anything starts."""
 
     async def take(self, *, dead: bool = False) -> None:
-        """The trainer computes. ``dead``: a rank is, and all are about to begin anew. Errors: ActorDied."""
+        """Give the devices to the trainer. ``dead``: a rank is dead, and nothing is onloaded. Errors: ActorDied."""
 
     async def give(self) -> None:
-        """A version goes out. Errors: ActorDied."""
+        """Give the devices to the generators. Errors: ActorDied."""
 
 
-class Turns(Apart):
-    """Owns the turn. It is the trainer's first: engines start when its ranks are up, and it was given."""
+class Colocation(NoColocation):
+    """Colocation of trainer and generators: exactly one side owns the devices, first the trainer."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Turns(Apart):
         """Held while the turn changes."""
 
     @property
-    def is_trainers(self) -> bool:
+    def is_with_trainer(self) -> bool:
         return self._is_trainers
 
     async def begin(self) -> None:
-        """Before anything starts."""
+        """Close the startup gate before anything starts."""
         await self.generators.startup_gate.shut()
 
     async def take(self, *, dead: bool = False) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from titan_rl.config.sections.schema import Config
 from titan_rl.data.types import Completion, Group, Prompt, Request, Rollout, Sampling
 from titan_rl.mesh.control.generators import Generators
-from titan_rl.mesh.control.poison_prompts import FaultsInARow, Suspects
+from titan_rl.mesh.control.poison_prompts import ConsecutiveFailures, PoisonPrompts
 from titan_rl.mesh.control.weight_sync import WeightSync
 from titan_rl.mesh.members.endpoints import GeneratorEndpoints, VerifierEndpoints
 from titan_rl.mesh.members.replica import Replica
@@ -26,7 +26,10 @@ _END_SECONDS = 5.0
 
 
 class Dispatcher:
-    """Has groups sampled and scored. Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails."""
+    """Dispatcher of prompts to verifiers and replicas.
+
+    Errors of all calls: NoneLeft, DeadlineError; EveryPromptFails.
+    """
 
     def __init__(
         self,
@@ -34,17 +37,17 @@ class Dispatcher:
         generators: Generators,
         verifiers: Verifiers,
         *,
-        reissued: Callable[[str], None],
+        on_retry: Callable[[str], None],
         weights: WeightSync | None = None,
     ):
-        """``reissued(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed.
+        """``on_retry(prompt_id)`` is called for each prompt that is sampled again since somebody died or failed.
         ``weights``: has generators wake up that sleep; None if they never do."""
-        self.config, self.generators, self.verifiers, self._reissued = config, generators, verifiers, reissued
+        self.config, self.generators, self.verifiers, self._on_retry = config, generators, verifiers, on_retry
         self._weights = weights
         limit = config.rollout.max_retries
-        self._at_engines, self._at_verifiers, self._at_refusals = (Suspects(limit) for _ in range(3))
-        self._suspects = self._at_engines, self._at_verifiers, self._at_refusals
-        self.faults = FaultsInARow()
+        self._at_engines, self._at_verifiers, self._refusals = (PoisonPrompts(limit) for _ in range(3))
+        self._suspects = self._at_engines, self._at_verifiers, self._refusals
+        self.faults = ConsecutiveFailures()
         """Also for what is given up elsewhere (controller/loop/rollout_queue.py)."""
         self._attempts: dict[str, float] = {}
         """When the last attempt at each prompt under way began."""
@@ -64,7 +67,7 @@ class Dispatcher:
                 if (group := await self._try(prompt, sampling)) is not None:
                     return group
             why = "; ".join(self._reasons[prompt.id])
-            self.faults.given_up(prompt.id, why, self._attempts[prompt.id])
+            self.faults.record_failure(prompt.id, why, self._attempts[prompt.id])
             return Group(prompt.id, [], refused=POISON, replica_failure=why)
         finally:
             for suspects in self._suspects:
@@ -84,11 +87,11 @@ class Dispatcher:
             if replica is None or verifier not in self.verifiers.procs:  # it died while another was waited for
                 return None
             self._attempts[name] = time.monotonic()
-            with replica, self._told_if_slow(name):
+            with replica, self._reported_if_slow(name):
                 group = await self._run_group_on(verifier, replica, prompt, sampling)
         if group is None:
             if not self._is_poison(name):
-                self._reissued(name)
+                self._on_retry(name)
             return None
         group.verifier = f"verifier {verifier}"
         self.verifiers.note_scoring(group.verifier, group.seconds_score)
@@ -96,7 +99,7 @@ class Dispatcher:
         self.verifiers.router.worked()
         self._last_news = time.monotonic()
         if any(rollout.status not in ("infra_error", "timeout") for rollout in group.rollouts):
-            self.faults.answered()
+            self.faults.record_success()
         return group
 
     async def _wake_generators(self) -> None:
@@ -133,7 +136,7 @@ class Dispatcher:
         return None
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Of tokens that are no prompt of the run. Another replica is asked if one dies; what one raises is raised."""
+        """Completions of a request outside the run's prompts. Another replica is tried if one dies."""
         why = ""
         for _ in range(1 + self.config.rollout.max_retries):
             await self._wake_generators()
@@ -141,28 +144,28 @@ class Dispatcher:
                 if (replica := self.generators.replicas.get(number)) is None:
                     continue
                 with replica:
-                    seconds, asked = self.config.mesh.step_timeout, GeneratorEndpoints.generate(request)
+                    seconds, generation = self.config.mesh.step_timeout, GeneratorEndpoints.generate(request)
                     try:
-                        return await call(replica.ranks[0], asked, seconds=seconds, what="answering")
+                        return await call(replica.ranks[0], generation, seconds=seconds, what="answering")
                     except ActorDied as death:
                         why = f": {death}"
-        raise NoneLeft(f"the generators that were asked died, one after the other{why}")
+        raise NoneLeft(f"every generator that was tried died{why}")
 
     @contextmanager
-    def _told_if_slow(self, prompt_id: str) -> Iterator[None]:
+    def _reported_if_slow(self, prompt_id: str) -> Iterator[None]:
         """Say so once nothing at all has come for a good part of the time that a group may take."""
         began, most = time.monotonic(), self.config.verifier.episode_timeout
         seconds = _SILENT_SHARE * most
 
-        def tell() -> None:
+        def report() -> None:
             if self._last_news < began:
                 self._last_news = time.monotonic()
-                self.generators.say(
+                self.generators.log(
                     f"no group has ended for {seconds:g} s, prompt {prompt_id} among them: each may take "
                     f"verifier.episode_timeout = {most:g} s"
                 )
 
-        timer = asyncio.get_running_loop().call_later(seconds, tell)
+        timer = asyncio.get_running_loop().call_later(seconds, report)
         try:
             yield
         finally:
@@ -177,9 +180,9 @@ class Dispatcher:
         """It did not answer, so it is ended; but where it only refuses a request, it lives on."""
         why = group.replica_failure.strip().splitlines()[-1]
         if group.is_request_refused:
-            self._note(group.prompt_id, why)
-            self._at_refusals.was_there(group.prompt_id, alone=True)
-            self._tell_poison(self._at_refusals, group.prompt_id, why)
+            self._add_reason(group.prompt_id, why)
+            self._refusals.count_death(group.prompt_id, alone=True)
+            self._report_poison(self._refusals, group.prompt_id, why)
             return
         if self.generators.replicas.get(replica.number) is replica:
             self.generators.fail(replica.number, f"failed: {why}")
@@ -188,36 +191,36 @@ class Dispatcher:
     def _engine_died(self, replica: Replica, prompt_id: str) -> None:
         if replica.number in self.generators.router.members:  # or else it was taken away
             dead = next((rank for rank in replica.ranks if rank.is_dead), replica.ranks[0])
-            self._was_there(self._at_engines, self.generators.router, prompt_id, dead)
+            self._count_death(self._at_engines, self.generators.router, prompt_id, dead)
 
     def _verifier_died(self, verifier: ActorProcess, prompt_id: str) -> None:
-        self._was_there(self._at_verifiers, self.verifiers.router, prompt_id, verifier)
+        self._count_death(self._at_verifiers, self.verifiers.router, prompt_id, verifier)
 
-    def _was_there(self, suspects: Suspects, router: Router, prompt_id: str, dead: ActorProcess) -> None:
+    def _count_death(self, suspects: PoisonPrompts, router: Router, prompt_id: str, dead: ActorProcess) -> None:
         if dead.why.startswith("lost "):  # its host, of which no prompt is the cause
             return
-        self._note(prompt_id, f"{router.kind} {dead.why}")
-        suspects.was_there(prompt_id, alone=suspects.is_suspect(prompt_id))
+        self._add_reason(prompt_id, f"{router.kind} {dead.why}")
+        suspects.count_death(prompt_id, alone=suspects.is_suspect(prompt_id))
         if suspects.is_poison(prompt_id):
             router.blame(f"prompt {prompt_id} is poison: {dead.name} {dead.why}")
-            self._tell_poison(suspects, prompt_id, f"{dead.name} {dead.why}")
+            self._report_poison(suspects, prompt_id, f"{dead.name} {dead.why}")
 
-    def _note(self, prompt_id: str, reason: str) -> None:
+    def _add_reason(self, prompt_id: str, reason: str) -> None:
         reasons = self._reasons.setdefault(prompt_id, [])
         if reason not in reasons:
             reasons.append(reason)
 
-    def _tell_poison(self, suspects: Suspects, prompt_id: str, why: str) -> None:
+    def _report_poison(self, suspects: PoisonPrompts, prompt_id: str, why: str) -> None:
         if suspects.is_poison(prompt_id):
             count = suspects.num_deaths(prompt_id)
-            self.generators.say(f"prompt {prompt_id} is discarded as poison at its fault number {count}: {why}")
-            self.generators.processes.tell(POISON, prompt=prompt_id, faults=count, why=why)
+            self.generators.log(f"prompt {prompt_id} is discarded as poison at its fault number {count}: {why}")
+            self.generators.processes.record_event(POISON, prompt=prompt_id, faults=count, why=why)
 
     async def demonstrate(self, prompts: list[Prompt]) -> list[Rollout]:
-        """Worked examples, as rollouts."""
-        seconds, asked = self.config.mesh.step_timeout, VerifierEndpoints.demonstrate(prompts)
+        """Demonstrations of these prompts, as rollouts."""
+        seconds, request = self.config.mesh.step_timeout, VerifierEndpoints.demonstrate(prompts)
         while True:
             async with self.verifiers.router.choose(self.config.mesh.start_timeout) as number:
                 with suppress(ActorDied):
                     verifier = self.verifiers.procs[number]
-                    return await call(verifier, asked, seconds=seconds, what="preparing the SFT")
+                    return await call(verifier, request, seconds=seconds, what="preparing the SFT")

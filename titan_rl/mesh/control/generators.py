@@ -21,7 +21,7 @@ from titan_rl.mesh.weights.channel_link import WeightLink
 
 
 class StartupGate:
-    """Work that may only begin at times, and is let end before they are over. Open until it is shut."""
+    """Gate that admits engine startups while it is open. Shutting it waits for those inside."""
 
     def __init__(self) -> None:
         self._open, self._empty = asyncio.Event(), asyncio.Event()
@@ -31,7 +31,7 @@ class StartupGate:
 
     @asynccontextmanager
     async def inside(self) -> AsyncIterator[None]:
-        """Waits while it is shut; the block works inside."""
+        """Wait until the gate is open; the ``with`` block runs inside."""
         await self._open.wait()
         self._num_inside += 1
         self._empty.clear()
@@ -46,7 +46,7 @@ class StartupGate:
         self._open.set()
 
     async def shut(self) -> None:
-        """Nobody else comes in; until all who are inside have left."""
+        """Admit nobody else, and wait until all inside have left."""
         self._open.clear()
         await self._empty.wait()
 
@@ -61,7 +61,7 @@ def _rank_names(number: int | str, count: int) -> list[str]:
 
 
 class Generators:
-    """Owns the replicas and their spares."""
+    """Owner of the replicas and their spares."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Generators:
         """``link``: where weights come from, once it is connected. ``max_tokens``: of a prompt with its answer.
         ``devices``: where a run's processes are on GPUs; None on a CPU."""
         config = run.config
-        self.processes, self.config, self.scratch, self.link, self.say = (
+        self.processes, self.config, self.scratch, self.link, self.log = (
             run.processes,
             config,
             run.scratch,
             link,
-            run.say,
+            run.log,
         )
         self.router = Router("generator", range(config.generator.replicas))
         self.replicas: dict[int, Replica] = {}
@@ -90,7 +90,7 @@ class Generators:
         self.standby = Standby(run.processes, config, "generator", *arguments)
         self._spares: list[Replica] = []
         self._num_spares_coming = self._num_spares_lost = 0
-        self._replacements = Replacements(self.router, run.say)
+        self._replacements = Replacements(self.router, run.log)
         self._background = BackgroundTasks()
         self._on_change: list[Callable[[], object]] = []
         self._num_engines = 0
@@ -99,7 +99,7 @@ class Generators:
 
     @property
     def healthy(self) -> list[Replica]:
-        """Those that may get work."""
+        """Replicas in rotation."""
         return [self.replicas[number] for number in self.router.healthy if number in self.replicas]
 
     @property
@@ -107,10 +107,10 @@ class Generators:
         return [replica.ranks[0] for replica in self.replicas.values()]
 
     def on_change(self, callback: Callable[[], object]) -> None:
-        """Have it called whenever a replica has come or gone."""
+        """Register a callback for each added or removed replica."""
         self._on_change.append(callback)
 
-    def _tell_of_change(self) -> None:
+    def _notify_of_change(self) -> None:
         for callback in self._on_change:
             callback()
 
@@ -125,13 +125,13 @@ class Generators:
         file = f"generator{self._num_engines}"
         names = _rank_names(number, self.config.generator.tensor_parallel)
         replica = Replica(-1 if isinstance(number, str) else number, seats=self._seats.take(self.processes.is_there))
-        told = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
+        devices = (tuple(seat.device for seat in replica.seats),) if replica.seats else ()
         what = f"starting generator {number}"
         try:
             await self._man(replica, names)
             rendezvous_file = replica.ranks[0].host.folder(self.scratch) / file
             starts = [
-                (process, GeneratorEndpoints.start(rank, str(rendezvous_file), *told))
+                (process, GeneratorEndpoints.start(rank, str(rendezvous_file), *devices))
                 for rank, process in enumerate(replica.ranks)
             ]
             await call_each(starts, seconds=self.config.mesh.start_timeout, what=what)
@@ -146,17 +146,17 @@ class Generators:
         if on is None and len(names) > 1 and self.processes.remote is not None:
             replica.ranks.append(await self.standby.take(names[0]))
             on = replica.ranks[0].host.number
-        left = names[len(replica.ranks) :]
-        replica.ranks += await asyncio.gather(*(self.standby.take(name, on) for name in left))
+        remaining = names[len(replica.ranks) :]
+        replica.ranks += await asyncio.gather(*(self.standby.take(name, on) for name in remaining))
 
     def _take_in(self, replica: Replica) -> None:
         self.replicas[replica.number] = replica
         for rank in replica.ranks:
             rank.deaths.register("generator", lambda rank: self._begin_replacing(replica, rank))
-            rank.deaths.register("snapshots", lambda rank: self._tell_of_change())
+            rank.deaths.register("snapshots", lambda rank: self._notify_of_change())
         if dead := [rank for rank in replica.ranks if rank.is_dead]:
             self._begin_replacing(replica, dead[0])
-        self._tell_of_change()
+        self._notify_of_change()
 
     def _end(self, replica: Replica) -> None:
         replica.kill()
@@ -175,7 +175,7 @@ class Generators:
         self.router.take_out(number, f"{rank.name} {rank.why}")
         del self.replicas[number]
         self._end(replica)
-        self.say(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
+        self.log(f"{rank.name} {rank.why}: its groups are sampled elsewhere, and it is replaced")
         self._replacements.begin(number, lambda: self._bring(number))
 
     def _replace_spare(self, replica: Replica, rank: ActorProcess) -> None:
@@ -186,13 +186,15 @@ class Generators:
         self._end(replica)
         self._num_spares_lost += 1
         if self._num_spares_lost < _MAX_SPARES_LOST:
-            self.say(f"{rank.name} {rank.why}: another is started")
+            self.log(f"{rank.name} {rank.why}: another is started")
             self.prepare()
         else:
-            self.say(f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no other waits for now")
+            self.log(
+                f"{rank.name} {rank.why}, as {self._num_spares_lost - 1} before it: no further spare is started for now"
+            )
 
     def fail(self, number: int, reason: str) -> None:
-        """It lives, but what it does can no longer be trusted: it is replaced as if it had died."""
+        """Replace a live replica that failed, as if it had died."""
         replica = self.replicas.get(number)
         if replica is not None:
             self.router.take_out(number, reason)
@@ -218,8 +220,8 @@ class Generators:
         self._take_in(replica)
         if not replica.is_dead:
             self.router.put_in(number)
-            self.say(f"generator {number} serves")
-            self.processes.tell("generator_serves", number=number)
+            self.log(f"generator {number} serves")
+            self.processes.record_event("generator_serves", number=number)
 
     async def _next_engine(self, number: int) -> Replica:
         """A spare that waits, or an engine that is started now."""
@@ -242,7 +244,7 @@ class Generators:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def prepare(self) -> None:
-        """Have as many loaded engines wait as the config says, and a process that has its imports done.
+        """Start missing spares (``recovery.warm_spares``) and the standby.
 
         A spare pulls the live version when its turn comes.
         """
@@ -256,7 +258,7 @@ class Generators:
             self._spares.append(replica)
             for rank in replica.ranks:
                 rank.deaths.register("spare", lambda rank: self._replace_spare(replica, rank))
-            self.processes.tell("spare_waits", pid=replica.ranks[0].pid)
+            self.processes.record_event("spare_waits", pid=replica.ranks[0].pid)
 
         for _ in range(self.config.recovery.warm_spares - len(self._spares) - self._num_spares_coming):
             self._num_spares_coming += 1
@@ -265,10 +267,10 @@ class Generators:
     # more and fewer
 
     def scale(self, count: int) -> None:
-        """Begin to have that many replicas: new ones come up, the last ones end what they have and go."""
+        """Begin to scale to ``count`` replicas; surplus ones finish their groups first."""
         members, most = self.router.members, self._seats.count
         if most is not None and count > (most := most - self.config.recovery.warm_spares):
-            self.say(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
+            self.log(f"scale: requested {count} generators, the placement has GPUs for {most}: running {most}")
             count = most
         for _ in range(count - len(members)):
             number = max(self.router.members, default=-1) + 1
@@ -289,8 +291,8 @@ class Generators:
         for rank in replica.ranks:
             rank.is_stopping = True
         self._end(replica)
-        self.say(f"generator {replica.number} was taken away")
-        self.processes.tell("generator_gone", number=replica.number)
+        self.log(f"generator {replica.number} was removed")
+        self.processes.record_event("generator_gone", number=replica.number)
 
     def stop(self) -> None:
         self._replacements.stop()

@@ -15,8 +15,8 @@ from collections import Counter
 from titan_rl.mesh.supervision.actor_process import ActorFault
 
 
-class Suspects:
-    """Owns how many deaths of one kind of actor each prompt was there at, until the prompt is done."""
+class PoisonPrompts:
+    """Deaths of one kind of actor by prompt in flight, to find poison prompts."""
 
     def __init__(self, limit: int):
         """``limit``: deaths that a prompt may be there at, the last of them alone."""
@@ -24,8 +24,8 @@ class Suspects:
         self._deaths: Counter[str] = Counter()
         self._died_alone: set[str] = set()
 
-    def was_there(self, prompt_id: str, *, alone: bool) -> None:
-        """``alone``: nobody else can have been the cause."""
+    def count_death(self, prompt_id: str, *, alone: bool) -> None:
+        """Count a death for a prompt in flight. ``alone``: no other prompt can be the cause."""
         self._deaths[prompt_id] += 1
         if alone:
             self._died_alone.add(prompt_id)
@@ -40,7 +40,7 @@ class Suspects:
         return self._deaths.get(prompt_id, 0)
 
     def forget(self, prompt_id: str) -> None:
-        """It is done, or given up."""
+        """Drop the counts of a finished prompt."""
         self._deaths.pop(prompt_id, None)
         self._died_alone.discard(prompt_id)
 
@@ -51,11 +51,11 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
 class EveryPromptFails(ActorFault):
-    """Different prompts in a row were given up for one reason."""
+    """Consecutive failures of different prompts for one reason."""
 
 
-class FaultsInARow:
-    """Owns the prompts that were given up, one after the other, since the last that was answered.
+class ConsecutiveFailures:
+    """Consecutively failed prompts since the last success.
 
         a prompt is given up ──▶ another, begun after that, is for the same reason ──▶ a third is ──▶ the run ends
                   └──────────────── any prompt is answered: none in a row ◀───────────────┘
@@ -69,12 +69,12 @@ class FaultsInARow:
         self._reason, self._since = "", 0.0
         self._ended: EveryPromptFails | None = None
 
-    def answered(self) -> None:
-        """A prompt had at least one sample that the machinery did not fail, and that was in time."""
+    def record_success(self) -> None:
+        """Reset the count: a prompt has a sample without infrastructure error or timeout."""
         self._prompts.clear()
 
-    def given_up(self, prompt_id: str, reason: str, began: float) -> None:
-        """``began``: when its last attempt did, by ``time.monotonic``. Errors: EveryPromptFails."""
+    def record_failure(self, prompt_id: str, reason: str, began: float) -> None:
+        """Record a failed prompt. ``began``: its last attempt (``time.monotonic``). Errors: EveryPromptFails."""
         self.check()
         reason = _ADDRESS.sub("0x...", reason.replace(prompt_id, "a prompt"))
         if self._prompts and reason == self._reason:
@@ -86,15 +86,17 @@ class FaultsInARow:
         self._reason, self._since = reason, time.monotonic()
         if len(self._prompts) == NUM_PROMPTS:
             names = ", ".join(self._prompts)
-            self._ended = EveryPromptFails(f"{NUM_PROMPTS} prompts in a row ({names}) were given up alike: {reason}")
+            self._ended = EveryPromptFails(
+                f"{NUM_PROMPTS} prompts in a row ({names}) failed for the same reason: {reason}"
+            )
         self.check()
 
     def check(self) -> None:
-        """Errors: EveryPromptFails, once it was raised."""
+        """Raise EveryPromptFails again once it was raised."""
         if self._ended is not None:
             raise self._ended
 
     @property
     def patience(self) -> float:
-        """How many times as long as at first to wait before a retry: what all need may be on its way back."""
+        """Factor on the pause before a retry; grows with consecutive failures."""
         return float(_PAUSE_FACTOR ** len(self._prompts))

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from titan_rl.data.nonfinite import BadNumbers
 from titan_rl.data.types import Batch, StepMetrics
-from titan_rl.mesh.control.colocation import Apart
+from titan_rl.mesh.control.colocation import NoColocation
 from titan_rl.mesh.control.trainer_snapshots import TrainerSnapshots
 from titan_rl.mesh.hosts.host_path import HostPath
 from titan_rl.mesh.members.endpoints import TrainerEndpoints
@@ -42,19 +42,22 @@ _MAX_REPAIRS = 5
 
 
 class Follower(Protocol):
-    """Something that is tied to the trainer's ranks, and so must follow a repair."""
+    """Dependent of the trainer's ranks, notified after a repair."""
 
     async def reopen(self) -> None:
-        """All ranks have begun anew, at a step that may be earlier than the run's."""
+        """Reopen after a restart of all ranks, possibly at an earlier step."""
         ...
 
     async def resume(self, step: int) -> None:
-        """All ranks are at the run's step again."""
+        """Resume at the run's step, after the catch-up."""
         ...
 
 
 class TrainerMesh:
-    """Owns the trainer's repair. Errors of all calls: ActorFault; whatever an actor raises with all ranks alive."""
+    """Trainer with repair of dead ranks.
+
+    Errors of all calls: ActorFault; whatever an actor raises with all ranks alive.
+    """
 
     def __init__(
         self,
@@ -63,17 +66,17 @@ class TrainerMesh:
         followers: Sequence[Follower],
         standbys: Sequence[Standby],
         *,
-        turns: Apart,
+        colocation: NoColocation,
         catch_up: CatchUp | None,
-        say: Callable[[str], None],
-        tell: Callable[..., None],
+        log: Callable[[str], None],
+        record_event: Callable[..., None],
     ):
         """``snapshots``: None where the config wants no recovery, and then a death ends the run; so it does without
         ``catch_up``. ``followers``: in the order in which they follow. ``standbys``: prepared after each step, since
-        the imports of earlier ones would slow the start. ``turns``: taken for whatever computes."""
+        the imports of earlier ones would slow the start. ``colocation``: taken for whatever computes."""
         self.trainers, self.snapshots, self.followers, self.standbys = trainers, snapshots, followers, standbys
-        self._catch_up, self.say, self.tell = catch_up, say, tell
-        self.turns = turns
+        self._catch_up, self.log, self.record_event = catch_up, log, record_event
+        self.colocation = colocation
         self.step_done = 0
         """Steps that the run counts as done: a repaired trainer never starts from a later one."""
         self._lock = asyncio.Lock()
@@ -89,7 +92,7 @@ class TrainerMesh:
     # calls
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
-        """The optimizer steps that make up a step of the run, one for each batch; begun anew if a rank dies."""
+        """Run a step's optimizer steps, one a batch; repeated if a rank dies."""
         metrics = await self.ask(lambda: self.trainers.train(batches, step))
         self._has_done(step)
         return metrics
@@ -101,20 +104,20 @@ class TrainerMesh:
             standby.make()
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
-        """The gradients of a step's one update, for a loop of one's own; ``optim_step`` comes next."""
+        """Compute the gradients of one update, for a custom training loop; ``optim_step`` applies them."""
         self._own = batch
         return await self.ask(self._gradients)
 
     async def optim_step(self, step: int) -> StepMetrics | BadNumbers:
-        """The update; its gradients are made again if a rank has died since."""
+        """Apply the update; gradients are recomputed after a repair."""
         answer = await self.ask(lambda: self._update(step))
         self._has_done(step)
         return answer
 
     async def _gradients(self) -> StepMetrics | BadNumbers:
-        found = await self.trainers.forward_backward(self._own_batch())
+        metrics = await self.trainers.forward_backward(self._own_batch())
         self._gradients_since = self._num_repaired
-        return found
+        return metrics
 
     def _own_batch(self) -> Batch:
         assert self._own is not None  # ``forward_backward`` comes first
@@ -126,24 +129,24 @@ class TrainerMesh:
         return await self.trainers.optim_step(self._own_batch().has_signal, step)
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
-        """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
+        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch."""
         return await self.ask(lambda: self.trainers.sft(batches))
 
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
-        """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
+        """Loss metrics of rows without an update, by the named algorithm or the run's."""
         return await self.ask(lambda: self.trainers.evaluate(batch, name))
 
     async def call(self, request: RemoteCall[T]) -> list[T]:
-        """All ranks: ``begin_checkpoint``, ``load_checkpoint`` or ``save_hf``, say. Each rank's answer."""
+        """Call an endpoint on all ranks, such as ``save_hf``. Answers by rank."""
         what, computes = f"trainer {request.endpoint}", request.endpoint in _COMPUTE
         return await self.ask(lambda: self.trainers.call(request, what=what), computes=computes)
 
     async def collect(self, folder: HostPath) -> None:
-        """Have what all ranks have written into a folder here, wherever they are."""
+        """Fetch files that ranks on other hosts wrote below a folder."""
         await collect(self.trainers.ranks, folder)
 
     async def begin_at(self, step: int) -> None:
-        """The trainer's state is that after a step, by whatever way; from here on it can be repaired."""
+        """Set the step of the trainer's state; repairs are possible from now on."""
         self.step_done = step
         if (snapshots := self.snapshots) is not None:
             await self.ask(lambda: snapshots.resume(step))
@@ -162,22 +165,22 @@ class TrainerMesh:
         """All ranks take up settings of optimizer, schedule and algorithm; a rank that joins later has them by that."""
         await self.ask(self.trainers.take_settings, computes=False)
 
-    async def take_turn(self) -> None:
-        """Generators that share a device with the trainer sleep from now on, until a version goes out."""
+    async def take_devices(self) -> None:
+        """Put colocated generators to sleep until the next version."""
         await self.ask(_nothing)
 
     async def wait_until_complete(self) -> None:
-        """Until no rank is dead."""
+        """Wait until no rank is dead."""
         await self.ask(_nothing, computes=False)
 
     async def watch(self) -> None:
-        """For as long as the run lasts: a death that no call meets is repaired at once, too."""
+        """Repair deaths between calls, for the whole run."""
         while True:
             await asyncio.wait({rank.died for rank in self.trainers.ranks}, return_when=asyncio.FIRST_COMPLETED)
             await self.wait_until_complete()
 
     async def ask(self, work: Callable[[], Awaitable[T]], *, computes: bool = True) -> T:
-        """What ``work`` gives with all ranks alive: they are repaired, and it is begun again, as often as need be.
+        """Result of ``work`` with all ranks alive; repeated after each repair.
 
         One asks at a time. ``computes``: it needs what a rank holds on its device. Who is cancelled leaves the work to
         end by itself, and the next waits for that: a rank whose rows were taken away would leave its process group.
@@ -187,7 +190,7 @@ class TrainerMesh:
         return await asyncio.shield(self._calls.start(self._do(work, computes)))
 
     def stop(self) -> None:
-        """Nothing is waited for any more."""
+        """Cancel all calls."""
         self._calls.cancel()
 
     async def _do(self, work: Callable[[], Awaitable[T]], computes: bool) -> T:
@@ -198,10 +201,10 @@ class TrainerMesh:
                     if not self.trainers.is_complete:
                         await self._repair_in_turn(computes)
                     if computes:
-                        await self.turns.take()
+                        await self.colocation.take()
                     return await work()
                 except ActorDied as error:
-                    self.say(str(error))
+                    self.log(str(error))
                     if error.__cause__ is not None:
                         self._note_raised(error)
                 except ActorFault:
@@ -223,11 +226,11 @@ class TrainerMesh:
     # repair
 
     async def _repair_in_turn(self, computes: bool) -> None:
-        is_interrupted = not self.turns.is_trainers
-        await self.turns.take(dead=True)
+        is_interrupted = not self.colocation.is_with_trainer
+        await self.colocation.take(dead=True)
         await self._repair()
         if is_interrupted and not computes:
-            self.turns.interrupted.set()
+            self.colocation.interrupted.set()
 
     async def _repair(self) -> None:
         dead = self.trainers.dead
@@ -237,9 +240,9 @@ class TrainerMesh:
         step = await self._replace(dead)
         redone = await self._go_on_from(step)
         seconds, who = time.monotonic() - died, ", ".join(process.name for process in dead.values())
-        self.tell("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
+        self.record_event("trainer_repaired", who=who, step=step, steps_redone=redone, seconds=seconds)
         why = next(iter(dead.values())).why
-        self.say(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
+        self.log(f"{who} {why}: replaced, and all ranks at step {self.step_done} again after {seconds:.1f} s")
 
     async def _go_on_from(self, step: int | None) -> int:
         """All ranks have joined, and are at this step (None: at the file's weights). The number of steps redone."""
@@ -264,12 +267,12 @@ class TrainerMesh:
         None: somebody's state is nowhere, so all have the weights of the file, and must be given a checkpoint.
         """
         assert self.snapshots is not None  # or it could not be repaired
-        found = await self.snapshots.find()
+        restorable = await self.snapshots.find()
         await self.trainers.replace(dead)
         await self.trainers.join()
-        step = found.newest(self.step_done)
+        step = restorable.newest(self.step_done)
         if step is not None:
-            await self.snapshots.restore(found, step)
+            await self.snapshots.restore(restorable, step)
         return step
 
 

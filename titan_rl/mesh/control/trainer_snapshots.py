@@ -29,8 +29,8 @@ _ASK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Found:
-    """Which steps can be restored."""
+class RestorableSteps:
+    """Steps that can be restored, by rank."""
 
     own: list[list[int]]
     """Of each rank that has snapshots in its own memory."""
@@ -43,9 +43,12 @@ class Found:
         return max((step for step in steps if step <= at_most), default=None)
 
 
-def by_preference(host: Host, peers: list[ActorProcess], others: list[ActorProcess]) -> list[ActorProcess]:
-    """Who is to keep what a rank on this host puts aside. What takes the host takes all that is on it; and what takes a
-    rank may take its peers, which wait for it in collectives, but no generator. The order is kept otherwise."""
+def keeper_order(host: Host, peers: list[ActorProcess], others: list[ActorProcess]) -> list[ActorProcess]:
+    """Candidate keepers of a rank's snapshots, best first.
+
+    A lost host takes all on it; a lost rank may take its peers, which wait for it in collectives, but no generator. The
+    order is kept otherwise.
+    """
     candidates = [(process, is_peer) for is_peer in (False, True) for process in (peers if is_peer else others)]
     return [process for process, _ in sorted(candidates, key=lambda one: (one[0].host is host, one[1]))]
 
@@ -56,7 +59,7 @@ def can_map(host: Host, other: Host) -> bool:
 
 
 class TrainerSnapshots:
-    """Owns who keeps the snapshots of which rank. Errors of all calls: ActorDied; whatever an actor raises."""
+    """Keepers of all ranks' snapshots. Errors of all calls: ActorDied; whatever an actor raises."""
 
     def __init__(self, trainers: Trainers, generators: Generators, seconds: float):
         """``generators``: their leaders are keepers where they can be, and else peers. ``seconds``: of any call."""
@@ -75,7 +78,7 @@ class TrainerSnapshots:
         self._placing = asyncio.Lock()
 
     async def place_keepers(self) -> None:
-        """For every rank that has none (any more)."""
+        """Choose a keeper for every rank without one."""
         async with self._placing:
             for rank, handle in enumerate(self._handles):
                 if (keeper := self._keepers[rank]) is not None and not keeper.is_dead:
@@ -102,20 +105,20 @@ class TrainerSnapshots:
     def _choose_keeper(self, rank: int) -> ActorProcess | None:
         ranks, count = self.trainers.ranks, self.trainers.world_size
         peers = [ranks[(rank + i) % count] for i in range(1, count)]
-        able = by_preference(ranks[rank].host, peers, self.generators.leaders)
+        able = keeper_order(ranks[rank].host, peers, self.generators.leaders)
         return next((process for process in able if not process.is_dead), None)
 
     # the way back
 
-    async def find(self) -> Found:
-        """What there is, while some ranks are dead."""
+    async def find(self) -> RestorableSteps:
+        """Restorable steps, while some ranks are dead."""
         self._fresh |= set(self.trainers.dead)
         kept = {rank: await self._kept(rank) for rank in self._fresh}
         own = [process for rank, process in enumerate(self.trainers.ranks) if rank not in self._fresh]
         steps = await call_all(
             own, TrainerEndpoints.snapshot_steps(), seconds=self.seconds, what="asking for snapshots"
         )
-        return Found(steps, kept)
+        return RestorableSteps(steps, kept)
 
     async def _kept(self, rank: int) -> tuple[list[int], RegionHandle | None]:
         keeper = self._keepers[rank] if self._keepers else None
@@ -126,9 +129,9 @@ class TrainerSnapshots:
         except ActorDied:
             return [], None
 
-    async def restore(self, found: Found, step: int) -> None:
-        """Every rank's state after a step, once all have joined anew: its own, or what was kept of it."""
-        handles = {rank: handle for rank, (_, handle) in found.kept.items()}
+    async def restore(self, steps: RestorableSteps, step: int) -> None:
+        """Restore every rank's state after a step, once all have joined again."""
+        handles = {rank: handle for rank, (_, handle) in steps.kept.items()}
         restores = [
             (process, TrainerEndpoints.restore(step, handles.get(rank)))
             for rank, process in enumerate(self.trainers.ranks)
@@ -138,7 +141,7 @@ class TrainerSnapshots:
     # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:
-        """Have every rank take snapshots in a new region, with a keeper."""
+        """Open new snapshot regions on all ranks, each with a keeper."""
         handles = await self.trainers.call(TrainerEndpoints.open_snapshots(), what="opening snapshots")
         async with self._placing:
             self._handles, self._keepers, self._fresh = handles, [None] * self.trainers.world_size, set()
@@ -146,5 +149,5 @@ class TrainerSnapshots:
         await self.place_keepers()
 
     async def resume(self, step: int) -> None:
-        """Every rank begins to put its state aside, which is that after ``step``."""
+        """Take the snapshot of ``step`` on every rank."""
         await self.trainers.call(TrainerEndpoints.take_snapshot(step), what=f"taking the snapshot of step {step}")

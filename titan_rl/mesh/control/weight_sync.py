@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 
 from titan_rl.data.types import EngineStatistics
-from titan_rl.mesh.control.colocation import Apart
+from titan_rl.mesh.control.colocation import NoColocation
 from titan_rl.mesh.control.generators import Generators
 from titan_rl.mesh.control.trainer_repair import TrainerMesh
 from titan_rl.mesh.members.verifiers import Verifiers
@@ -65,8 +65,8 @@ class WeightSync:
         self._background = BackgroundTasks()
 
     @property
-    def turns(self) -> Apart:
-        return self.trainer.turns
+    def colocation(self) -> NoColocation:
+        return self.trainer.colocation
 
     @property
     def transports(self) -> str:
@@ -74,11 +74,11 @@ class WeightSync:
         return self.link.transports
 
     async def connect(self) -> None:
-        """All replicas that there are to the trainer's ranks. Errors: PlanError; ActorDied."""
+        """Connect all replicas to the trainer's ranks. Errors: PlanError; ActorDied."""
         await self.link.connect([replica for _, replica in sorted(self.generators.replicas.items())])
 
     async def send(self, version: int, on_live: OnLive) -> None:
-        """Stage a version; generators take it in the background, beside the trainer's next work."""
+        """Stage a version; generators fetch it in the background."""
         start = time.perf_counter()
 
         async def announce() -> None:
@@ -89,13 +89,13 @@ class WeightSync:
         self.pending = asyncio.create_task(announce())
 
     async def until_live(self) -> None:
-        """Until the version on its way is live. Errors: what kept it from being so."""
+        """Wait until the pending version is live. Errors: those of its delivery."""
         if self.pending is not None:
             await self.pending
             self.pending = None
 
     async def stage(self, version: int) -> None:
-        """Every trainer rank begins to copy its weights; the version before must be live."""
+        """Begin to stage a version on all trainer ranks; the one before must be live."""
         await self.trainer.ask(lambda: self.link.stage(version))
 
     async def announce(self, version: int) -> list[EngineStatistics]:
@@ -125,7 +125,7 @@ class WeightSync:
 
     async def _announce(self, version: int) -> list[EngineStatistics]:
         """With all trainer ranks alive."""
-        await self.turns.give()
+        await self.colocation.give()
         return await self.link.announce(version, lambda: self.generators.healthy, self._update_failed)
 
     def _update_failed(self, number: int, reason: str) -> None:
@@ -136,14 +136,14 @@ class WeightSync:
     async def wake(self) -> None:
         """Have generators take the last version again if they sleep and none is on its way: somebody wants to sample,
         or a repair of the trainer came between. Errors: as those of ``announce``."""
-        if self.turns.is_trainers and not self._num_announced and self.link.published is not None:
+        if self.colocation.is_with_trainer and not self._num_announced and self.link.published is not None:
             await self.announce(self.link.published)
 
     async def watch(self) -> None:
         """For as long as the run lasts: generators wake again whose turn a repair has interrupted."""
         while True:
-            await self.turns.interrupted.wait()
-            self.turns.interrupted.clear()
+            await self.colocation.interrupted.wait()
+            self.colocation.interrupted.clear()
             self._background.start(self.wake())
 
     def _note_step_times(self, statistics: list[EngineStatistics]) -> None:
@@ -161,7 +161,7 @@ class WeightSync:
         )
 
     def cancel(self) -> None:
-        """Nobody waits for the version on its way any more."""
+        """Cancel the pending version."""
         if self.pending is not None:
             self.pending.cancel()
 

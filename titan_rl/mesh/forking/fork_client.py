@@ -43,7 +43,7 @@ def ask(path: str, arguments: list[str]) -> tuple[socket.socket, int, int] | Non
 
 
 def wait(server: socket.socket, process: int) -> int:
-    """For the end of the process; its exit code, as a shell has it. 1 if the server could not tell."""
+    """Wait for the process; its exit code as in a shell, 1 if unknown."""
     waiting = select.poll()
     for source in (server.fileno(), process):
         waiting.register(source, select.POLLIN)
@@ -51,8 +51,8 @@ def wait(server: socket.socket, process: int) -> int:
         ready = {source for source, _ in waiting.poll()}
         if process in ready:
             readable, *_ = select.select([server], [], [], _TELL_SECONDS)
-            told = server.recv(4) if readable else b""
-            return int(told) if told else 1
+            reply = server.recv(4) if readable else b""
+            return int(reply) if reply else 1
         waiting.unregister(server)  # the server is gone, which is nothing to the process
 
 

@@ -59,7 +59,7 @@ class ForkServer:
         """By a descriptor of each: its id, and the client that waits for it."""
 
     def run(self) -> Request | None:
-        """Until the standard input ends: None. In each process that is forked: what it is to be."""
+        """Serve until standard input ends (None); in each forked process return its request."""
         for source in (0, self.listener.fileno()):
             self.waiting.register(source, select.POLLIN)
         while True:
@@ -74,14 +74,14 @@ class ForkServer:
     def _fork(self) -> Request | None:
         """None in the server."""
         client, _ = self.listener.accept()
-        said, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+        request, descriptors, *_ = socket.recv_fds(client, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
         if len(descriptors) != 4:  # it only asks whether the imports are done, or it died
             return client.close()
         pid = os.fork()
         if pid == 0:
             client.close()
             self._forget()
-            return Request(**json.loads(said), descriptors=descriptors)
+            return Request(**json.loads(request), descriptors=descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         process = os.pidfd_open(pid)
@@ -110,7 +110,7 @@ class ForkServer:
 
 
 def become(request: Request) -> None:
-    """What was asked for, as ``exec`` would have made it but for what is imported. Returns when that ends."""
+    """Run the requested program as ``exec`` would, with imports done; return at its end."""
     *standard, pipe = request.descriptors
     _die_with(pipe)
     for number, descriptor in enumerate(standard):
@@ -133,7 +133,7 @@ def become(request: Request) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """What is due at exit, and no more: as Python takes its modules apart, triton's binding library prints forty lines
+    """Run exit functions and exit: as Python takes its modules apart, triton's binding library prints forty lines
     about what is left over."""
     run_exit_functions()
     with suppress(OSError, ValueError):
@@ -198,11 +198,11 @@ if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     kinds = (argument.split("=") for argument in sys.argv[1:])
-    asked = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
-    if asked is None:
-        os._exit(0)  # libraries' farewells are for those that used them
+    request = _serve({kind: socket.socket(fileno=int(descriptor)) for kind, descriptor in kinds})
+    if request is None:
+        os._exit(0)  # exit handlers of libraries are for processes that used them
     try:
-        become(asked)
+        become(request)
     except SystemExit as ended:
         leave(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
     leave(0)

@@ -41,7 +41,7 @@ class ForkServers:
         self._are_there = False
 
     def start(self) -> None:
-        """Begin with the imports, and come back at once."""
+        """Start the servers, which begin to import."""
         if others := os.environ.get(FORK_SERVERS):
             self._folder = Path(others)
         elif _ahead:
@@ -52,7 +52,7 @@ class ForkServers:
         self._are_there = True
 
     async def ready(self, kind: str | None) -> None:
-        """Until the server for that kind has done its imports, if there is one, and they do not take too long."""
+        """Wait until the kind's server has imported everything, with a limit."""
         if kind is not None and self._are_there:
             await imports_done(self._folder, kind)
 
@@ -104,8 +104,8 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-class Ahead:
-    """Servers that nobody has taken yet. They carry a mark of their own; whoever began them ends them."""
+class EarlyServers:
+    """Fork servers started before their run, with a mark of their own."""
 
     def __init__(self) -> None:
         self._folder = make_scratch()
@@ -114,14 +114,14 @@ class Ahead:
         self._process = start(self._folder, fork_environment() | new_mark(), self._output)
 
     def move(self, folder: Path, logs: str | None) -> None:
-        """From now on they listen in that folder."""
+        """Move the servers' sockets into a run's folder."""
         for kind in IMPORTS:
             (self._folder / kind).rename(folder / kind)
         self._folder.rmdir()
         self._logs = logs
 
     def end(self) -> None:
-        """At once, imports or not."""
+        """End the servers at once."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
@@ -132,12 +132,12 @@ class Ahead:
         self._output.close()
 
 
-_ahead: list[Ahead] = []
+_ahead: list[EarlyServers] = []
 """At most one, until it is taken."""
 
 
-def can_begin_ahead(config: Config) -> bool:
-    """Whether a run of this is likely to take them, as far as it can be told before torch is there."""
+def can_start_early(config: Config) -> bool:
+    """Whether a run of this config is likely to use early servers."""
     mesh = config.mesh
     is_free = FORK_SERVERS not in os.environ and can_fork_here()
     return mesh.fork_servers and is_free and (mesh.launcher == "local" or not mesh.worker_loops)
@@ -149,9 +149,9 @@ def can_fork_here() -> bool:
 
 
 @contextmanager
-def begun_ahead() -> Iterator[None]:
+def servers_started_early() -> Iterator[None]:
     """Servers begin with their imports; who needs some within takes them over. All end here."""
-    ahead = Ahead()
+    ahead = EarlyServers()
     _ahead.append(ahead)
     try:
         yield

@@ -36,7 +36,7 @@ _ANSWER_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the controller needs to know of a host."""
+    """Facts about a host for the controller."""
 
     identity: str
     name: str
@@ -53,14 +53,14 @@ class HostFacts:
     """The folder of the host's fork servers; empty if it has none."""
     fork_client: str = ""
 
-    def afresh(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
+    def fresh_command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """To start a process there by: the host's own Python."""
         return self.python, arguments
 
     def command(self, kind: str | None, program: str, arguments: list[str]) -> tuple[str, list[str]]:
         """The same, with the imports of that kind done: as ``ForkServers.command``."""
         if not self.forks:
-            return self.afresh(kind, program, arguments)
+            return self.fresh_command(kind, program, arguments)
         return self.python, client_arguments(self.fork_client, self.forks, kind, self.python, arguments)
 
     @property
@@ -69,8 +69,8 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
-class Beat:
-    """What has happened since the one before."""
+class Heartbeat:
+    """Heartbeat of a host: changes since the last one."""
 
     stopped: frozenset[int]
     """Processes that are stopped by a signal."""
@@ -79,14 +79,14 @@ class Beat:
 
 
 class Lease:
-    """How long the host may go on without word from its controller. Times are of ``time.monotonic``, on either side."""
+    """Time that a host may work without its controller. Times are of ``time.monotonic``, on either side."""
 
     def __init__(self, seconds: float):
         self.seconds, self._offset = seconds, float("inf")
         self._until = float("inf")
 
     def renew(self, sent: float, now: float) -> None:
-        """Word came that was sent at ``sent`` by the sender's clock: what was long on its way is worth less."""
+        """Renew the lease by a message sent at ``sent`` (sender's clock); delayed messages count less."""
         self._offset = min(self._offset, now - sent)
         self._until = sent + self._offset + self.seconds
 
@@ -133,37 +133,37 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def end(self) -> None:
-        """The run is over, or this host was lost."""
+        """End all of the run's processes here."""
         threading.Timer(_ANSWER_SECONDS, self._end).start()
 
     @concurrent_endpoint
-    async def beat(self, sent: float) -> Beat:
+    async def beat(self, sent: float) -> Heartbeat:
         self.lease.renew(sent, time.monotonic())
         stopped = frozenset(pid for pid in self._watched if processes.is_stopped(pid))
-        return Beat(stopped, await asyncio.to_thread(self._printed))
+        return Heartbeat(stopped, await asyncio.to_thread(self._printed))
 
     def _printed(self) -> dict[str, bytes]:
         """What is new in the logs."""
-        found = {}
+        output = {}
         for path in (self._scratch / "logs").iterdir():
             with open(path, "rb") as file:
                 file.seek(self._read.get(path.name, 0))
                 if text := file.read(_LOG_BYTES):
-                    found[path.name] = text
+                    output[path.name] = text
                     self._read[path.name] = file.tell()
-        return found
+        return output
 
     # processes
 
     @concurrent_endpoint
     async def imports_done(self, kind: str) -> None:
-        """Answers once the host's fork server for that kind may be asked, or had its time."""
+        """Wait until the kind's fork server has imported everything, with a limit."""
         if forks := os.environ.get(FORK_SERVERS):
             await imports_done(Path(forks), kind)
 
     @concurrent_endpoint
     async def gone(self, pid: int) -> None:
-        """Answers once a process has ended."""
+        """Wait until a process has ended."""
         ended = self._watched[pid] = asyncio.Event()
         processes.watch(pid, ended.set)
         try:
@@ -177,14 +177,14 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def gpus(self) -> tuple[int, int]:
-        """How many there are, and the bytes of the smallest."""
+        """Number of GPUs, and the smallest memory in bytes."""
         return await asyncio.to_thread(_gpus)
 
     # files
 
     @concurrent_endpoint
     async def manifest(self, folder: str) -> Manifest:
-        """What is in a folder; nothing if there is none."""
+        """Manifest of a folder; empty if it does not exist."""
         return await asyncio.to_thread(manifest_of, Path(folder))
 
     @concurrent_endpoint
@@ -204,7 +204,7 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def missing(self, paths: list[str]) -> list[str]:
-        """Which of them are not there."""
+        """Paths that do not exist here."""
         return [path for path in paths if not Path(path).exists()]
 
 

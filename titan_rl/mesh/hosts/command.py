@@ -23,7 +23,7 @@ from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import Address, parse_address
 from titan_rl.mesh.forking import forking
 from titan_rl.mesh.hosts.service import HostService
-from titan_rl.mesh.launch.claims import Caller, Claim, Reception
+from titan_rl.mesh.launch.claims import Caller, Claim, ClaimListener
 from titan_rl.mesh.resources.certificates import VARIABLES, complete, use_certificates
 from titan_rl.mesh.resources.cores import fork_environment
 from titan_rl.mesh.resources.open_files import raise_open_files
@@ -52,36 +52,36 @@ def be_host(
         certificate, key, authority = (environment[name] for name in VARIABLES)
         files = certificate, key, authority
     raised = raise_open_files()
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: asked.append(number))
+        signal.signal(number, lambda number, _: signals.append(number))
     try:
-        reception = Reception(own, files)
+        listener = ClaimListener(own, files)
     except OSError as error:
         raise ConfigError(f"titan-rl host cannot listen at {own}: {error.strerror or error}") from None
-    with closing(reception), _forks(environment) as forks:
+    with closing(listener), _forks(environment) as forks:
         waiting = f", for a run to come within {wait:g} s" if once else ""
         if raised:
             say(f"titan-rl host: {raised}")
         say(f"titan-rl host: listening at {own} (process {os.getpid()}){waiting}")
-        served = Served(own, environment | MONARCH | forks)
-        code, why = _serve(served, reception, asked, wait if once else None)
+        server = HostServer(own, environment | MONARCH | forks)
+        code, why = _serve(server, listener, signals, wait if once else None)
         say(f"titan-rl host: {why}")
         return code
 
 
 def checked_address(address: str, *, insecure: bool) -> Address:
-    """With this machine's name, if it has none. Errors: ConfigError."""
+    """Parsed address, with this machine's name as default. Errors: ConfigError."""
     try:
-        found = parse_address(address)
+        parsed = parse_address(address)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if found.scheme == "tcp" and not insecure:
+    if parsed.scheme == "tcp" and not insecure:
         raise ConfigError(
             f"{address}: whoever reaches a tcp:// port runs code as its owner: use tls://, or, where nobody else can "
             f"reach it, say so (--insecure; hosts.insecure = true)"
         )
-    return found._replace(name=found.name or socket.gethostname())
+    return parsed._replace(name=parsed.name or socket.gethostname())
 
 
 @contextmanager
@@ -104,8 +104,8 @@ def _forks(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
         remove_scratch(folder)
 
 
-class Served:
-    """Owns what the host does for a controller, and knows which claims are over."""
+class HostServer:
+    """Server of a host: one run at a time, with the latest claim of each run."""
 
     def __init__(self, address: Address, environment: Mapping[str, str]):
         self._address, self._environment = address, environment
@@ -114,12 +114,12 @@ class Served:
         """Of each run that was ever served."""
 
     def answer(self, caller: Caller) -> None:
-        """Give a loop, or say why not."""
+        """Answer a claim with a worker loop, or refuse it."""
         claim, now = caller.claim, self.now
         latest = self._latest.get(claim.run)
         if now is not None and claim == now.claim:  # its answer was lost
             caller.give(now.address())
-        elif latest is not None and not claim.goes_over(latest):
+        elif latest is not None and not claim.supersedes(latest):
             caller.refuse(f"a later controller of this run has come to {self._address}: this one is over", is_over=True)
         elif now is not None and now.claim.run != claim.run:
             caller.refuse("it serves another run, until that is over", is_over=False)
@@ -146,21 +146,21 @@ class Served:
             self.now = None
 
 
-def _serve(served: Served, reception: Reception, asked: list[int], wait: float | None) -> tuple[int, str]:
+def _serve(server: HostServer, listener: ClaimListener, signals: list[int], wait: float | None) -> tuple[int, str]:
     """Until it is told to end: the exit code, and why. ``wait``: seconds for the one run that is to be served."""
     deadline = float("inf") if wait is None else time.monotonic() + wait
     try:
-        while not asked:
+        while not signals:
             with suppress(queue.Empty):
-                served.answer(reception.callers.get(timeout=_POLL_SECONDS))
-            if served.now is None:
+                server.answer(listener.callers.get(timeout=_POLL_SECONDS))
+            if server.now is None:
                 if time.monotonic() > deadline:
                     return 1, f"no run has come within {wait:g} s"
-            elif why := served.now.why_over():
-                served.end()
+            elif why := server.now.why_over():
+                server.end()
                 if wait is not None:
                     return int("worker loop" in why), f"the run: {why}"
                 say(f"titan-rl host: the run: {why}; the next may come")
-        return 128 + asked[0], "it was told to end"
+        return 128 + signals[0], "it was told to end"
     finally:
-        served.end()
+        server.end()

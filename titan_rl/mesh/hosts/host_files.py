@@ -15,36 +15,36 @@ if TYPE_CHECKING:
 
 
 class WrongFiles(RuntimeError):
-    """What arrived on a host is not what was sent there."""
+    """Mismatch of a file after its transfer."""
 
 
 async def bring(agent: "HostAgent", folder: Path, there: str) -> None:
-    """A folder of this host to ``there``, unless it is there."""
-    wanted = await asyncio.to_thread(manifest_of, folder)
-    found = await agent.manifest.call_one(there)
-    for name in _differing(wanted, found):
-        for offset in range(0, max(wanted[name][0], 1), PART_BYTES):
+    """Copy a folder of this host to ``there``, except for equal files."""
+    source = await asyncio.to_thread(manifest_of, folder)
+    target = await agent.manifest.call_one(there)
+    for name in _differing(source, target):
+        for offset in range(0, max(source[name][0], 1), PART_BYTES):
             data = await asyncio.to_thread(read_part, folder / name, offset, PART_BYTES)
             await agent.write.call_one(f"{there}/{name}", offset, data)
-    if left := _differing(wanted, await agent.manifest.call_one(there)):
-        raise WrongFiles(f"{there}/{left[0]} on the host is not what {folder / left[0]} is here")
+    if differing := _differing(source, await agent.manifest.call_one(there)):
+        raise WrongFiles(f"{there}/{differing[0]} on the host is not what {folder / differing[0]} is here")
 
 
 async def fetch(agent: "HostAgent", there: str, folder: Path, leaving: str) -> None:
-    """What is in ``there`` to a folder of this host, beside what it holds; but for what begins with ``leaving``."""
+    """Copy ``there`` into a folder of this host, without names that begin with ``leaving``."""
     manifest: Manifest = await agent.manifest.call_one(there)
-    wanted = {name: described for name, described in manifest.items() if not name.startswith(leaving)}
-    found = await asyncio.to_thread(manifest_of, folder)
-    for name in _differing(wanted, found):
-        for offset in range(0, max(wanted[name][0], 1), PART_BYTES):
+    source = {name: described for name, described in manifest.items() if not name.startswith(leaving)}
+    target = await asyncio.to_thread(manifest_of, folder)
+    for name in _differing(source, target):
+        for offset in range(0, max(source[name][0], 1), PART_BYTES):
             data = await agent.read.call_one(f"{there}/{name}", offset, PART_BYTES)
             await asyncio.to_thread(write_part, _inside(folder, name), offset, data)
-    if left := _differing(wanted, await asyncio.to_thread(manifest_of, folder)):
-        raise WrongFiles(f"{folder / left[0]} is not what {there}/{left[0]} is on its host")
+    if differing := _differing(source, await asyncio.to_thread(manifest_of, folder)):
+        raise WrongFiles(f"{folder / differing[0]} is not what {there}/{differing[0]} is on its host")
 
 
-def _differing(wanted: Manifest, found: Manifest) -> list[str]:
-    return [name for name, described in wanted.items() if found.get(name) != described]
+def _differing(source: Manifest, target: Manifest) -> list[str]:
+    return [name for name, described in source.items() if target.get(name) != described]
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Host:
-    """Where to spawn. ``pid`` is 0 for the controller's own."""
+    """Host for processes. ``pid`` is 0 for the controller's own."""
 
     name: str
     mesh: Any
@@ -67,8 +67,8 @@ class Host:
         return self.agent
 
     @property
-    def told(self) -> dict[str, str]:
-        """In an event about a process: where it is, if that is another machine."""
+    def event_fields(self) -> dict[str, str]:
+        """Fields for a process's events: its host, on another machine."""
         return {"host": self.name} if self.is_remote else {}
 
     def folder(self, scratch: Path) -> Path:
@@ -81,7 +81,7 @@ class Host:
 
 
 class Hosts:
-    """Owns the worker loops of a run."""
+    """Worker loops of a run."""
 
     def __init__(
         self,

@@ -24,12 +24,12 @@ from monarch.config import configure
 from titan_rl.compat.monarch.actors import know_faults_of
 from titan_rl.config.load import ConfigError
 from titan_rl.config.sections.hosts import HostsConfig, hosts_of, parse_address
-from titan_rl.mesh.hosts.agent import Beat, HostAgent
+from titan_rl.mesh.hosts.agent import Heartbeat, HostAgent
 from titan_rl.mesh.hosts.host_files import bring
 from titan_rl.mesh.hosts.hosts import Host
 from titan_rl.mesh.hosts.remote_processes import RemoteProcesses
 from titan_rl.mesh.launch.base import HostLauncher, HostOrder, HostUnavailable
-from titan_rl.mesh.launch.claims import Claim, ClaimIsOver, ask_for_loop
+from titan_rl.mesh.launch.claims import Claim, ClaimSuperseded, ask_for_loop
 from titan_rl.mesh.processes.background import BackgroundTasks
 from titan_rl.mesh.processes.deadlines import DeadlineError, together, within
 from titan_rl.mesh.resources.cores import Crew
@@ -49,12 +49,12 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class NoHosts(RuntimeError):
-    """All hosts are lost."""
+    """All hosts, or the required one, are lost."""
 
 
 @dataclass(frozen=True)
 class HostNeeds:
-    """What a run has on its hosts."""
+    """Needs of a run on its hosts."""
 
     home: Path | None
     """The run directory, which is the controller's: on a host, what it is to hold is in that host's scratch folder."""
@@ -72,7 +72,7 @@ class HostNeeds:
 
 
 class RemoteHosts:
-    """Owns them."""
+    """Hosts of other machines, brought up and replaced."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class RemoteHosts:
         *,
         seconds: float,
         logs: str | None,
-        say: Callable[[str], None],
-        over: Callable[[str], None] = lambda why: None,
+        log: Callable[[str], None],
+        on_lost: Callable[[str], None] = lambda why: None,
     ):
         """``seconds``: for a host to come up. ``over(why)`` is called when another controller has gone on with the
         run, so that this one must end."""
         self._launcher, self._settings, self._needs, self._seconds = launcher, settings, needs, seconds
-        self._logs, self._say, self._over = logs, say, over
+        self._logs, self._log, self._on_lost = logs, log, on_lost
         self._controller, self._numbers = uuid.uuid4().hex, itertools.count()
         self._came = asyncio.Event()
         """Set whenever a host has come."""
         self._hosts: dict[int, Host] = {}
         self._background = BackgroundTasks()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.num_lost, self._names_this = 0, False
 
     def configure_monarch(self) -> None:
@@ -104,8 +104,8 @@ class RemoteHosts:
         # 30 s by default: an address that was silent for longer is dead to this process for good
         configure(message_delivery_timeout="10m", mesh_orphan_timeout="60s")
 
-    def tell(self, on_start: Callable[[Host], None], on_death: Callable[[Host], None]) -> None:
-        """Of one that has come, and of one that was lost."""
+    def register(self, on_start: Callable[[Host], None], on_death: Callable[[Host], None]) -> None:
+        """Register callbacks for started and lost hosts."""
         self._on_start, self._on_death = on_start, on_death
 
     @property
@@ -113,7 +113,7 @@ class RemoteHosts:
         return self._needs.can_fork
 
     async def open(self) -> None:
-        """All of them, side by side. Errors: HostUnavailable; ClaimIsOver; ConfigError if one lacks a file."""
+        """Bring up all hosts. Errors: HostUnavailable; ClaimSuperseded; ConfigError if one lacks a file."""
         await together(self._bring_up(number, 0) for number in range(self._launcher.count))
         self._name_this_host()
 
@@ -143,7 +143,7 @@ class RemoteHosts:
 
     async def _attach(self, number: int, address: str) -> Host:
         claim = Claim(self._needs.run, self._needs.epoch, next(self._numbers), self._controller)
-        loop, tag = await ask_for_loop(parse_address(address), claim, self._tell_once), f"{number}_{claim.number}"
+        loop, tag = await ask_for_loop(parse_address(address), claim, self._log_once), f"{number}_{claim.number}"
         know_faults_of(f"host{tag}", f"agent{tag}")
         mesh = attach_to_workers(ca="trust_all_connections", workers=[loop], name=f"host{tag}")
         agent = mesh.spawn_procs(name=f"agent{tag}").spawn(f"agent{tag}", HostAgent)
@@ -162,11 +162,11 @@ class RemoteHosts:
         if not self._settings.gpus:
             return
         count, nbytes = await agent.gpus.call_one()
-        wanted, gib = self._settings.gpus, self._settings.gpu_memory_gib
-        if count < wanted or nbytes < (1 - _ROUNDING) * gib * 2**30:
+        required, gib = self._settings.gpus, self._settings.gpu_memory_gib
+        if count < required or nbytes < (1 - _ROUNDING) * gib * 2**30:
             raise ConfigError(
-                f"host {number} ({name}) has {count} GPUs of {nbytes / 2**30:.1f} GiB, and hosts.gpus = {wanted} of "
-                f"hosts.gpu_memory_gib = {gib:g} are wanted of each host: set these to what all have"
+                f"host {number} ({name}) has {count} GPUs of {nbytes / 2**30:.1f} GiB, and hosts.gpus = {required} "
+                f"with hosts.gpu_memory_gib = {gib:g} are required of each host: set these to what all have"
             )
 
     async def _bring_model(self, host: Host) -> dict[str, str]:
@@ -180,7 +180,7 @@ class RemoteHosts:
 
     @property
     def alive(self) -> dict[int, Host]:
-        """By number, in its order."""
+        """Live hosts by number, in order."""
         return {number: host for number, host in sorted(self._hosts.items()) if not host.died.done()}
 
     async def choose(self, kind: str, on: int | None = None) -> Host:
@@ -199,36 +199,36 @@ class RemoteHosts:
             try:
                 await within(deadline - time.monotonic(), "a host", self._came.wait())
             except DeadlineError:
-                gone = "all hosts of the run are" if on is None else f"host {on}, with the GPUs that it works on, is"
-                raise NoHosts(f"{gone} lost, and did not come back in {self._seconds:g} s") from None
+                hosts = "all hosts of the run are" if on is None else f"host {on}, with the GPUs that it works on, is"
+                raise NoHosts(f"{hosts} lost, and did not come back in {self._seconds:g} s") from None
 
     def _spread(self, kind: str) -> Host:
-        alive, wanted = self.alive, hosts_of(self._settings, kind, self._launcher.count)
-        able = [host for number, host in alive.items() if number in wanted]
+        alive, allowed = self.alive, hosts_of(self._settings, kind, self._launcher.count)
+        able = [host for number, host in alive.items() if number in allowed]
         if not able:
-            self._tell_once(f"no host for a {kind} is left: it goes to those that are there")
+            self._log_once(f"no host for a {kind} is left: it goes to those that are there")
         return min(able or alive.values(), key=lambda host: (host.kinds.count(kind), len(host.kinds)))
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            self._log(text)
 
     def environment(self, host: Host, kind: str) -> dict[str, str]:
         """Of a process of that kind there, over what such a process has anywhere."""
         facts, threads = host.remote_facts, self._threads(host, kind)
-        found = facts.mark | {"TMPDIR": facts.scratch, HOST_ADDRESS: facts.address}
-        found |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        found |= {} if self._settings.gpus else _NO_GPUS
+        variables = facts.mark | {"TMPDIR": facts.scratch, HOST_ADDRESS: facts.address}
+        variables |= {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        variables |= {} if self._settings.gpus else _NO_GPUS
         # peers on other hosts are not to be reached by ``lo``, nor by what the host's name resolves to
-        return found | ({key: facts.interface for key in _INTERFACES} if facts.interface else {})
+        return variables | ({key: facts.interface for key in _INTERFACES} if facts.interface else {})
 
     def _threads(self, host: Host, kind: str) -> int | None:
         """None: of one that does not compute."""
         here = {
-            role: -(-count // len(wanted))
+            role: -(-count // len(hosts))
             for role, count in self._needs.crew.counts.items()
-            if host.number in (wanted := hosts_of(self._settings, role, self._launcher.count))
+            if host.number in (hosts := hosts_of(self._settings, role, self._launcher.count))
         }
         return self._needs.crew.threads(kind, host.remote_facts.cores, here)
 
@@ -247,7 +247,7 @@ class RemoteHosts:
                 await asyncio.to_thread(self._take, host, beat)
             await asyncio.sleep(_BEAT_SECONDS)
 
-    def _take(self, host: Host, beat: Beat) -> None:
+    def _take(self, host: Host, beat: Heartbeat) -> None:
         _processes_of(host).stopped = beat.stopped
         if self._logs:
             for name, text in beat.printed.items():
@@ -276,15 +276,15 @@ class RemoteHosts:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._bring_up(number, self.num_lost + attempt)
-            except ClaimIsOver as error:
-                return self._over(str(error))
+            except ClaimSuperseded as error:
+                return self._on_lost(str(error))
             except Exception as error:
                 why = error
             await asyncio.sleep(_PAUSE_SECONDS)
-        self._say(f"host {number} does not come back: {why}")
+        self._log(f"host {number} does not come back: {why}")
 
     async def close(self) -> None:
-        """All end. Never raises."""
+        """End all hosts. Never raises."""
         self._background.cancel()
         if self._names_this:
             del os.environ[HOST_ADDRESS]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RemoteProcesses:
-    """Of one host (``processes.ProcessTable``)."""
+    """Process table of a remote host (``processes.ProcessTable``)."""
 
     def __init__(self, agent: "HostAgent"):
         self._agent, self._background = agent, BackgroundTasks()

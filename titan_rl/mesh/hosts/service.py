@@ -24,7 +24,7 @@ _END_SECONDS = 5.0
 
 
 class HostService:
-    """Owns its processes and their folder. Errors of the constructor: OSError."""
+    """Worker loop for one claim, with its processes and folder. Errors of the constructor: OSError."""
 
     def __init__(self, reception: Address, environment: Mapping[str, str], claim: Claim):
         """``reception``: where the host is asked for loops; this one listens beside it, at a port that is free."""
@@ -40,14 +40,14 @@ class HostService:
         """A descriptor of the agent's process, once the controller has attached."""
 
     def address(self) -> str:
-        """Where the loop listens, or is about to; empty if it has not come so far."""
+        """Address of the loop; empty if it did not come up."""
         deadline, file = time.monotonic() + _START_SECONDS, self._scratch / ADDRESS_FILE
         while not file.exists() and self._loop.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return file.read_text() if file.exists() else ""
 
     def why_over(self) -> str:
-        """In words; empty as long as it goes on."""
+        """Reason of the end, for messages; empty while the run goes on."""
         if self._loop.poll() is not None:
             return f"its worker loop has ended with {self._loop.returncode}"
         if self._agent is None:
@@ -65,7 +65,7 @@ class HostService:
         return None
 
     def end(self) -> None:
-        """With all its processes, and what they left."""
+        """End all processes and remove their files."""
         for _ in processes.ending(self._mark, _END_SECONDS):
             time.sleep(_POLL_SECONDS)
         with suppress(ProcessLookupError):

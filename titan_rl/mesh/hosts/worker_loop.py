@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def listen(address: str) -> None:
-    """Be a host, for good."""
+    """Run a worker loop at an address, forever."""
     from monarch.actor import run_worker_loop_forever
 
     from titan_rl.mesh.resources.listeners.sockets import keep_sockets_in
@@ -34,7 +34,7 @@ def listen(address: str) -> None:
 
 
 def listen_anew(address: str) -> None:
-    """As a host that nobody can take for one that listened there before."""
+    """Run a worker loop under a new identity."""
     from monarch.job import new_service_proc_id, service_proc_addr
 
     address = service_proc_addr(address, new_service_proc_id())

@@ -39,12 +39,12 @@ BUILT_IN = {
 
 
 class HostUnavailable(RuntimeError):
-    """A host did not come up, or cannot come back; says why."""
+    """Failure of a host to come up, with the reason."""
 
 
 @dataclass(frozen=True)
 class HostOrder:
-    """What a launcher is asked for."""
+    """Request for a host."""
 
     number: int
     """Of the host, from 0, as the lists of ``[hosts]`` count them."""
@@ -84,26 +84,26 @@ class HostLauncher(Protocol):
 
 
 def host_command(address: str) -> list[str]:
-    """What has to run on a host, for one run."""
+    """Command to run on a host, for one run."""
     return [sys.executable, "-m", "titan_rl.cli", "host", address, "--once"]
 
 
 def make_host_launcher(settings: HostsConfig, folders: Sequence[str]) -> HostLauncher | None:
     """None for ``local``. Errors: ConfigError, the launcher's own included."""
-    said = f"hosts.launcher = {settings.launcher!r}"
+    setting = f"hosts.launcher = {settings.launcher!r}"
     if not settings.is_on:
         return None
     if not is_reference(settings.launcher) and settings.launcher not in BUILT_IN:
         names = sorted(["local", *BUILT_IN])
         close = nearest(settings.launcher, names).removeprefix("known: ")
         hint = f"{close} Known" if close.endswith("?") else "known"
-        raise ConfigError(f"{said} is unknown: {hint}: {', '.join(names)}; or give 'module:name' of your own")
-    found = resolve("hosts.launcher", BUILT_IN.get(settings.launcher, settings.launcher), folders)
-    check_signature(said, found, ("settings",))
-    launcher = found(settings)
+        raise ConfigError(f"{setting} is unknown: {hint}: {', '.join(names)}; or give 'module:name' of your own")
+    factory = resolve("hosts.launcher", BUILT_IN.get(settings.launcher, settings.launcher), folders)
+    check_signature(setting, factory, ("settings",))
+    launcher = factory(settings)
     for method in ("rendezvous", "start", "watch", "kill"):
         if not callable(getattr(launcher, method, None)):
-            raise ConfigError(f"{said} has no {method}(...): see mesh/launch/base.py")
+            raise ConfigError(f"{setting} has no {method}(...): see mesh/launch/base.py")
     return launcher
 
 
@@ -126,16 +126,16 @@ class Launcher(Protocol):
 def make_launcher(name: str, folders: Sequence[str]) -> Launcher:
     """``local``, or what ``pkg.module:name`` names: an object with ``launch``, or a class of such, made without
     arguments. Errors: ConfigError."""
-    said = f"mesh.launcher = {name!r}"
+    setting = f"mesh.launcher = {name!r}"
     if name == "local":
         return LocalLauncher()
     if not is_reference(name):
-        raise ConfigError(f"{said} is unknown: give 'local', or 'module:name' of your own")
-    found = resolve("mesh.launcher", name, folders)
-    if isinstance(found, type):
-        check_signature(said, found, ())
-        found = found()
-    if not callable(getattr(found, "launch", None)):
-        raise ConfigError(f"{said} has no launch(command, *, environment, output): see mesh/launch/base.py")
-    check_signature(f"{said}: launch", found.launch, ("command",), ("environment", "output"))
-    return found
+        raise ConfigError(f"{setting} is unknown: give 'local', or 'module:name' of your own")
+    resolved = resolve("mesh.launcher", name, folders)
+    if isinstance(resolved, type):
+        check_signature(setting, resolved, ())
+        resolved = resolved()
+    if not callable(getattr(resolved, "launch", None)):
+        raise ConfigError(f"{setting} has no launch(command, *, environment, output): see mesh/launch/base.py")
+    check_signature(f"{setting}: launch", resolved.launch, ("command",), ("environment", "output"))
+    return resolved

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from titan_rl.config.sections.hosts import Address
-from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, Strangers
+from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, PendingConnections
 from titan_rl.mesh.channel.tcp.security import accepted, client_context
 from titan_rl.mesh.processes.deadlines import DeadlineError, within
 
@@ -30,13 +30,13 @@ answers a claim."""
 _AGAIN_SECONDS = 1.0
 
 
-class ClaimIsOver(RuntimeError):
-    """Another controller has gone on with the run: this one has nothing to say any more."""
+class ClaimSuperseded(RuntimeError):
+    """Claim superseded by a later controller of the run."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Of a controller to a host."""
+    """Claim of a controller to a host."""
 
     run: str
     epoch: int
@@ -45,19 +45,19 @@ class Claim:
     controller: str
     """A name that no other controller has."""
 
-    def goes_over(self, other: "Claim") -> bool:
+    def supersedes(self, other: "Claim") -> bool:
         return (self.epoch, self.number) > (other.epoch, other.number)
 
 
 def read_claim(line: bytes) -> Claim:
-    """Errors: ValueError if it is none."""
+    """Claim of a line of JSON. Errors: ValueError."""
     try:
         claim = Claim(**json.loads(line))
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     texts, numbers = (claim.run, claim.controller), (claim.epoch, claim.number)
     if not all(isinstance(text, str) and text for text in texts) or any(type(number) is not int for number in numbers):
-        raise ValueError(f"{claim} is no claim")
+        raise ValueError(f"{claim} is not a claim")
     return claim
 
 
@@ -65,7 +65,7 @@ def read_claim(line: bytes) -> Claim:
 
 
 class Caller:
-    """Who has made a claim, and waits."""
+    """Controller that waits for an answer to its claim."""
 
     def __init__(self, claim: Claim, stream: socket.socket):
         self.claim, self._stream = claim, stream
@@ -81,8 +81,8 @@ class Caller:
             self._stream.sendall(json.dumps(fields).encode() + b"\n")
 
 
-class Reception:
-    """Owns the socket. Callers are for the process's main thread; strangers are met in others, and get nothing."""
+class ClaimListener:
+    """Listener for claims. Callers are queued for the main thread; handshakes run in other threads."""
 
     def __init__(self, address: Address, files: tuple[str, str, str] | None):
         """``files``: certificate, key and authority; None: whoever comes is let in. Errors: OSError."""
@@ -90,13 +90,13 @@ class Reception:
         listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
         self._files = files
         self.callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
-        self._strangers = Strangers(listener, self._meet, "stranger")
+        self._strangers = PendingConnections(listener, self._meet, "stranger")
 
     def close(self) -> None:
-        """From now on nothing listens here."""
+        """Stop listening."""
         self._strangers.close()
 
-    def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
+    def _meet(self, connection: socket.socket, on_known: Callable[[], None]) -> None:
         try:
             connection.settimeout(_CLAIM_SECONDS)
             stream = accepted(connection, self._files)
@@ -105,28 +105,28 @@ class Reception:
         except (OSError, ValueError):
             connection.close()
         finally:
-            known()
+            on_known()
 
 
 # the controller's side
 
 
-async def ask_for_loop(address: Address, claim: Claim, say: Callable[[str], None]) -> str:
-    """The address of a worker loop that is there for this claim: as soon as the host can be reached, and is free.
+async def ask_for_loop(address: Address, claim: Claim, log: Callable[[str], None]) -> str:
+    """Claim a worker loop; its address, once the host is reachable and free.
 
-    ``say`` hears why it is not. Errors: ClaimIsOver; ValueError if this process has no certificate.
+    ``log``: receives the reason of each refusal. Errors: ClaimSuperseded; ValueError without a certificate.
     """
     while True:
         try:
             answer = await within(_ANSWER_SECONDS, f"an answer of {address}", _ask(address, claim))
         except (OSError, EOFError, ValueError, DeadlineError):  # nothing listens there (yet), or it is no host
             answer = {}
-        if isinstance(found := answer.get("address"), str):
-            return found
+        if isinstance(loop := answer.get("address"), str):
+            return loop
         if answer.get("is_over"):
-            raise ClaimIsOver(str(answer.get("refused")))
+            raise ClaimSuperseded(str(answer.get("refused")))
         if answer:
-            say(f"{address}: {answer.get('refused')}")
+            log(f"{address}: {answer.get('refused')}")
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
@@ -148,7 +148,7 @@ async def _ask(address: Address, claim: Claim) -> dict:
 
 
 async def until_it_listens(address: Address) -> None:
-    """Until something takes connections there. Nothing is said to it."""
+    """Wait until the address accepts connections."""
     while True:
         with suppress(OSError, DeadlineError):
             opening = asyncio.open_connection(address.host, address.port)

@@ -28,16 +28,16 @@ _POLL_SECONDS = 0.02
 
 
 class RankMissing(RuntimeError):
-    """A process of torchrun's did not come."""
+    """Missing process of torchrun."""
 
 
 def announce(world: World) -> None:
-    """This process is there."""
+    """Announce this process to rank 0."""
     _put(_process_file(world, world.rank), os.getpid())
 
 
 class OtherRanks:
-    """Rank 0's side: the processes that wait to become hosts."""
+    """Other processes of torchrun, which rank 0 turns into hosts."""
 
     def __init__(self, world: World):
         self._world = world

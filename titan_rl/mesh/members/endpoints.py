@@ -21,11 +21,11 @@ from titan_rl.mesh.channel.relay.memory import RelayHandle
 from titan_rl.mesh.channel.transports import Place
 from titan_rl.mesh.hosts.host_path import NOWHERE, HostPath
 from titan_rl.mesh.supervision.remote_call import PreparedEndpoints, stub
-from titan_rl.mesh.telemetry.step_record import RankTold
+from titan_rl.mesh.telemetry.step_record import RankReport
 
 
 class TrainerEndpoints(PreparedEndpoints):
-    """Of ``actors.trainer.Trainer``."""
+    """Endpoints of ``actors.trainer.Trainer``."""
 
     @stub
     def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...
@@ -69,21 +69,21 @@ class TrainerEndpoints(PreparedEndpoints):
     def train(
         self,
         batches: list[RowsHandle],
-        found: list[list[RowsHandle]],
+        role_outputs: list[list[RowsHandle]],
         has_signal: list[bool],
         snapshot: int | None,
-    ) -> tuple[list[StepMetrics | BadNumbers], float, RankTold]: ...
+    ) -> tuple[list[StepMetrics | BadNumbers], float, RankReport]: ...
 
     @stub
     def forward_backward(
-        self, batches: list[RowsHandle], found: list[list[RowsHandle]]
+        self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]]
     ) -> StepMetrics | BadNumbers: ...
 
     @stub
     def optim_step(self, has_signal: bool, snapshot: int | None) -> StepMetrics | BadNumbers: ...
 
     @stub
-    def evaluate(self, batches: list[RowsHandle], found: list[list[RowsHandle]], name: str) -> StepMetrics: ...
+    def evaluate(self, batches: list[RowsHandle], role_outputs: list[list[RowsHandle]], name: str) -> StepMetrics: ...
 
     @stub
     def examine(self, code: bytes) -> tuple[bytes, str]: ...
@@ -113,7 +113,7 @@ class TrainerEndpoints(PreparedEndpoints):
 
 
 class GeneratorEndpoints(PreparedEndpoints):
-    """Of ``actors.generator.Generator``."""
+    """Endpoints of ``actors.generator.Generator``."""
 
     @stub
     def start(self, rank: int, rendezvous_file: str, devices: tuple[int, ...] = ()) -> None: ...
@@ -150,7 +150,7 @@ class GeneratorEndpoints(PreparedEndpoints):
 
 
 class VerifierEndpoints(PreparedEndpoints):
-    """Of ``actors.verifier.Verifier``."""
+    """Endpoints of ``actors.verifier.Verifier``."""
 
     @stub
     def start(self, config: Config) -> int: ...
@@ -166,13 +166,13 @@ class VerifierEndpoints(PreparedEndpoints):
 
 
 class RoleEndpoints:
-    """Of ``actors.role.Role``."""
+    """Endpoints of ``actors.role.Role``."""
 
     @stub
     def join(self, config: Config, rank: int, world_size: int, rendezvous: str, device: int | None = None) -> None: ...
 
     @stub
-    def find(self, batches: list[RowsHandle]) -> list[RowsHandle] | None: ...
+    def compute_outputs(self, batches: list[RowsHandle]) -> list[RowsHandle] | None: ...
 
     @stub
     def load_role(self, path: HostPath) -> None: ...

@@ -14,7 +14,7 @@ from titan_rl.mesh.supervision.actor_process import ActorProcess
 
 @dataclass(eq=False)
 class Replica:
-    """``ranks[0]`` answers for all. As a context it counts a group that it works on."""
+    """Replica of vLLM with all its ranks; ``ranks[0]`` is the leader. As a context it counts a group in flight."""
 
     number: int
     """-1 for a spare."""
@@ -28,7 +28,7 @@ class Replica:
 
     @property
     def leader(self) -> Any:
-        """The actor to ask."""
+        """Actor of the leading rank."""
         return self.ranks[0].actor
 
     @cached_property

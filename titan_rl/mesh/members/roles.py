@@ -15,7 +15,7 @@ from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Seat
 from titan_rl.mesh.supervision.actor_process import ActorDied, ActorFault, ActorProcess
 from titan_rl.mesh.supervision.calls import call_each
-from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.peers import PeerNotifier
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.rendezvous import rendezvous
 from titan_rl.mesh.supervision.run_files import spread
@@ -26,7 +26,7 @@ _MAX_REPAIRS = 5
 
 
 class RoleProcesses:
-    """Owns the ranks of one role. Errors of all calls: ActorFault if they die too often; whatever an actor raises."""
+    """Ranks of one frozen role. Errors of all calls: ActorFault if they die too often; whatever an actor raises."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class RoleProcesses:
     ):
         """``seats``: each rank's GPU; none on a CPU."""
         self.role, self.processes, self.config, self.world_size = role, run.processes, run.config, world_size
-        self.scratch, self.say, self._seats = run.scratch, run.say, seats
+        self.scratch, self.log, self._seats = run.scratch, run.log, seats
         self.ranks: list[ActorProcess] = []
         self._spawn_arguments = environment, actor, role, run.model_path, run.kept_policy
         self._num_rendezvous = 0
         self._lock = asyncio.Lock()
-        self._peers = PeersAreTold(lambda: self.ranks)
+        self._peers = PeerNotifier(lambda: self.ranks)
 
     async def start(self) -> None:
         self.ranks = list(await asyncio.gather(*(self._spawn(rank) for rank in range(self.world_size))))
@@ -66,11 +66,11 @@ class RoleProcesses:
         await call_each(joins, seconds=self.config.mesh.start_timeout, what=what, one_fails_all=True)
 
     async def begin_anew(self) -> None:
-        """All ranks take up the settings that hold now."""
+        """Join all ranks again with the current settings."""
         await self._repaired(self._join)
 
     async def call(self, request: RemoteCall[T]) -> list[T]:
-        """Each rank's answer; the dead are replaced first, and those that die meanwhile, too."""
+        """Answers by rank; dead ranks are replaced and the call is repeated."""
         seconds, what = self.config.mesh.step_timeout, f"{self.role} {request.endpoint}"
 
         async def ask() -> list[T]:
@@ -86,7 +86,7 @@ class RoleProcesses:
                     await self._replace_dead()
                     return await work()
                 except ActorDied as error:
-                    self.say(str(error))
+                    self.log(str(error))
                     if error.__cause__ is not None:
                         raise ActorFault(str(error)) from error.__cause__
             raise ActorFault(f"the {self.role} was repaired {_MAX_REPAIRS} times without an answer")
@@ -98,11 +98,11 @@ class RoleProcesses:
             self.ranks[rank] = await self._spawn(rank)
         if dead:
             await self._join()
-            self.say(f"{self.role} rank {', '.join(map(str, dead))}: replaced")
+            self.log(f"{self.role} rank {', '.join(map(str, dead))}: replaced")
 
 
 class Roles:
-    """Owns all roles that have processes of their own."""
+    """Roles with processes of their own."""
 
     def __init__(self, roles: Sequence[RoleProcesses] = ()):
         self.roles = {role.role: role for role in roles}
@@ -114,18 +114,19 @@ class Roles:
         """As ``RoleProcesses.begin_anew``."""
         await asyncio.gather(*(role.begin_anew() for role in self.roles.values()))
 
-    async def find(self, batches: list[RowsHandle]) -> list[list[RowsHandle]]:
-        """Of rows that are staged (``batches[group]``): for each rank that tells something, what it found of each
-        group's rows."""
-        answers = await asyncio.gather(*(role.call(RoleEndpoints.find(batches)) for role in self.roles.values()))
+    async def compute_outputs(self, batches: list[RowsHandle]) -> list[list[RowsHandle]]:
+        """Outputs of all roles for staged rows (``batches[group]``), by rank with outputs and by group."""
+        answers = await asyncio.gather(
+            *(role.call(RoleEndpoints.compute_outputs(batches)) for role in self.roles.values())
+        )
         return [handles for ranks in answers for handles in ranks if handles is not None]
 
     async def load_role(self, role: str, path: HostPath) -> None:
-        """Other weights, if the role has processes of its own."""
+        """Load other weights into a role with its own processes."""
         if role in self.roles:
             await spread(self.roles[role].ranks, path)
             await self.roles[role].call(RoleEndpoints.load_role(path))
 
     async def digests(self) -> dict[str, list[str]]:
-        """Of each role's weights, by rank."""
+        """Checksums of each role's weights, by rank."""
         return {name: await role.call(RoleEndpoints.digest()) for name, role in self.roles.items()}

@@ -16,11 +16,11 @@ _MAX_FAULTS = 12
 
 
 class NoneLeft(RuntimeError):
-    """All are out, and none will come back."""
+    """No actor of a kind is left."""
 
 
 class Router:
-    """Owns which actors may get work. A group's samples stay together, since they share their prompt's cache."""
+    """Router of groups to healthy actors. A group's samples stay together, since they share their prompt's cache."""
 
     def __init__(self, kind: str, numbers: Iterable[int]):
         self.kind = kind
@@ -37,7 +37,7 @@ class Router:
 
     @property
     def members(self) -> list[int]:
-        """Also those that are out for now."""
+        """All numbers, those out of rotation included."""
         return sorted(self._groups_at)
 
     @property
@@ -45,42 +45,42 @@ class Router:
         return [number for number in self._groups_at if number not in self._out]
 
     def take_out(self, number: int, reason: str) -> None:
-        """It failed: no group goes there until it is put in again."""
+        """Take a failed actor out of rotation until ``put_in``."""
         if number not in self._out:
             self._out[number] = reason
-            self._tell()
+            self._notify()
             if number not in self._alone:  # or else it is the group's fault, until that is ``blamed``
                 self.blame(f"{self.kind} {number}: {reason}")
 
     def blame(self, fault: str) -> None:
-        """One more fault without a finished group since the one before."""
+        """Count a fault without a finished group in between."""
         self._faults_in_a_row.append(fault)
 
     def put_in(self, number: int) -> None:
         self._out.pop(number, None)
         self._groups_at.setdefault(number, 0)
-        self._tell()
+        self._notify()
 
     def add(self, number: int) -> None:
-        """One more, which is out until it is put in."""
+        """Add an actor, out of rotation until ``put_in``."""
         self._groups_at[number] = 0
         self._out[number] = "it is being started"
 
     def remove(self, number: int) -> None:
-        """One less. What it has been given may end."""
+        """Remove an actor; its groups may finish."""
         del self._groups_at[number]
         self._out.pop(number, None)
-        self._tell()
+        self._notify()
 
     def give_up(self, number: int, reason: str) -> None:
-        """It will not come back. What took it out at first is told, too."""
+        """Give an actor up for good, with the reason."""
         self.take_out(number, reason)
         first = self._out[number]
         self._given_up[number] = reason if first == reason else f"{first}; {reason}"
-        self._tell()
+        self._notify()
 
     def worked(self) -> None:
-        """A group was done."""
+        """Reset the fault count after a finished group."""
         self._faults_in_a_row.clear()
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ class Router:
                 self._groups_at[number] = max(self._groups_at[number] - 1, 0)
             if alone:
                 self._free(number)
-            self._tell()
+            self._notify()
 
     async def _wait_for_idle(self, seconds: float) -> int:
         """One that is kept for the caller alone, until ``_free``."""
@@ -121,15 +121,15 @@ class Router:
     def _free(self, number: int) -> None:
         self._reserved.discard(number)
         self._alone.discard(number)
-        self._tell()
+        self._notify()
 
     async def _wait_for_one(self, seconds: float) -> int:
         now, deadline = asyncio.get_running_loop().time, None
         while True:
             if len(self._faults_in_a_row) >= _MAX_FAULTS:
                 first, last = self._faults_in_a_row[0], self._faults_in_a_row[-1]
-                told = last if first == last else f"first {first}; at last {last}"
-                raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {told}")
+                faults = last if first == last else f"first {first}; at last {last}"
+                raise NoneLeft(f"{_MAX_FAULTS} faults without a group between them: {faults}")
             healthy = self.healthy
             if free := [number for number in healthy if number not in self._reserved]:
                 return min(free, key=self._groups_at.__getitem__)
@@ -143,7 +143,7 @@ class Router:
                     f"no {self.kind} came back within {seconds:g} s: {self._reasons(self._out)}"
                 ) from None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Somebody came, went or is done."""
         self._next_change.set()
         self._next_change = asyncio.Event()
@@ -156,14 +156,14 @@ _MAX_ATTEMPTS = 5
 
 
 class Replacements:
-    """Owns the replacements of one kind that are under way."""
+    """Replacements in progress of one kind of actor."""
 
-    def __init__(self, router: Router, say: Callable[[str], None]):
-        self.router, self.say = router, say
+    def __init__(self, router: Router, log: Callable[[str], None]):
+        self.router, self.log = router, log
         self._background = BackgroundTasks()
 
     def begin(self, number: int, replace: Callable[[], Awaitable[None]]) -> None:
-        """Have ``replace`` bring a number back into the router."""
+        """Begin to replace an actor by ``replace``."""
         self._background.start(self._try(number, replace))
 
     async def _try(self, number: int, replace: Callable[[], Awaitable[None]]) -> None:
@@ -173,7 +173,7 @@ class Replacements:
             try:
                 return await replace()
             except Exception as error:  # it is tried again, and in the end those who wait are told
-                self.say(f"{self.router.kind} {number} could not be started: {last_line(error)}")
+                self.log(f"{self.router.kind} {number} could not be started: {last_line(error)}")
                 if attempt == _MAX_ATTEMPTS:
                     self.router.give_up(number, f"its replacements failed, the last with {last_line(error)}")
 

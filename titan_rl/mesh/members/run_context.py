@@ -11,7 +11,7 @@ from titan_rl.mesh.supervision.actor_process import ActorProcesses
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run's processes, settings and folders."""
+    """Context of a run: processes, settings and folders."""
 
     processes: ActorProcesses
     config: Config
@@ -22,5 +22,5 @@ class RunContext:
     """Of the policy that the run keeps, if it does (``trainer.roles.names.role_path``)."""
     scratch: Path = Path()
     """A folder of this host that nobody else uses."""
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     """Of deaths and repairs, for people."""

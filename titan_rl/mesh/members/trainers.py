@@ -17,7 +17,7 @@ from titan_rl.mesh.members.run_context import RunContext
 from titan_rl.mesh.resources.devices import Seat
 from titan_rl.mesh.supervision.actor_process import ActorProcess
 from titan_rl.mesh.supervision.calls import call, call_each
-from titan_rl.mesh.supervision.peers import PeersAreTold
+from titan_rl.mesh.supervision.peers import PeerNotifier
 from titan_rl.mesh.supervision.remote_call import RemoteCall
 from titan_rl.mesh.supervision.rendezvous import rendezvous
 from titan_rl.mesh.supervision.run_files import collect, spread
@@ -33,7 +33,7 @@ arguments are folders."""
 
 
 class Trainers:
-    """Owns the ranks and their standby. Errors of all calls: ActorDied; whatever an actor raises while it starts."""
+    """Trainer ranks and their standby. Errors of all calls: ActorDied; whatever an actor raises while it starts."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Trainers:
             run.processes, run.config, "trainer", environment, actor, run.model_path, run.kept_policy
         )
         self.ranks: list[ActorProcess] = []
-        self._peers = PeersAreTold(lambda: self.ranks)
+        self._peers = PeerNotifier(lambda: self.ranks)
         self._stragglers, self.roles, self._seats = stragglers, roles, seats
         self._record = record or StepRecord()
         self._num_rendezvous = 0
@@ -83,7 +83,7 @@ class Trainers:
         return self.ranks[: self._policy_ranks]
 
     async def join(self) -> None:
-        """All ranks meet in a new process group and build their part of the model, with the weights of the file."""
+        """Join all ranks in a new process group, with the file's weights."""
         self._num_rendezvous += 1
         meeting = await rendezvous(self.ranks, self.scratch / f"trainer{self._num_rendezvous}")
         devices = [[seat.device for seat in self._seats[rank : rank + 1]] for rank in range(self.world_size)]
@@ -100,11 +100,11 @@ class Trainers:
 
     @property
     def dead(self) -> dict[int, ActorProcess]:
-        """By rank."""
+        """Dead processes by rank."""
         return {rank: process for rank, process in enumerate(self.ranks) if process.is_dead}
 
     async def replace(self, dead: dict[int, ActorProcess]) -> None:
-        """Others take their places, one by one; ``join`` comes next."""
+        """Replace dead ranks one by one; ``join`` comes next."""
         for rank, process in dead.items():
             self.processes.forget(process)
             self.ranks[rank] = await self._replacement(rank)
@@ -119,7 +119,7 @@ class Trainers:
     # calls
 
     async def call(self, request: RemoteCall[R], *, what: str) -> list[R]:
-        """Every rank's answer. A rank that raises is ended: the error is ActorDied then, caused by what was raised."""
+        """Answers of all ranks. A rank that raises is ended. Errors: ActorDied, caused by what was raised."""
         calls = [(process, request) for process in self.ranks]
         seconds = self.config.mesh.step_timeout
         if request.endpoint in _READ:
@@ -130,21 +130,21 @@ class Trainers:
         return answers
 
     async def train(self, batches: list[Batch], step: int) -> list[StepMetrics | BadNumbers]:
-        """The optimizer steps that make up a step of the run, one for each batch (``rows[group]`` are its rows).
+        """Run a step's optimizer steps, one a batch (``rows[group]`` are its rows).
 
         With the last one a snapshot is taken, if the config wants one of this step.
         """
         with self._staged_by_group([batch.rows for batch in batches]) as handles:
-            found = await self.roles.find(handles)
+            role_outputs = await self.roles.compute_outputs(handles)
             has_signal, snapshot = [batch.has_signal for batch in batches], self._snapshot_of(step)
-            training = TrainerEndpoints.train(handles, found, has_signal, snapshot)
+            training = TrainerEndpoints.train(handles, role_outputs, has_signal, snapshot)
             answers = await self.call(training, what=f"training step {step}")
         for side in dict(self._sides):
             of_side = zip(self._sides, self.ranks, answers, strict=True)
             times = {rank.name: seconds for (its, _), rank, (_, seconds, _) in of_side if its == side}
             self._stragglers.note(side, times)
-        told = {rank.name: told for rank, (*_, told) in zip(self.ranks, answers, strict=True)}
-        self._record.trained(told, [rank.name for rank in self.of_policy])
+        reports = {rank.name: report for rank, (*_, report) in zip(self.ranks, answers, strict=True)}
+        self._record.trained(reports, [rank.name for rank in self.of_policy])
         return answers[0][0]
 
     def _snapshot_of(self, step: int) -> int | None:
@@ -153,29 +153,31 @@ class Trainers:
         return step if every and step % every == 0 else None
 
     async def forward_backward(self, batch: Batch) -> StepMetrics | BadNumbers:
-        """The gradients of a step's one update, which ``optim_step`` applies."""
+        """Compute the gradients of a step's one update; ``optim_step`` applies them."""
         with self._staged_by_group([batch.rows]) as handles:
-            found = await self.roles.find(handles)
-            return (await self.call(TrainerEndpoints.forward_backward(handles, found), what="making gradients"))[0]
+            role_outputs = await self.roles.compute_outputs(handles)
+            return (await self.call(TrainerEndpoints.forward_backward(handles, role_outputs), what="making gradients"))[
+                0
+            ]
 
     async def optim_step(self, has_signal: bool, step: int) -> StepMetrics | BadNumbers:
         update = TrainerEndpoints.optim_step(has_signal, self._snapshot_of(step))
         return (await self.call(update, what=f"the update of step {step}"))[0]
 
     async def sft(self, batches: list[list[list]]) -> list[float]:
-        """Supervised steps; ``batches[i][group]`` are rows. The losses, one a batch."""
+        """Run supervised steps; ``batches[i][group]`` are rows. Losses, one a batch."""
         with self._staged_by_group(batches) as handles:
             return (await self.call(TrainerEndpoints.sft(handles), what="training on demonstrations"))[0]
 
     async def take_settings(self) -> None:
-        """Those of optimizer, schedule and algorithm."""
+        """Apply settings of optimizer, schedule and algorithm on all ranks."""
         await self.call(TrainerEndpoints.take_settings(self.config), what="changing the trainer's settings")
 
     async def evaluate(self, batch: Batch, name: str = "") -> StepMetrics:
-        """Of rows that nothing is learned from, by the loss of the algorithm of that name, or the run's."""
+        """Loss metrics of rows without an update, by the named algorithm or the run's."""
         with self._staged_by_group([batch.rows]) as handles:
-            found = await self.roles.find(handles)
-            return (await self.call(TrainerEndpoints.evaluate(handles, found, name), what="evaluating"))[0]
+            role_outputs = await self.roles.compute_outputs(handles)
+            return (await self.call(TrainerEndpoints.evaluate(handles, role_outputs, name), what="evaluating"))[0]
 
     def _staged_by_group(self, batches: list[list[list]]) -> StagedRows:
         """``batches[i][group]`` are rows; a group gets its rows of all batches at once."""

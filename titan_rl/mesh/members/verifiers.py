@@ -11,16 +11,16 @@ from titan_rl.mesh.supervision.standby import Standby
 
 
 class Verifiers:
-    """Owns the verifier processes; each has a scorer process below it."""
+    """Verifier processes, each with a scorer process."""
 
     def __init__(self, actor: type, run: RunContext, environment: dict[str, str]):
-        self.processes, self.config, self.say = run.processes, run.config, run.say
+        self.processes, self.config, self.log = run.processes, run.config, run.log
         self.router = Router("verifier", range(run.config.verifier.procs))
         self.procs: dict[int, ActorProcess] = {}
         self.scorers: dict[int, int] = {}
         """Id of the scorer process that each verifier began with."""
         self.standby = Standby(run.processes, run.config, "verifier", environment, actor, run.model_path)
-        self._replacements = Replacements(self.router, run.say)
+        self._replacements = Replacements(self.router, run.log)
         self._scoring_seconds: dict[str, list[float]] = {}
 
     async def start(self) -> None:
@@ -46,20 +46,20 @@ class Verifiers:
         self.scorers[number] = await call(process, starting, seconds=seconds, what=what)
 
     async def begin_anew(self) -> None:
-        """All take up the settings that hold now; no group is under way. One that dies meanwhile is replaced."""
+        """Restart all verifiers with the current settings, while no group is in flight."""
         setting_up = (self._set_up(number, process) for number, process in self.procs.items())
         for answer in await asyncio.gather(*setting_up, return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, ActorDied):
                 raise answer
 
     def note_scoring(self, name: str, seconds: float) -> None:
-        """How long a verifier, by its name, has scored one group."""
+        """Record the scoring seconds of one group."""
         self._scoring_seconds.setdefault(name, []).append(seconds)
 
     def take_scoring_seconds(self) -> dict[str, list[float]]:
-        """Of each group, by verifier, since this was last asked."""
-        taken, self._scoring_seconds = self._scoring_seconds, {}
-        return taken
+        """Scoring seconds of each group since the last call, by verifier."""
+        seconds, self._scoring_seconds = self._scoring_seconds, {}
+        return seconds
 
     def _begin_replacing(self, number: int, process: ActorProcess) -> None:
         if self.procs.get(number) is not process:
@@ -67,13 +67,13 @@ class Verifiers:
         self.router.take_out(number, f"{process.name} {process.why}")
         del self.procs[number]
         self.processes.forget(process)
-        self.say(f"{process.name} {process.why}: its groups are sampled again, and it is replaced")
+        self.log(f"{process.name} {process.why}: its groups are sampled again, and it is replaced")
         self._replacements.begin(number, lambda: self._replace(number))
 
     async def _replace(self, number: int) -> None:
         await self._start_one(number)
         self.router.put_in(number)
-        self.processes.tell("verifier_serves", number=number)
+        self.processes.record_event("verifier_serves", number=number)
         self.standby.make()
 
     def stop(self) -> None:

@@ -17,13 +17,13 @@ def retrieve_exception(task: asyncio.Future) -> None:
 
 
 class BackgroundTasks:
-    """Owns tasks from their start to their end. What they raise need be seen by nobody: they tell of it themselves."""
+    """Background tasks; their exceptions are not reported."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task] = set()  # the event loop itself holds only weak references
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Inside a running event loop."""
+        """Start a task in the running event loop."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -31,6 +31,6 @@ class BackgroundTasks:
         return task
 
     def cancel(self) -> None:
-        """All that have not ended yet."""
+        """Cancel all unfinished tasks."""
         for task in self._tasks:
             task.cancel()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Ending(Enum):
-    """How the call ended at one process."""
+    """Outcome kind of a call at one process."""
 
     ANSWERED = "answered"
     RAISED = "raised"
@@ -22,7 +22,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the call at one process."""
+    """Outcome of a call at one process."""
 
     ending: Ending
     value: Any = None
@@ -34,15 +34,15 @@ class Outcome:
 
 
 def to_blame(outcomes: Sequence[Outcome | None], *, one_fails_all: bool) -> list[int]:
-    """Places in ``outcomes`` of the processes at fault; None stands for a call that still has time.
+    """Indices in ``outcomes`` of the processes at fault; None stands for a pending call.
 
     A death explains what the others raise, so while somebody is dead or hung nobody is blamed for raising. Where some
     hang and one of them is stopped, the others only wait for it. ``one_fails_all``: the first that raised is at fault,
     since nobody knows what state it is in, and its peers wait for it; otherwise raising is an answer like another.
     """
-    known = {place: outcome for place, outcome in enumerate(outcomes) if outcome is not None}
-    places = {ending: [place for place, outcome in known.items() if outcome.ending is ending] for ending in Ending}
-    stopped = [place for place in places[Ending.HUNG] if known[place].is_stopped]
+    outcome_of = {place: outcome for place, outcome in enumerate(outcomes) if outcome is not None}
+    places = {ending: [place for place, outcome in outcome_of.items() if outcome.ending is ending] for ending in Ending}
+    stopped = [place for place in places[Ending.HUNG] if outcome_of[place].is_stopped]
     if at_fault := places[Ending.DIED] + (stopped or places[Ending.HUNG]):
         return sorted(at_fault)
-    return sorted(places[Ending.RAISED], key=lambda place: known[place].order)[: int(one_fails_all)]
+    return sorted(places[Ending.RAISED], key=lambda place: outcome_of[place].order)[: int(one_fails_all)]

@@ -10,12 +10,11 @@ T = TypeVar("T")
 
 
 class DeadlineError(RuntimeError):
-    """Something did not happen in time."""
+    """Missed deadline."""
 
 
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all. Errors: of the first that fails, when the others have been ended and let go of what they
-    held."""
+    """Results of all. Errors: the first failure's, after the others were cancelled and have ended."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]

@@ -19,15 +19,15 @@ _WORK = "work"
 
 
 class ChaosError(RuntimeError):
-    """An exception that was ordered."""
+    """Injected exception."""
 
 
 def _order() -> Path:
     return Path(os.environ[CHAOS_FOLDER]) / str(os.getpid())
 
 
-def obey_orders() -> None:
-    """Watch for orders from now on: ``exit`` ends the process with code 0, ``raise`` fails the next work begun;
+def watch_for_faults() -> None:
+    """Watch for ordered faults: ``exit`` ends the process with code 0, ``raise`` fails the next work begun;
     ``raise at sleep`` fails there, and ``kill at sleep`` is a SIGKILL there."""
     if CHAOS_FOLDER not in os.environ:
         return
@@ -45,8 +45,8 @@ def obey_orders() -> None:
     threading.Thread(target=watch, name="orders", daemon=True).start()
 
 
-def fail_if_told(where: str = _WORK) -> None:
-    """Called where work begins, or where memory changes hands (mesh/control/colocation.py).
+def inject_fault(where: str = _WORK) -> None:
+    """Inject a pending fault where work begins or devices change hands.
 
     Errors: ChaosError if that was ordered; the order is then renamed to ``.obeyed``."""
     if _told and _told[0][1] == where:

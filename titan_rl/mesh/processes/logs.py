@@ -9,7 +9,7 @@ from typing import TextIO
 
 @contextmanager
 def log_file(folder: str | None, name: str) -> Iterator[TextIO]:
-    """What a child's output may go to: ``folder/name.txt``, or nowhere."""
+    """Open log file for a child's output: ``folder/name.txt``, or /dev/null."""
     with open(Path(folder) / f"{name}.txt" if folder else os.devnull, "a") as file:
         yield file
 

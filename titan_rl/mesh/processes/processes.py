@@ -24,18 +24,18 @@ def new_mark() -> dict[str, str]:
 
 def running(mark: dict[str, str]) -> list[int]:
     """Ids of the processes that carry the mark and are not dead."""
-    wanted = f"{MARK}={mark[MARK]}".encode()
-    found = []
+    entry = f"{MARK}={mark[MARK]}".encode()
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile, or belongs to another user
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and wanted in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return found
+            if state != "Z" and entry in (process / "environ").read_bytes().split(b"\0"):
+                pids.append(int(process.name))
+    return pids
 
 
 def watch(pid: int, ended: Callable[[], None]) -> None:
-    """Have ``ended`` called as soon as a process is gone, for whatever reason: the kernel tells. In an event loop."""
+    """Call ``ended`` as soon as a process is gone (pidfd), in the running event loop."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -52,7 +52,7 @@ def watch(pid: int, ended: Callable[[], None]) -> None:
 
 
 def parents(pid: int) -> Iterator[int]:
-    """Of a process, from the nearest on, as far as they are to be seen."""
+    """Ancestors of a process, nearest first, as far as visible."""
     while pid > 1:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -63,19 +63,19 @@ def parents(pid: int) -> Iterator[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal, such as SIGSTOP."""
+    """Whether a process is stopped, such as by SIGSTOP."""
     with suppress(OSError), open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] in "Tt"
     return False
 
 
 def is_gone(pid: int) -> bool:
-    """Dead, reaped or not. 0 is nobody's, and is not."""
+    """Whether a process is dead, reaped or not; False for 0."""
     return pid > 0 and process_state(pid) == GONE
 
 
 def process_state(pid: int) -> str:
-    """As in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
+    """State as in /proc: R, S, D are alive, T is stopped, by a signal or a debugger; ``gone`` if it is dead."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # looked at often
             state = file.read(1 << 10).rpartition(b")")[2].split()[0].decode()
@@ -85,7 +85,7 @@ def process_state(pid: int) -> str:
 
 
 def memory_bytes(pid: int) -> int:
-    """That it has in memory now, shared pages included; 0 if it is dead."""
+    """Resident bytes of a process, shared pages included; 0 if it is dead."""
     with suppress(OSError, ValueError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
@@ -96,7 +96,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """A signal, to those that are there."""
+    """Send a signal to the processes that exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -110,11 +110,11 @@ def ending(mark: dict[str, str], seconds: float, sparing: Iterable[int] = ()) ->
     those that they work for have, and remove what these left in shared memory. One that is stopped is woken for that.
     """
     deadline, spared = time.monotonic() + seconds, {os.getpid(), *sparing}
-    while (left := set(running(mark)) - spared) and time.monotonic() < deadline:
+    while (remaining := set(running(mark)) - spared) and time.monotonic() < deadline:
         is_late = time.monotonic() > deadline - _TRACKER_SECONDS
-        trackers = set() if is_late else set(filter(_is_tracker, left))
+        trackers = set() if is_late else set(filter(_is_tracker, remaining))
         send(trackers, signal.SIGCONT)
-        kill(left - trackers)
+        kill(remaining - trackers)
         yield
 
 
@@ -125,7 +125,7 @@ def _is_tracker(pid: int) -> bool:
 
 
 class ProcessTable(Protocol):
-    """Of one host."""
+    """Process table of one host."""
 
     def watch(self, pid: int, ended: Callable[[], None]) -> None:
         """As ``processes.watch``."""
@@ -145,7 +145,7 @@ class ProcessTable(Protocol):
 
 
 class LocalProcesses:
-    """Of this host."""
+    """Process table of this host."""
 
     def watch(self, pid: int, ended: Callable[[], None]) -> None:
         watch(pid, ended)

@@ -19,8 +19,11 @@ _SECONDS = 10.0
 
 
 def start_reaper(mark: dict[str, str], folders: Iterable[Path]) -> None:
-    """One for this process's mesh. It carries the mesh's mark itself, and so ends with it. ``folders`` of the mesh and
-    of this process, which nobody needs when this process is dead."""
+    """Start the reaper of this process's mesh.
+
+    It carries the mesh's mark itself, and so ends with it. ``folders``: of the mesh and of this process, unused after
+    its death.
+    """
     command = [sys.executable, "-m", "titan_rl.mesh.processes.reaper", str(os.getpid()), *map(str, folders)]
     subprocess.Popen(command, env=os.environ | mark, stdin=subprocess.DEVNULL, start_new_session=True)
 

@@ -4,8 +4,8 @@ import pickle
 from typing import Any
 
 
-def examined(code: bytes, subject: Any) -> tuple[bytes, str]:
-    """What a pickled function says of the subject, pickled, or how it failed, which is no reason to die."""
+def run_examination(code: bytes, subject: Any) -> tuple[bytes, str]:
+    """Result of a pickled function of the subject, pickled, and its error or an empty text."""
     try:
         return pickle.dumps(pickle.loads(code)(subject)), ""
     except Exception as error:  # it is a person's function: whatever it raises is told to them

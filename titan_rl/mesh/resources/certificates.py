@@ -36,32 +36,32 @@ VARIABLES = {
 _DAYS = 30
 
 
-def use_certificates(folder: str, name: str, environment: MutableMapping[str, str], said: str) -> None:
+def use_certificates(folder: str, name: str, environment: MutableMapping[str, str], user: str) -> None:
     """Of a machine of that name, from now on in this process and in those that it starts; without a folder, those that
     the environment names. ``said``: who asked, for messages. Errors: ConfigError."""
-    found = {key: str(Path(folder, file.format(name=name)).absolute()) for key, file in VARIABLES.items()}
+    paths = {key: str(Path(folder, file.format(name=name)).absolute()) for key, file in VARIABLES.items()}
     if not folder:
-        found = {key: environment.get(key, "") for key in VARIABLES}
-    if missing := [key for key, path in found.items() if not path]:
+        paths = {key: environment.get(key, "") for key in VARIABLES}
+    if missing := [key for key, path in paths.items() if not path]:
         raise ConfigError(
-            f"{said} needs certificates, and {missing[0]} is not set: make them by `titan-rl host --make-certificates "
+            f"{user} needs certificates, and {missing[0]} is not set: make them by `titan-rl host --make-certificates "
             f"FOLDER NAMES`, and give their folder"
         )
-    for path in found.values():
+    for path in paths.values():
         if not os.access(path, os.R_OK):
-            raise ConfigError(f"{said}: {path} cannot be read: `titan-rl host --make-certificates` makes it")
-    if Path(found["HYPERACTOR_TLS_KEY"]).stat().st_mode & 0o077:
-        raise ConfigError(f"{said}: {found['HYPERACTOR_TLS_KEY']} can be read by other users: chmod 600 it")
-    is_new = any(environment.get(key) != path for key, path in found.items())
+            raise ConfigError(f"{user}: {path} cannot be read: `titan-rl host --make-certificates` makes it")
+    if Path(paths["HYPERACTOR_TLS_KEY"]).stat().st_mode & 0o077:
+        raise ConfigError(f"{user}: {paths['HYPERACTOR_TLS_KEY']} can be read by other users: chmod 600 it")
+    is_new = any(environment.get(key) != path for key, path in paths.items())
     if is_new and environment is os.environ and is_loaded():
         raise ConfigError(
-            f"{said}: Monarch is loaded already: set HYPERACTOR_TLS_CERT, _KEY and _CA before Python starts"
+            f"{user}: Monarch is loaded already: set HYPERACTOR_TLS_CERT, _KEY and _CA before Python starts"
         )
-    environment.update(found)
+    environment.update(paths)
 
 
 def certify(hosts: HostsConfig) -> None:
-    """This process, as the controller of a run over these hosts. Errors: ConfigError."""
+    """Use certificates as the controller of a run over these hosts. Errors: ConfigError."""
     if not hosts.insecure:
         name = hosts.controller or socket.gethostname()
         use_certificates(complete(hosts.certificates, name), name, os.environ, "[hosts]")

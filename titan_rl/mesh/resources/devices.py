@@ -19,7 +19,7 @@ TRAINER, GENERATOR = "trainer", "generator"
 
 @dataclass(frozen=True, order=True)
 class Seat:
-    """A GPU by its host's number, and by its own there."""
+    """GPU, by host number and index there."""
 
     host: int
     device: int
@@ -55,17 +55,17 @@ class DeviceTable:
         return [tuple(group) for group in self.seats.get(GENERATOR, ())]
 
     def at(self, seat: Seat) -> list[tuple[str, int, int]]:
-        """Who works there: (role, group, rank)."""
+        """Ranks on a GPU: (role, group, rank)."""
         return self._who.get(seat, [])
 
     @cached_property
     def _who(self) -> dict[Seat, list[tuple[str, int, int]]]:
-        found: dict[Seat, list[tuple[str, int, int]]] = {}
+        workers: dict[Seat, list[tuple[str, int, int]]] = {}
         for role, groups in self.seats.items():
             for number, group in enumerate(groups):
                 for rank, seat in enumerate(group):
-                    found.setdefault(seat, []).append((role, number, rank))
-        return found
+                    workers.setdefault(seat, []).append((role, number, rank))
+        return workers
 
     def used(self) -> list[Seat]:
         return sorted({seat for groups in self.seats.values() for group in groups for seat in group})
@@ -104,18 +104,18 @@ def _of(role: str, seats: Mapping[str, Sequence[Sequence[Seat]]]) -> set[Seat]:
 
 def _seated(crew: Crew, free: list[Seat], there: str) -> Iterator[list[Seat]]:
     """The first that fit; a group of one host leaves over what is too little on another."""
-    left = list(free)
+    free_seats = list(free)
     for _ in range(crew.groups):
-        able = _of_one_host(left, crew.ranks) if crew.of_one_host else left
+        able = _of_one_host(free_seats, crew.ranks) if crew.of_one_host else free_seats
         if len(able) < crew.ranks:
-            wanted, on_one = crew.groups * crew.ranks, " on one host" if crew.of_one_host and crew.ranks > 1 else ""
+            total, on_one = crew.groups * crew.ranks, " on one host" if crew.of_one_host and crew.ranks > 1 else ""
             each = f", {crew.ranks} for each engine{on_one}" if crew.of_one_host and crew.groups > 1 else on_one
             raise ConfigError(
-                f"the {crew.role} needs {wanted} GPUs{each}, and of {there} {len(free)} are left for it: lower "
+                f"the {crew.role} needs {total} GPUs{each}, and of {there} {len(free)} are left for it: lower "
                 f"{crew.mend}, or name GPUs in placement.{crew.role}"
             )
         group = able[: crew.ranks]
-        left = [seat for seat in left if seat not in group]
+        free_seats = [seat for seat in free_seats if seat not in group]
         yield group
 
 
@@ -131,14 +131,16 @@ def _check_named(crews: Sequence[Crew], settings: PlacementConfig, devices_per_h
     for role, named in vars(settings).items():
         if role == "mode" or not named:
             continue
-        said = f"placement.{role} = {named}"
+        setting = f"placement.{role} = {named}"
         if role not in roles:
-            raise ConfigError(f'{said}: it has no processes of its own: leave it out, or set {role}.placement = "own"')
+            raise ConfigError(
+                f'{setting}: it has no processes of its own: leave it out, or set {role}.placement = "own"'
+            )
         if len(set(named)) < len(named):
-            raise ConfigError(f"{said} names a GPU twice: name each once")
+            raise ConfigError(f"{setting} names a GPU twice: name each once")
         if max(named) >= devices_per_host:
             last = devices_per_host - 1
-            raise ConfigError(f"{said}: a host's GPUs are numbered from 0 to {last}: name others")
+            raise ConfigError(f"{setting}: a host's GPUs are numbered from 0 to {last}: name others")
 
 
 def _words(count: int, hosts: int) -> str:
@@ -148,7 +150,7 @@ def _words(count: int, hosts: int) -> str:
 
 @dataclass(frozen=True)
 class Devices:
-    """What the mesh is told of a run on GPUs."""
+    """Device placement of a run on GPUs."""
 
     table: DeviceTable
     kv_cache_gib: float
@@ -157,17 +159,17 @@ class Devices:
     """Of a GPU's memory, that a rank of an engine takes in all."""
 
     def of_engine(self, generator: GeneratorConfig) -> GeneratorConfig:
-        """An engine's settings, with what the placement has settled."""
+        """Settings of an engine, with the placement's memory shares."""
         return replace(generator, kv_cache_gib=self.kv_cache_gib, gpu_memory_utilization=self.engine_share)
 
 
 def seats_of(devices: Devices | None, *roles: str) -> list[Seat]:
-    """Of the ranks of these roles, one after the other; none on a CPU."""
+    """GPUs of all ranks of these roles, in order; none on a CPU."""
     return [] if devices is None else [seat for role in roles for seat in devices.table.of_role(role)]
 
 
 class EngineSeats:
-    """Owns which engine has which GPUs; on a CPU each has none."""
+    """Allocation of GPUs to engines; empty on a CPU."""
 
     def __init__(self, engines: Sequence[tuple[Seat, ...]] | None):
         """``engines``: as in ``DeviceTable.engines``; None: on a CPU."""
@@ -182,9 +184,9 @@ class EngineSeats:
             return ()
         if not self._free:
             raise RuntimeError(f"the placement has GPUs for {self.count} engines, and all of them are taken")
-        found = next((seats for seats in self._free if is_there(seats[0].host)), self._free[0])
-        self._free.remove(found)
-        return found
+        engine = next((seats for seats in self._free if is_there(seats[0].host)), self._free[0])
+        self._free.remove(engine)
+        return engine
 
     def give_back(self, seats: tuple[Seat, ...]) -> None:
         if self._free is not None and seats:

@@ -19,12 +19,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def has_address() -> bool:
-    """Whether this host was told one, since there are others that may want to reach it."""
+    """Whether this host has a configured address for other hosts."""
     return bool(os.environ.get(HOST_ADDRESS))
 
 
 def host_address() -> str:
-    """Of the one interface that this process may listen at. Loopback, unless the host was told another."""
+    """Address to listen at; loopback unless configured."""
     return os.environ.get(HOST_ADDRESS) or _LOOPBACK
 
 
@@ -32,8 +32,8 @@ def address_for(others: Sequence[str]) -> str:
     """The one that this host was told, or one on the way to another: a loopback only if all of them are on it."""
     if has_address():
         return host_address()
-    found = [own_address(other) for other in others]
-    return next((address for address in found if not ipaddress.ip_address(address).is_loopback), found[0])
+    addresses = [own_address(other) for other in others]
+    return next((address for address in addresses if not ipaddress.ip_address(address).is_loopback), addresses[0])
 
 
 def own_address(towards: str) -> str:

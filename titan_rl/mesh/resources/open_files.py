@@ -11,8 +11,8 @@ _MOST = 1 << 20
 def raise_open_files() -> str:
     """The soft limit of this process, and of those that it starts, becomes the hard one; in words if it was lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return ""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return f"open files: each process of the run may have {wanted}, as the hard limit says (it was {soft})"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return f"open files: each process of the run may have {limit}, as the hard limit says (it was {soft})"

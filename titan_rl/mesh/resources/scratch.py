@@ -23,12 +23,12 @@ def temporary_folder() -> str:
 
 
 def make_scratch() -> Path:
-    """A new folder that nobody else may enter (mode 0700); its name is unique on this host."""
+    """Create a private folder (mode 0700) with a unique name."""
     return Path(tempfile.mkdtemp(prefix="titan_rl_", dir=temporary_folder()))
 
 
 def remove_scratch(folder: Path) -> None:
-    """With all that is in it, and with the shared memory that engines named after it."""
+    """Remove a folder, and the shared memory that engines named after it."""
     for segment in _SHARED_MEMORY.glob(f"{folder.name}-*"):
         with suppress(OSError):  # its engine removed it meanwhile
             segment.unlink()

@@ -11,7 +11,7 @@ _ended = threading.Event()
 
 
 class PeerGone(RuntimeError):
-    """A collective came to an end since a peer had died: what it gave is worth nothing."""
+    """Collective aborted after a peer's death; its result is invalid."""
 
 
 def end_collectives(lost: str = "") -> bool:
@@ -31,7 +31,7 @@ def end_collectives(lost: str = "") -> bool:
 
 
 def hang_up(address: str) -> None:
-    """End all of this process's TCP connections to a host."""
+    """Close all of this process's TCP connections to a host."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -48,11 +48,11 @@ def _peer(connection: socket.socket) -> str:
 
 
 def check_peers() -> None:
-    """To be called before anything is made of what collectives gave. Errors: PeerGone."""
+    """Check for aborted collectives before their results are used. Errors: PeerGone."""
     if _ended.is_set():
-        raise PeerGone("a peer has died, and what this rank computed with it is worth nothing")
+        raise PeerGone("a peer rank died: the results of its collectives are invalid")
 
 
 def begin_anew() -> None:
-    """With new groups."""
+    """Clear the abort flag, for new groups."""
     _ended.clear()

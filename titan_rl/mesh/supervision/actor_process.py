@@ -39,11 +39,11 @@ _FIRST = asyncio.FIRST_COMPLETED
 
 
 class ActorFault(RuntimeError):
-    """Actors died or failed in a way, or so often, that the run cannot go on; says which."""
+    """Fault of actors that ends the run, with their names."""
 
 
 class ActorDied(RuntimeError):
-    """Actor processes died, or were killed since they hung or failed; says which, and during what."""
+    """Death of actor processes, also by a kill after a hang or failure."""
 
     def __init__(self, processes: "list[ActorProcess]", what: str):
         self.processes = processes
@@ -52,7 +52,7 @@ class ActorDied(RuntimeError):
 
 
 def last_line(error: BaseException) -> str:
-    """The line that says what an error is; a traceback ends in it."""
+    """Last line of an error's text, without its traceback."""
     return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
 
 
@@ -67,7 +67,7 @@ DIED = "died"
 
 @dataclass(eq=False)
 class ActorProcess:
-    """One process: ``actor`` does its work, ``sidecar`` answers for the process meanwhile."""
+    """Process with its ``actor`` and a ``sidecar`` that answers while the actor is busy."""
 
     name: str
     procs: Any
@@ -97,7 +97,7 @@ class ActorProcess:
         return self.died.done()
 
     def end(self) -> None:
-        """It is known to be gone."""
+        """Mark the process as dead and run its death handlers."""
         if not self.is_dead:
             self.died.set_result(time.monotonic())
             self.deaths.run(self)
@@ -124,12 +124,12 @@ class ActorProcess:
         self.host.processes.signal([self.pid] if self.pid else [], number)
 
     def fail(self, error: BaseException) -> None:
-        """It raised what it should not have: it is ended, and its owner learns why."""
+        """End the process after an unexpected error."""
         self.why = f"raised {last_line(error)}"
         self.kill()
 
     async def kill_hung(self) -> None:
-        """Its stacks go to its log first. A stopped process is woken for that."""
+        """Kill a hung process, with its stacks written to its log."""
         self.why = "hung"
         self._signal(signal.SIGUSR1)
         self._signal(signal.SIGCONT)
@@ -172,7 +172,7 @@ def _command(
 
 
 class ActorProcesses:
-    """Owns all actor processes of a run, and the hosts that they run on."""
+    """Actor processes of a run, and their hosts."""
 
     def __init__(
         self,
@@ -181,16 +181,16 @@ class ActorProcesses:
         num_hosts: int,
         *,
         launcher: Launcher,
-        tell: Callable[..., None],
+        record_event: Callable[..., None],
         ranks: OtherRanks | None = None,
-        lost: Callable[[str], None] = lambda why: None,
+        on_lost: Callable[[str], None] = lambda why: None,
         remote: RemoteHosts | None = None,
     ):
         """``scratch``: a folder that nobody else uses. ``num_hosts``: worker loops to spread the processes over; 0 for
-        none. ``tell(kind, **fields)`` is called for every start and every death. ``ranks``: torchrun's other processes
-        as hosts; ``lost(why)`` is called when one of them dies, after which torchrun ends all. ``remote``: hosts of
-        other machines, and then nothing is spawned on this one."""
-        self.logs, self.mark, self.tell, self._lost = logs, new_mark(), tell, lost
+        none. ``record_event(kind, **fields)`` is called for every start and every death. ``ranks``: torchrun's other
+        processes as hosts; ``on_lost(why)`` is called when one of them dies, after which torchrun ends all.
+        ``remote``: hosts of other machines, and then nothing is spawned on this one."""
+        self.logs, self.mark, self.record_event, self._on_lost = logs, new_mark(), record_event, on_lost
         self._environment = self.mark | {"TMPDIR": str(scratch)}
         self.hosts = Hosts(
             num_hosts,
@@ -204,7 +204,7 @@ class ActorProcesses:
         )
         self.remote = remote
         if remote is not None:
-            remote.tell(self._on_host_start, self._on_host_death)
+            remote.register(self._on_host_start, self._on_host_death)
         self.forks = ForkServers(scratch, fork_environment() | self._environment, logs)
         self.all: list[ActorProcess] = []
         self.are_stopping = False
@@ -236,7 +236,7 @@ class ActorProcesses:
         process.deaths.register("host", _forget_on_host)
         process.deaths.register("record", self._record_death)
         host.processes.watch(process.pid, process.end)
-        self.tell("started", name=process.name, pid=process.pid, **host.told)
+        self.record_event("started", name=process.name, pid=process.pid, **host.event_fields)
         return process
 
     async def _command_on(
@@ -247,7 +247,7 @@ class ActorProcesses:
             here, facts = environment | self.remote.environment(host, kind), host.remote_facts
             if self.remote.can_fork and imports is not None:
                 await _unless_lost(host, host.remote_agent.imports_done.call_one(imports))
-            start = facts.command if self.remote.can_fork else facts.afresh
+            start = facts.command if self.remote.can_fork else facts.fresh_command
             return _command(here, partial(start, imports), facts.logs, tag)
         await self.forks.ready(imports)  # Monarch gives a process 30 seconds, imports included
         return _command(environment | self._environment, partial(self.forks.command, imports), self.logs, tag)
@@ -272,20 +272,20 @@ class ActorProcesses:
         if process.why == DIED and process.host.processes.is_gone(process.host.pid):  # which may be told of only later
             process.why = f"lost {process.host.name}"
         if self.are_stopping or process.is_stopping:
-            self.tell("stopped", name=process.name, pid=process.pid, **process.host.told)
+            self.record_event("stopped", name=process.name, pid=process.pid, **process.host.event_fields)
         else:
-            self.tell("died", name=process.name, pid=process.pid, why=process.why, **process.host.told)
+            self.record_event("died", name=process.name, pid=process.pid, why=process.why, **process.host.event_fields)
 
     def _on_host_start(self, host: Host) -> None:
-        self.tell("started", name=host.name, pid=host.pid)
+        self.record_event("started", name=host.name, pid=host.pid)
 
     def _on_host_death(self, host: Host) -> None:
         """Its processes are about to end by themselves; nobody waits for that."""
         if self.are_stopping:
-            return self.tell("stopped", name=host.name, pid=host.pid)
-        self.tell("died", name=host.name, pid=host.pid, why=host.why or "died")
+            return self.record_event("stopped", name=host.name, pid=host.pid)
+        self.record_event("died", name=host.name, pid=host.pid, why=host.why or "died")
         if host.is_torchruns:
-            self._lost(f"{host.name} (process {host.pid}) died")
+            self._on_lost(f"{host.name} (process {host.pid}) died")
         for process in list(self.all):  # its owner may forget it at once
             if process.host is host and not process.is_dead:
                 process.why = f"lost {host.name}"
@@ -303,12 +303,12 @@ class ActorProcesses:
             suspects = stopped
 
     def forget(self, process: ActorProcess) -> None:
-        """It is dead, or about to be, and its place is taken by another."""
+        """Remove a dead or dying process."""
         if process in self.all:
             self.all.remove(process)
 
     def names(self) -> dict[int, str]:
-        """Process id to name, of all that live on this host: elsewhere an id is another process's."""
+        """Names of live processes on this host, by pid."""
         hosts = {host.pid: host.name for host in self.hosts.all if not host.died.done()}
         here = (process for process in self.all if not process.is_dead and not process.host.is_remote)
         return hosts | {process.pid: process.name for process in here}

@@ -24,13 +24,13 @@ _FIRST = asyncio.FIRST_COMPLETED
 
 
 async def call(process: ActorProcess, request: RemoteCall[R], *, seconds: float, what: str) -> R:
-    """One actor's answer. Errors: ActorDied; whatever the actor raises."""
+    """Answer of one actor. Errors: ActorDied; whatever the actor raises."""
     [answer] = await call_each([(process, request)], seconds=seconds, what=what)
     return answer
 
 
 async def call_all(processes: Iterable[ActorProcess], request: RemoteCall[R], *, seconds: float, what: str) -> list[R]:
-    """Every actor's answer, in order. Errors: ActorDied; whatever an actor raises."""
+    """Answers of all actors, in order. Errors: ActorDied; whatever an actor raises."""
     return await call_each([(process, request) for process in processes], seconds=seconds, what=what)
 
 
@@ -132,7 +132,7 @@ def _ended(outcome: Outcome | None, ending: Ending) -> bool:
 
 
 async def done_or_dead(work: asyncio.Future, processes: Iterable[ActorProcess]) -> None:
-    """Until this is done, or one of the processes is dead."""
+    """Wait until the work is done or one of the processes is dead."""
     over, processes = asyncio.get_running_loop().create_future(), list(processes)
 
     def wake(_: asyncio.Future | None = None) -> None:

@@ -34,13 +34,13 @@ class Stage(Enum):
 
 
 class DeathHandlers(Generic[P]):
-    """Owns who hears of one process's death: at most one handler of each owner."""
+    """Death handlers of one process, at most one an owner."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Callable[[P], object]] = {}
 
     def register(self, owner: Owner, handler: Callable[[P], object]) -> None:
-        """Have it called once, in its stage, when the process is gone; instead of this owner's handler before."""
+        """Register an owner's handler in its stage, in place of the one before."""
         self._handlers[owner] = handler
 
     def run(self, process: P) -> None:

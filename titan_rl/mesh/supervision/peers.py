@@ -16,15 +16,15 @@ from titan_rl.mesh.supervision.actor_process import ActorDied, ActorProcess
 from titan_rl.mesh.supervision.remote_call import SidecarEndpoints
 
 
-class PeersAreTold:
-    """Owns the telling of ranks whose peer has died."""
+class PeerNotifier:
+    """Notifier of ranks about dead peers."""
 
     def __init__(self, peers: Callable[[], Iterable[ActorProcess]]):
         """``peers``: all ranks that have collectives with each other now."""
         self._peers, self._background = peers, BackgroundTasks()
 
     def watch(self, process: ActorProcess) -> ActorProcess:
-        """From now on its peers hear of its death."""
+        """Notify the peers of this process at its death."""
         process.deaths.register("peers", self._tell_peers_of)
         return process
 
@@ -33,9 +33,9 @@ class PeersAreTold:
         if dead in peers and not dead.is_stopping:
             for peer in peers:
                 if not peer.is_dead:
-                    self._background.start(self._tell(peer, _lost_with(dead)))
+                    self._background.start(self._notify(peer, _lost_with(dead)))
 
-    async def _tell(self, peer: ActorProcess, lost: str) -> None:
+    async def _notify(self, peer: ActorProcess, lost: str) -> None:
         with suppress(ActorDied):  # its owner knows, or will: it is killed as hung then
             await peer.ask_sidecar(SidecarEndpoints.end_collectives(lost))
 

@@ -23,7 +23,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class RemoteCall(Generic[R_co]):
-    """An endpoint's name, and what it is called with."""
+    """Call of an endpoint: its name and arguments."""
 
     endpoint: str
     arguments: tuple[Any, ...] = ()
@@ -50,14 +50,14 @@ class stub(Generic[P, R]):
 
 
 class PreparedEndpoints:
-    """Of an actor that can be a standby."""
+    """Endpoints of an actor that can be a standby."""
 
     @stub
     def prepare(self) -> None: ...
 
 
 class SidecarEndpoints:
-    """Of ``Sidecar``."""
+    """Endpoints of ``Sidecar``."""
 
     @stub
     def start(self, logs: str | None, name: str) -> int: ...

@@ -19,7 +19,7 @@ _CHECKPOINTS = "checkpoints/"
 
 
 async def spread(processes: Iterable[ActorProcess], *paths: HostPath) -> None:
-    """Have these folders on the hosts of these processes. Errors: ActorDied if one of those is lost."""
+    """Copy folders to the hosts of these processes. Errors: ActorDied if one of those is lost."""
     await together(
         _on(process, bring(process.host.remote_agent, Path(path), path.at(process.host.paths)))
         for process in _one_a_host(processes)
@@ -29,7 +29,7 @@ async def spread(processes: Iterable[ActorProcess], *paths: HostPath) -> None:
 
 
 async def collect(processes: Iterable[ActorProcess], *paths: HostPath) -> None:
-    """Have what they have written below these folders here, and no longer there. Errors: ActorDied, as above."""
+    """Move files that processes wrote below these folders to this host. Errors: ActorDied, as above."""
     for path in filter(None, paths):
         for process in _one_a_host(processes):  # one after the other: they may hold the same files
             agent, there = process.host.remote_agent, path.at(process.host.paths)

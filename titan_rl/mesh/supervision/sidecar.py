@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch.actor import Actor, endpoint
 
-from titan_rl.mesh.processes.fault_injection import obey_orders
+from titan_rl.mesh.processes.fault_injection import watch_for_faults
 from titan_rl.mesh.processes.logs import send_output_to
 from titan_rl.mesh.supervision.abort_collectives import end_collectives
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it needs torch
 
 
 class Sidecar(Actor):
-    """Tells the process's id, has its stacks written on SIGUSR1, and keeps trainer ranks' snapshots."""
+    """Sidecar of an actor: process id, stacks on SIGUSR1, and kept snapshots."""
 
     @endpoint
     def start(self, logs: str | None, name: str) -> int:
@@ -26,7 +26,7 @@ class Sidecar(Actor):
         send_output_to(logs, name)
         Path("/proc/self/comm").write_text(name)  # the kernel keeps 15 bytes
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-        obey_orders()
+        watch_for_faults()
         self._keepers: dict[int, SnapshotKeeper] = {}
         return os.getpid()
 
@@ -46,7 +46,7 @@ class Sidecar(Actor):
 
     @endpoint
     def keep(self, handle: "RegionHandle") -> None:
-        """Hold the memory of a trainer rank's snapshots from now on, and no other of that rank's."""
+        """Keep a trainer rank's snapshot region, in place of its earlier one."""
         from titan_rl.mesh.channel.snapshots.keeper import SnapshotKeeper
 
         if handle.rank in self._keepers:
@@ -55,7 +55,7 @@ class Sidecar(Actor):
 
     @endpoint
     def kept(self, rank: int) -> "tuple[list[int], RegionHandle | None]":
-        """Steps of a rank, which takes no more, that are complete; and where they are."""
+        """Complete steps of a dead rank, with the region's handle."""
         if rank not in self._keepers:
             return [], None
         return self._keepers[rank].steps(), self._keepers[rank].handle

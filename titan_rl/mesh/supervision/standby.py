@@ -16,7 +16,7 @@ _MAX_LOST = 3
 
 
 class State(Enum):
-    """Of the standby of one kind."""
+    """State of a standby."""
 
     NONE = "none was asked for, or the last one was taken"
     QUEUED = "the standby of another kind is prepared first"
@@ -34,7 +34,7 @@ class _Candidate:
 
 
 class Standby:
-    """Owns at most one waiting process of a kind. Its actor has a ``prepare`` endpoint."""
+    """Standby of one kind: at most one process with imports done."""
 
     def __init__(self, processes: ActorProcesses, config: Config, kind: str, *spawn_arguments: Any):
         """``spawn_arguments``: what follows the name in ``ActorProcesses.spawn``."""
@@ -49,7 +49,7 @@ class Standby:
         return State.NONE if self._candidate is None else self._candidate.state
 
     def make(self) -> None:
-        """Begin to prepare one, if one is wanted and there is none."""
+        """Begin to prepare a standby, if configured and missing."""
         self._num_lost = 0
         self._make()
 
@@ -68,7 +68,7 @@ class Standby:
             candidate.state = State.LOST
             raise
         candidate.state = State.READY
-        self.processes.tell("standby_waits", of=self.kind, pid=process.pid)
+        self.processes.record_event("standby_waits", of=self.kind, pid=process.pid)
         process.deaths.register("standby", lambda process: self._replace(candidate, process))
         return process
 
@@ -88,7 +88,7 @@ class Standby:
                 self._make()
 
     async def take(self, name: str, on: int | None = None) -> ActorProcess:
-        """The one that waits, under its new name, or a fresh process. ``on``: the number of the host that it must be
+        """Take the standby under a new name, or spawn a process. ``on``: the number of the host that it must be
         on. Errors: ActorDied; DeadlineError; NoHosts if that host is lost, and does not come back."""
         candidate, self._candidate = self._candidate, None
         process = None if candidate is None else await self._result_of(candidate)
@@ -129,6 +129,6 @@ class Standby:
         return process
 
     def stop(self) -> None:
-        """Nobody will take it any more."""
+        """Stop preparing."""
         if self._candidate is not None:
             self._candidate.preparing.cancel()

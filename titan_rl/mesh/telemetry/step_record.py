@@ -26,39 +26,39 @@ class ActorSpan(NamedTuple):
     seconds: float
 
 
-FoundOfRow = np.ndarray
+RowResults = np.ndarray
 """Float32 [1, S]: the trainer's log-probabilities before the update; or [2, S], the advantages that the loss got below
 them, where the trainer refined those that it was given."""
 
 
 @dataclass(frozen=True)
-class RankTold:
-    """By one rank, of a step."""
+class RankReport:
+    """Report of one rank on a step: spans and per-token results."""
 
     spans: list[Span] = field(default_factory=list)
     group: int = 0
     """Index of the data-parallel group whose rows the entries describe."""
-    found: list[dict[int, FoundOfRow]] = field(default_factory=list)
+    results: list[dict[int, RowResults]] = field(default_factory=list)
     """For each update, by the place of a row among those of the group."""
 
 
-Found = list[dict[tuple[int, int], FoundOfRow]]
+TokenResults = list[dict[tuple[int, int], RowResults]]
 """For each update, by (group of ranks, place of the row among its rows)."""
 
 
 class StepRecord:
-    """Owns it. What nobody takes is forgotten."""
+    """Spans and results of the last step; a bounded buffer."""
 
     def __init__(self) -> None:
         self._spans: deque[ActorSpan] = deque(maxlen=_MOST)
-        self._found: Found = []
+        self._results: TokenResults = []
 
     def note(self, actor: str, spans: Iterable[Span]) -> None:
         self._spans.extend(ActorSpan(actor, *span) for span in spans)
 
     @contextmanager
     def span(self, name: str, *actors: str) -> Iterator[None]:
-        """The block is what these actors do meanwhile."""
+        """Record a span of these actors over the ``with`` block."""
         begin = time.time()
         try:
             yield
@@ -66,29 +66,28 @@ class StepRecord:
             for actor in actors:
                 self._spans.append(ActorSpan(actor, name, begin, time.time() - begin))
 
-    def trained(self, told: Mapping[str, RankTold], of_policy: Sequence[str]) -> None:
-        """A step, by each rank's name. ``of_policy``: the ranks that hold the policy; the last step's replaces what
-        was known."""
-        for actor, rank in told.items():
+    def trained(self, reports: Mapping[str, RankReport], of_policy: Sequence[str]) -> None:
+        """Record a trained step, by rank name. ``of_policy``: ranks that hold the policy."""
+        for actor, rank in reports.items():
             self.note(actor, rank.spans)
-        self._found = found_of([told[name] for name in of_policy])
+        self._results = join_results([reports[name] for name in of_policy])
 
     def take_spans(self) -> list[ActorSpan]:
-        taken = sorted(self._spans, key=lambda span: span.begin)
+        spans = sorted(self._spans, key=lambda span: span.begin)
         self._spans.clear()
-        return taken
+        return spans
 
-    def take_found(self) -> Found:
-        """Of the step that was trained last."""
-        taken, self._found = self._found, []
-        return taken
+    def take_results(self) -> TokenResults:
+        """Results of the last trained step; cleared."""
+        results, self._results = self._results, []
+        return results
 
 
-def found_of(ranks: Iterable[RankTold]) -> Found:
-    """What all ranks found together."""
-    joined: Found = []
+def join_results(ranks: Iterable[RankReport]) -> TokenResults:
+    """Results of all ranks, joined by update."""
+    joined: TokenResults = []
     for rank in ranks:
-        joined += [{} for _ in range(len(rank.found) - len(joined))]
-        for update, rows in enumerate(rank.found):
+        joined += [{} for _ in range(len(rank.results) - len(joined))]
+        for update, rows in enumerate(rank.results):
             joined[update] |= {(rank.group, place): values for place, values in rows.items()}
     return joined

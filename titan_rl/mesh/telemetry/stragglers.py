@@ -14,8 +14,8 @@ _LEAST_SECONDS = 0.005
 """An actor that takes less is not slow: such times are noise."""
 
 
-def seconds_wanted() -> float:
-    """Seconds for which this process's threads ran, or were ready to run and waited for a core.
+def runnable_seconds() -> float:
+    """Seconds that this process's threads ran or waited for a core.
 
     Waiting for others, in a collective say, does not count: it would make all ranks look alike. From Linux's schedstat.
     With a GPU it is the host's part of the work.
@@ -31,7 +31,7 @@ def seconds_wanted() -> float:
 
 
 class Stragglers:
-    """Owns the last step times of every actor."""
+    """Recent step times of every actor."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, dict[str, deque[float]]] = defaultdict(dict)
@@ -41,8 +41,8 @@ class Stragglers:
     def note(self, kind: str, seconds: Mapping[str, float], work: Mapping[str, int] = MappingProxyType({})) -> None:
         """A step's seconds of all actors of a kind, by name; an actor that is not among them is forgotten. They are
         judged by what a piece of ``work`` took, of which each actor did so much, or else 1."""
-        known = self._seconds[kind]
-        self._seconds[kind] = {name: known.get(name, deque(maxlen=_WINDOW)) for name in seconds}
+        windows = self._seconds[kind]
+        self._seconds[kind] = {name: windows.get(name, deque(maxlen=_WINDOW)) for name in seconds}
         self._of_last_step[kind] = dict(seconds)
         for name, value in seconds.items():
             self._seconds[kind][name].append(value / work.get(name, 1))
@@ -58,11 +58,13 @@ class Stragglers:
 
     def slowest(self) -> dict[str, float]:
         """The largest ratio of each kind, as metrics."""
-        found = {kind: [ratio for _, ratio in _against_peers(actors)] for kind, actors in self._seconds.items()}
-        return {f"slowest_{kind}": max(ratios) for kind, ratios in found.items() if ratios}
+        ratios_by_kind = {
+            kind: [ratio for _, ratio in _against_peers(actors)] for kind, actors in self._seconds.items()
+        }
+        return {f"slowest_{kind}": max(ratios) for kind, ratios in ratios_by_kind.items() if ratios}
 
     def new(self) -> dict[str, float]:
-        """Those that have become stragglers since this was last asked, with their ratios."""
+        """New stragglers since the last call, with their ratios."""
         slow = {name: ratio for name, ratio in self.ratios().items() if ratio >= _LIMIT}
         new = {name: ratio for name, ratio in slow.items() if name not in self._known}
         self._known = set(slow)

@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 class WeightLink:
-    """Owns the plan and the open regions, and knows which version is published and which is live.
+    """Link between trainer and generators: plan, open regions, published and live version.
 
     Errors of all calls: ActorDied; whatever an actor raises.
     """
@@ -49,13 +49,13 @@ class WeightLink:
         setting: Setting,
         seconds: float,
         record: StepRecord | None = None,
-        tell: Callable[..., None] = lambda kind, **fields: None,
+        record_event: Callable[..., None] = lambda kind, **fields: None,
     ):
-        """``seconds``: of any call. ``record``: who took how long. ``tell(kind,
+        """``seconds``: of any call. ``record``: who took how long. ``record_event(kind,
         **fields)`` hears who was to hand a version on and did not."""
         self.trainers, self.seconds = trainers, seconds
         self.setting: Setting = setting
-        self._record, self._tell = record or StepRecord(), tell
+        self._record, self._record_event = record or StepRecord(), record_event
         self.routes = WeightRoutes(setting)
         self.epoch = 0
         """Grows whenever the trainer's regions are opened: what is published in an earlier one is refused."""
@@ -81,15 +81,17 @@ class WeightLink:
         """Held while replicas are connected or take a version."""
 
     async def connect(self, replicas: list[Replica]) -> None:
-        """Ask both sides what they hold and need, plan, open the regions, connect the replicas. Errors: PlanError."""
+        """Plan the transfer, open the regions and connect the replicas. Errors: PlanError."""
         ranks, first = self.trainers.of_policy, replicas[0].ranks
-        self._sources, held, needs = await asyncio.gather(
+        self._sources, holdings_by_rank, needs = await asyncio.gather(
             self._call_all(ranks, TrainerEndpoints.place()),
             self._call_all(ranks, TrainerEndpoints.holdings()),
             self._call_all(first, GeneratorEndpoints.needs()),
         )
         interner = Interner()
-        self.plan = Plan([interner.again(units) for units in held], [interner.again(units) for units in needs])
+        self.plan = Plan(
+            [interner.again(units) for units in holdings_by_rank], [interner.again(units) for units in needs]
+        )
         places = await asyncio.gather(
             *(self._call_all(replica.ranks, GeneratorEndpoints.place()) for replica in replicas)
         )
@@ -101,8 +103,8 @@ class WeightLink:
         self._over_rdma = {holder for holder, transport in used if transport in RDMA}
         self._over_tcp = {holder for holder, transport in used if transport == "tcp"}
         await self._open()
-        known = zip(replicas, places, pairs, strict=True)
-        await asyncio.gather(*(self._connect_known(*replica) for replica in known))
+        connections = zip(replicas, places, pairs, strict=True)
+        await asyncio.gather(*(self._connect_replica(*replica) for replica in connections))
         self._connected = list(replicas)
         if (count := self.routes.num_hosts) > 1:
             self.transports += f", handed on between {count} hosts"
@@ -142,9 +144,9 @@ class WeightLink:
 
     async def _connect(self, replica: Replica) -> None:
         places = await self._call_all(replica.ranks, GeneratorEndpoints.place())
-        await self._connect_known(replica, places, self._transports(replica, places))
+        await self._connect_replica(replica, places, self._transports(replica, places))
 
-    async def _connect_known(
+    async def _connect_replica(
         self, replica: Replica, places: list[Place], transports: list[dict[int, Transport]]
     ) -> None:
         """Each rank is told what it has to know, and no more."""
@@ -180,7 +182,7 @@ class WeightLink:
     # after the trainer was repaired (trainer_repair.Follower)
 
     async def reopen(self) -> None:
-        """The trainer's ranks are others, or have begun anew; the plan is the same."""
+        """Reopen the regions after a repair of the trainer, with the same plan."""
         if self.plan is None:
             return
         async with self._lock:
@@ -192,7 +194,7 @@ class WeightLink:
                     await self._connect(replica)
 
     async def resume(self, step: int) -> None:
-        """What was published was withdrawn, and somebody may still need it: it is published again.
+        """Publish the withdrawn version again.
 
         If the run is a step further by now, the weights of that version are gone: those of ``step`` come in their
         place, under their own number.
@@ -203,7 +205,7 @@ class WeightLink:
     # versions
 
     async def stage(self, version: int) -> None:
-        """Every trainer rank begins to copy its shards. The version before must be live."""
+        """Begin to stage a version on all trainer ranks. The one before must be live."""
         what = f"publishing weights version {version}"
         ranks = self.trainers.of_policy
         with self._record.span("publish", *(rank.name for rank in ranks)):
@@ -213,7 +215,7 @@ class WeightLink:
     async def announce(
         self, version: int, healthy: Callable[[], list[Replica]], failed: Callable[[int, str], None]
     ) -> list[EngineStatistics]:
-        """The replicas that may get work fetch and apply a staged version.
+        """Have healthy replicas fetch and apply a staged version.
 
         Gives statistics of the version before, of those that did.
 
@@ -245,8 +247,8 @@ class WeightLink:
         ]
         with self._record.span("fetch", f"generator {replica.number}"):
             fetched = await call_each(fetches, seconds=self.seconds, what=what)
-        for left in (reason for one in fetched for reason in one.left):
-            self._tell("not_handed_on", to=f"generator {replica.number}", version=version, why=left)
+        for fallback in (reason for one in fetched for reason in one.fallbacks):
+            self._record_event("not_handed_on", to=f"generator {replica.number}", version=version, why=fallback)
         applying = GeneratorEndpoints.apply(version)
         statistics = await call(replica.ranks[0], applying, seconds=self.seconds, what=what)
         self._record.note(f"generator {replica.number}", statistics.spans)

@@ -31,7 +31,7 @@ class _Seat:
 
 
 class WeightRoutes:
-    """Owns what is known of the ranks of replicas that are connected."""
+    """Routes of versions between the ranks of connected replicas."""
 
     def __init__(self, setting: Setting):
         self.setting: Setting = setting
@@ -44,34 +44,36 @@ class WeightRoutes:
         self._seats = {one: seats for one, seats in self._seats.items() if one is replica or not one.is_dead}
 
     def hold(self, replicas: Sequence[Replica]) -> None:
-        """These have the version that is live, and nobody else."""
+        """Set the replicas that hold the live version."""
         self._holders = list(replicas)
 
     @property
     def holders(self) -> list[Replica]:
-        """Those that have the version that is live, and live."""
+        """Live replicas that hold the live version."""
         return [replica for replica in self._holders if not replica.is_dead]
 
     def together(self, replicas: Sequence[Replica], epoch: int) -> list[list[Route]]:
-        """For replicas that take a version at the same time: the route of each rank of each."""
+        """Routes by replica and rank, for a simultaneous update."""
         routes = [[Route(epoch) for _ in self._seats.get(replica, ())] for replica in replicas]
         for reader in range(max(map(len, routes), default=0)):
             seats = [self._seats[replica][reader] for replica in replicas]
             takers = [number for number, seat in enumerate(seats) if seat.relay is not None]
             parents = parents_of([seats[number].place.host for number in takers])
-            for number, found in zip(takers, parents, strict=True):
-                routes[number][reader] = self._route(seats[number], [seats[taker] for taker in takers], found, epoch)
+            for number, own_parents in zip(takers, parents, strict=True):
+                routes[number][reader] = self._route(
+                    seats[number], [seats[taker] for taker in takers], own_parents, epoch
+                )
         return routes
 
     def alone(self, replica: Replica, epoch: int) -> list[Route]:
-        """For a replica that comes later: each rank's, from those who have the version."""
-        found = []
+        """Routes by rank of a late replica, from the holders."""
+        routes = []
         for reader, seat in enumerate(self._seats.get(replica, ())):
             others = [self._seats[holder][reader] for holder in self.holders if holder in self._seats]
             others = [other for other in others if other.relay is not None] if seat.relay is not None else []
             parents = parents_of_a_late_one(seat.place.host, [other.place.host for other in others], replica.number)
-            found.append(self._route(seat, others, parents, epoch))
-        return found
+            routes.append(self._route(seat, others, parents, epoch))
+        return routes
 
     def _route(self, seat: _Seat, others: Sequence[_Seat], parents: Parents, epoch: int) -> Route:
         return Route(epoch, tuple(None if place is None else self._parent(seat, others[place]) for place in parents))
@@ -82,6 +84,6 @@ class WeightRoutes:
 
     @property
     def num_hosts(self) -> int:
-        """That hand versions on to each other."""
+        """Number of hosts that relay versions."""
         seats = (seat for seats in self._seats.values() for seat in seats if seat.relay is not None)
         return len({seat.place.host for seat in seats})

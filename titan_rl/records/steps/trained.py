@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from titan_rl.data.storage.files import replacing, wanting
 from titan_rl.data.storage.tables import check_table
 from titan_rl.data.types import Batch, Group, Rollout, Row, is_model
-from titan_rl.mesh.telemetry.step_record import Found
+from titan_rl.mesh.telemetry.step_record import TokenResults
 from titan_rl.records.steps.step_names import step_name
 
 SCHEMA = pa.schema(
@@ -47,7 +47,7 @@ class Piece:
     update: int
 
 
-def pieces(batches: Sequence[Batch], found: Found) -> dict[tuple[str, int], list[Piece]]:
+def pieces(batches: Sequence[Batch], found: TokenResults) -> dict[tuple[str, int], list[Piece]]:
     """Of each prompt and sample."""
     known: dict[tuple[str, int], list[Piece]] = {}
     for update, (batch, of_rows) in enumerate(zip(batches, found, strict=False)):
@@ -60,7 +60,7 @@ def pieces(batches: Sequence[Batch], found: Found) -> dict[tuple[str, int], list
 
 
 def _of_row(row: Row, values: np.ndarray, update: int) -> Iterator[tuple[tuple[str, int], Piece]]:
-    """``values``: a mesh.telemetry.step_record.FoundOfRow."""
+    """``values``: a mesh.telemetry.step_record.RowResults."""
     advantage_S = values[1] if len(values) > 1 else row.advantage_S
     start = 0
     for prompt_id, sample, count in row.owners:
@@ -120,7 +120,9 @@ def read_trained(folder: Path, step: int, prompt_id: str, sample: int) -> dict[s
     return rows[0] if rows else None
 
 
-def write_trained(folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], found: Found) -> None:
+def write_trained(
+    folder: Path, step: int, groups: Iterable[Group], batches: Sequence[Batch], found: TokenResults
+) -> None:
     """Nothing is written where nothing is known. Errors: DiskFull."""
     if not (rows := trained_rows(groups, pieces(batches, found))):
         return

@@ -116,4 +116,4 @@ def _dispatcher(config: Config, verifier: ActorProcess) -> Dispatcher:
         router=Router("verifier", [0]), procs={0: verifier}, note_scoring=lambda name, seconds: None
     )
     # a dispatcher asks no more of either
-    return Dispatcher(config, cast(Generators, generators), cast(Verifiers, verifiers), reissued=lambda name: None)
+    return Dispatcher(config, cast(Generators, generators), cast(Verifiers, verifiers), on_retry=lambda name: None)

@@ -14,7 +14,7 @@ Sums = Literal["xxh3", "weighted"]
 
 
 def sums_for(device: torch.device) -> Sums:
-    """Of a region whose slots are there."""
+    """Kind of checksum for slots on a device."""
     return "xxh3" if device.type == "cpu" else "weighted"
 
 

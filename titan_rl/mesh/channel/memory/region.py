@@ -30,7 +30,7 @@ _VERSION_BITS = 40
 
 
 def stamp_of(epoch: int, version: int) -> int:
-    """What a slot holds that a writer of this epoch has filled with this version; of epoch 0 the version itself."""
+    """Stamp of a version in an epoch; in epoch 0 the version itself."""
     assert 0 <= version < 1 << _VERSION_BITS and 0 <= epoch < 1 << (62 - _VERSION_BITS)
     return epoch << _VERSION_BITS | version
 
@@ -43,10 +43,10 @@ def epoch_of(stamp: int) -> int:
     return stamp >> _VERSION_BITS
 
 
-def will_not_come(found: int, wanted: int) -> bool:
-    """Whether a slot with stamp ``found`` will never have ``wanted``: it failed, was superseded, or is a writer's whose
+def is_unavailable(stamp: int, target: int) -> bool:
+    """Whether a slot that holds ``stamp`` can never hold ``target``: it failed, was superseded, or its writer's
     epoch is over."""
-    return found == FAILED or found > wanted or (found >= 0 and epoch_of(found) < epoch_of(wanted))
+    return stamp == FAILED or stamp > target or (stamp >= 0 and epoch_of(stamp) < epoch_of(target))
 
 
 Memory = mmap.mmap | memoryview
@@ -68,7 +68,7 @@ class Header:
 
 @dataclass(frozen=True)
 class RegionHandle:
-    """All that a reader needs to reach a region: made once, and cheap to send."""
+    """Address and layout of a region, for readers; cheap to send."""
 
     rank: int
     pid: int
@@ -90,7 +90,7 @@ class RegionHandle:
 
 
 class Region:
-    """The owner's side. ``slots`` are uint8 tensors."""
+    """Memory region of its owner. ``slots`` are uint8 tensors."""
 
     def __init__(
         self,
@@ -140,21 +140,21 @@ class Region:
         return RegionHandle(*place, self.blocks, self.sums, *ways)
 
     def withdraw(self) -> None:
-        """Those who wait are told so, and nobody else is served."""
+        """Mark all slots as failed and stop serving; waiting readers raise."""
         self.header.stamps[:] = FAILED
         if self._address is not None:
             block_server().forget(self._address)
             self._address = None
 
-    # for readers over TCP (tcp/server.py: Served)
+    # for readers over TCP (tcp/server.py: BlockSource)
 
     def look(self, slot: int, block: int, stamp: int) -> tuple[Status, int]:
-        found = int(self.header.stamps[slot])
+        held = int(self.header.stamps[slot])
         if block >= len(self.blocks):
             raise IndexError(block)
-        if found == stamp:
-            return Status.READY, found
-        return (Status.GONE if will_not_come(found, stamp) else Status.WAITING), found
+        if held == stamp:
+            return Status.READY, held
+        return (Status.GONE if is_unavailable(held, stamp) else Status.WAITING), held
 
     def block(self, slot: int, block: int) -> Block:
         start, stop = self.blocks[block]

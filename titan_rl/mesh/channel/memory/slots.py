@@ -19,7 +19,7 @@ Copies = list[tuple[torch.Tensor, torch.Tensor | Callable[[], torch.Tensor]]]
 """(place in the slot, where its values come from, or what makes them)."""
 
 
-def give_way(nice: int) -> None:
+def lower_priority(nice: int) -> None:
     """Lower this thread's priority, so that it runs when others leave it a core. ``nice``: 0 changes nothing."""
     if nice:
         thread = threading.get_native_id()
@@ -38,7 +38,7 @@ class SlotWriter:
         self._copied.set()
 
     def begin(self, version: int, slot: int, before_stamp: Callable[[], None] = lambda: None) -> None:
-        """Fill a slot with what the sources hold now; they must not change until ``wait_until_copied`` returns."""
+        """Copy the sources into a slot in the background; they must not change until ``wait_until_copied`` returns."""
 
         def fill() -> None:
             region, stream = self.region, self._stream
@@ -54,7 +54,7 @@ class SlotWriter:
         self._begin(version, slot, fill)
 
     def copy_slot(self, source: int, slot: int) -> None:
-        """The version that another slot holds, by the calling thread."""
+        """Copy one slot to another, in the calling thread."""
         self.wait()
         header, slots = self.region.header, self.region.slots
         header.stamps[slot] = WRITING
@@ -76,7 +76,7 @@ class SlotWriter:
         header = self.region.header
         try:
             compute_alone()
-            give_way(self.nice)
+            lower_priority(self.nice)
             fill()
             header.stamps[slot] = version
         except BaseException:  # any error: readers must not wait for this version
@@ -86,12 +86,12 @@ class SlotWriter:
             self._copied.set()
 
     def wait_until_copied(self) -> None:
-        """Until the sources may change again by what the calling thread does."""
+        """Wait until the calling thread may change the sources again."""
         self._copied.wait()
         self._stream.precede()
 
     def wait(self) -> None:
-        """Until the last version is stamped."""
+        """Wait until the last version is stamped."""
         if self._work is not None:
             self._work.join()
 

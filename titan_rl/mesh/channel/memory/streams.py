@@ -11,7 +11,7 @@ import torch
 
 
 class NoStream:
-    """A CPU's: what was asked for is done when the call returns."""
+    """Stand-in for a stream on a CPU, where all work is synchronous."""
 
     is_asynchronous = False
 

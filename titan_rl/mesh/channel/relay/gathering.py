@@ -16,7 +16,7 @@ from titan_rl.mesh.channel.memory.region import version_of
 from titan_rl.mesh.channel.plan import Read
 from titan_rl.mesh.channel.relay.memory import RelayHandle, RelayView
 from titan_rl.mesh.channel.relay.trees import stripes
-from titan_rl.mesh.channel.sources import Gone, Tcp, TornRead
+from titan_rl.mesh.channel.sources import Tcp, TornRead, VersionUnavailable
 from titan_rl.mesh.channel.tcp.client import BlockClient, Done, Refused, WrongBlock, dealt, streams_each
 from titan_rl.mesh.channel.tcp.protocol import Status
 from titan_rl.mesh.channel.transports import Transport
@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Parent:
-    """Another rank, which has or gets the same bytes, and how it is read."""
+    """Peer rank with the same bytes, and its transport."""
 
     handle: RelayHandle
     transport: Transport
@@ -36,7 +36,7 @@ class Parent:
 
 @dataclass(frozen=True)
 class Route:
-    """Where one rank takes a version from; it is told anew with each."""
+    """Sources of one rank for a version."""
 
     epoch: int
     """Of the trainer's regions that the version is in."""
@@ -46,21 +46,21 @@ class Route:
 
 @dataclass
 class Fetched:
-    """What one rank took of a version over the network; from its own host it is not counted."""
+    """Bytes fetched over the network by one rank; those from its own host are not counted."""
 
     bytes_from_trainers: int = 0
     bytes_from_generators: int = 0
-    left: list[str] = field(default_factory=list)
-    """Who was left, and why."""
+    fallbacks: list[str] = field(default_factory=list)
+    """Parents that did not deliver, each with its reason; trainers were read instead."""
 
 
 class Unreachable(TornRead):
-    """A trainer rank does not answer; it may again."""
+    """Unreachable trainer rank; a retry may succeed."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """What is gathered, and until when (``time.monotonic``)."""
+    """Stamp and slot of a requested version, with its deadline (``time.monotonic``)."""
 
     stamp: int
     slot: int
@@ -68,9 +68,9 @@ class Version:
 
 
 async def ended(*works: Awaitable) -> None:
-    """Until all have ended, whatever some of them raise. Errors: Gone if one raised that; else the first."""
+    """Wait for all, whatever some raise. Errors: VersionUnavailable if one raised that; else the first error."""
     errors = [one for one in await asyncio.gather(*works, return_exceptions=True) if one is not None]
-    for error in sorted(errors, key=lambda error: not isinstance(error, Gone)):
+    for error in sorted(errors, key=lambda error: not isinstance(error, VersionUnavailable)):
         raise error
 
 
@@ -82,7 +82,7 @@ async def take_over_streams(
     done: Done,
     count: int,
 ) -> None:
-    """By as many threads and connections. Errors: those of ``BlockClient.take``."""
+    """Read blocks over ``count`` threads and connections. Errors: those of ``BlockClient.take``."""
     shares = dealt(reads, count)
     if not shares:
         return
@@ -98,7 +98,7 @@ async def take_over_streams(
 async def take_from_trainer(
     source: Tcp, version: Version, reads: Sequence[Read], buffer: torch.Tensor, done: Done, count: int
 ) -> None:
-    """Errors: Gone; TornRead, Unreachable among them."""
+    """Read blocks from a trainer over TCP. Errors: VersionUnavailable; TornRead; Unreachable."""
     name, number = source.name, version_of(version.stamp)
     try:
         await take_over_streams(source.client, version, reads, buffer, done, count)
@@ -108,8 +108,10 @@ async def take_from_trainer(
         if error.status is Status.LATE:
             raise TornRead(f"{name} has not finished version {number}") from error
         if error.stamp > version.stamp:
-            raise Gone(f"{name} has version {version_of(error.stamp)} where {number} was asked for") from error
-        raise Gone(f"{name} failed to stage version {number}, or began anew") from error
+            raise VersionUnavailable(
+                f"{name} has version {version_of(error.stamp)} where {number} was asked for"
+            ) from error
+        raise VersionUnavailable(f"{name} failed to stage version {number}, or began anew") from error
     except OSError as error:
         await asyncio.sleep(_PAUSE_SECONDS)
         raise Unreachable(f"{name} cannot be reached: {error}") from error
@@ -123,12 +125,12 @@ class Parents:
         self._views: dict[RelayHandle, RelayView] = {}
 
     def shares(self, route: Route, missing: Sequence[int]) -> dict[Parent | None, list[int]]:
-        """Of blocks by their place in the plan: from whom each is taken."""
-        found: dict[Parent | None, list[int]] = {None: []}
+        """Blocks by parent (None: trainers), as places in the plan."""
+        places: dict[Parent | None, list[int]] = {None: []}
         for place in missing:
             parent = route.parents[self._stripe_of[place] % len(route.parents)]
-            found.setdefault(parent, []).append(place)
-        return found
+            places.setdefault(parent, []).append(place)
+        return places
 
     async def take(
         self,
@@ -140,7 +142,7 @@ class Parents:
         fetched: Fetched,
         others: Callable[[], Awaitable[None]],
     ) -> None:
-        """From the parent, and what it does not give by ``others``. Errors: those of ``others``."""
+        """Read from a parent, with ``others`` as fallback. Errors: those of ``others``."""
         source = None
         try:
             source = self._open(parent)
@@ -149,7 +151,9 @@ class Parents:
         except (OSError, Refused, WrongBlock) as error:
             if time.monotonic() > version.deadline:
                 raise TornRead(f"{parent.handle.name} did not hand on all of the version: {error}") from error
-            fetched.left.append(f"{parent.handle.name} was left, for the trainers: {type(error).__name__}: {error}")
+            fetched.fallbacks.append(
+                f"{parent.handle.name} was left, for the trainers: {type(error).__name__}: {error}"
+            )
             await others()
         finally:
             if isinstance(source, BlockClient):

@@ -38,12 +38,12 @@ class RelayHeader:
 
     def look(self, block: int, stamp: int) -> tuple[Status, int]:
         """Whether a block is there under this stamp; and its stamp. Errors: IndexError."""
-        found, target = int(self.stamps[block]), int(self.state[_TARGET])
-        if found == stamp:
-            return Status.READY, found
-        if max(found, target) > stamp or int(self.state[_FAILED]) == stamp:
-            return Status.GONE, found
-        return (Status.WAITING if target == stamp else Status.IDLE), found
+        held, target = int(self.stamps[block]), int(self.state[_TARGET])
+        if held == stamp:
+            return Status.READY, held
+        if max(held, target) > stamp or int(self.state[_FAILED]) == stamp:
+            return Status.GONE, held
+        return (Status.WAITING if target == stamp else Status.IDLE), held
 
 
 def _data_offset(num_blocks: int) -> int:
@@ -53,7 +53,7 @@ def _data_offset(num_blocks: int) -> int:
 
 @dataclass(frozen=True)
 class RelayHandle:
-    """All that a reader needs to take a version from another rank."""
+    """Address of another rank's relay, for readers."""
 
     name: str
     """Of its process, for errors and the log."""
@@ -65,7 +65,7 @@ class RelayHandle:
 
 
 class Relay:
-    """The owner's side. Its reader alone writes."""
+    """Relay memory of its owner; only its reader writes."""
 
     def __init__(self, plan: ReadPlan, name: str = ""):
         """Errors: OSError if nothing can listen at this host's address."""
@@ -86,7 +86,7 @@ class Relay:
         return RelayHandle(self.name, os.getpid(), self.fd, self._nbytes, len(self._places), self._address)
 
     def begin(self, stamp: int) -> None:
-        """A version comes in; blocks that have it already stay."""
+        """Begin to receive a version; blocks with its stamp stay."""
         if self.header.state[_TARGET] != stamp:
             self.header.stamps[:] = WRITING
         self.header.state[_FAILED] = WRITING
@@ -96,25 +96,25 @@ class Relay:
         return int(self.header.stamps[block]) == stamp
 
     def put(self, block: int, stamp: int, checksum: int) -> None:
-        """Its bytes are in ``data``, and were checked."""
+        """Stamp a block whose checked bytes are in ``data``."""
         self.header.checksums[block] = checksum
         self.header.stamps[block] = stamp
 
     def fail(self, stamp: int) -> None:
-        """Those who wait for it here must look elsewhere."""
+        """Mark a version as failed; waiting ranks fail over."""
         self.header.state[_FAILED] = stamp
 
     def let_go(self) -> None:
-        """Hold no version, and no memory for one."""
+        """Release the memory; no version is held."""
         self.header.stamps[:] = WRITING
         self._mapping.madvise(_MADV_REMOVE, self._begin, len(self._mapping) - self._begin)
 
     def close(self) -> None:
-        """Nobody is served from here any more."""
+        """Stop serving."""
         self.header.state[:] = self.header.stamps[:] = WRITING
         block_server().forget(self._address)
 
-    # for readers over TCP (tcp/server.py: Served)
+    # for readers over TCP (tcp/server.py: BlockSource)
 
     def look(self, slot: int, block: int, stamp: int) -> tuple[Status, int]:
         return self.header.look(block, stamp)

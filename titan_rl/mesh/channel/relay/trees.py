@@ -30,14 +30,14 @@ def parents_of(hosts: Sequence[Hashable]) -> list[Parents]:
     trees, order = two_trees(len(carriers)), list(carriers.values())
     rank = {place: number for number, place in enumerate(order)}
     above = [[None if parent is None else order[parent] for parent in tree] for tree in trees]
-    found: list[Parents] = []
+    routes: list[Parents] = []
     for place, host in enumerate(hosts):
         if place in rank:
             parents = tuple(tree[rank[place]] for tree in above)
-            found.append((None,) if set(parents) == {None} else parents)
+            routes.append((None,) if set(parents) == {None} else parents)
         else:
-            found.append((carriers[host],))
-    return found
+            routes.append((carriers[host],))
+    return routes
 
 
 def parents_of_a_late_one(host: Hashable, holders: Sequence[Hashable], number: int) -> Parents:
@@ -53,12 +53,12 @@ def parents_of_a_late_one(host: Hashable, holders: Sequence[Hashable], number: i
 
 def stripes(sizes: Sequence[int], count: int = NUM_STRIPES) -> list[int]:
     """The stripe of each block: of blocks of these bytes, in order, each goes where there are the fewest bytes yet."""
-    totals, found = [0] * count, []
+    totals, stripe_of = [0] * count, []
     for size in sizes:
         stripe = totals.index(min(totals))
         totals[stripe] += size
-        found.append(stripe)
-    return found
+        stripe_of.append(stripe)
+    return stripe_of
 
 
 def arrival_times(hosts: int, blocks: int, latency: float = 0.0) -> list[float]:
@@ -83,17 +83,17 @@ def arrival_times(hosts: int, blocks: int, latency: float = 0.0) -> list[float]:
             place = waiting.pop()
             came = arrival.pop((place, stripe))
             last[place] = max(last[place], came[-1] if came else 0.0)
-            given = _handed_on(came, len(children[place]), latency)
-            arrival.update({(child, stripe): times for child, times in zip(children[place], given, strict=True)})
+            child_times = _handed_on(came, len(children[place]), latency)
+            arrival.update({(child, stripe): times for child, times in zip(children[place], child_times, strict=True)})
             waiting.extend(children[place])
     return last
 
 
 def _handed_on(came: list[float], num_children: int, latency: float) -> list[list[float]]:
     """When each child has each block: one is sent at a time, to one child after the other."""
-    free, given = 0.0, [[] for _ in range(num_children)]
+    free, arrivals = 0.0, [[] for _ in range(num_children)]
     for at in came:
-        for times in given:
+        for times in arrivals:
             free = max(free, at) + 1
             times.append(free + latency)
-    return given
+    return arrivals

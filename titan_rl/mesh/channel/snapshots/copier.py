@@ -69,7 +69,7 @@ class SnapshotCopier(Actor):
 
     @concurrent_endpoint
     async def keep(self, handle: RegionHandle) -> None:
-        """Copy a rank's snapshots from now on, and keep none of its region before."""
+        """Begin to copy a rank's snapshots, in place of those of its earlier region."""
         if handle.rank in self._following:
             self._following[handle.rank].cancel()
         self._copies[handle.rank] = copy = _Copy(handle)
@@ -77,7 +77,7 @@ class SnapshotCopier(Actor):
 
     @concurrent_endpoint
     async def kept(self, rank: int) -> tuple[list[int], RegionHandle | None]:
-        """Steps of a rank, which takes no more, that are complete; and where they are."""
+        """Complete steps of a dead rank, with the region's handle."""
         if rank not in self._copies:
             return [], None
         self._following[rank].cancel()

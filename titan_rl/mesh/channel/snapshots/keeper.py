@@ -17,14 +17,14 @@ _READ_SECONDS = 60.0
 
 
 class SnapshotKeeper:
-    """Holds another process's region. ``handle``: where it is, also when that process is dead."""
+    """Keeper of another process's region. ``handle``: its address, also after that process's death."""
 
     def __init__(self, handle: RegionHandle):
         fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDONLY)
         self.handle = dataclasses.replace(handle, pid=os.getpid(), fd=fd)
 
     def steps(self) -> list[int]:
-        """Steps whose state is complete, and is what its checksums say. The owner must take no more."""
+        """Steps with complete, verified state. The owner must take no more."""
         source = SharedMemory(self.handle)
         stamps = enumerate(source.header.stamps)
         return sorted({int(stamp) for slot, stamp in stamps if stamp >= 0 and source.is_whole(slot)})
@@ -61,5 +61,5 @@ def _fetch(source: SharedMemory | Rdma, step: int) -> torch.Tensor:
 
 
 def whole_slot(handle: RegionHandle) -> list[Read]:
-    """Each block to its own place."""
+    """Reads of a whole slot, each block to its own offset."""
     return [Read(handle.rank, block, start, stop - start, start) for block, (start, stop) in enumerate(handle.blocks)]

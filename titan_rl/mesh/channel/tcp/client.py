@@ -33,7 +33,7 @@ Done = Callable[[Read, int], None]
 
 
 class Refused(RuntimeError):
-    """A server says that blocks will not come from there. ``status``, ``stamp``: its words."""
+    """Server's refusal of blocks, with its ``status`` and ``stamp``."""
 
     def __init__(self, frame: Frame):
         self.status, self.stamp = frame.status, frame.stamp
@@ -41,7 +41,7 @@ class Refused(RuntimeError):
 
 
 class WrongBlock(RuntimeError):
-    """A block that fails its checksum. ``read``: which."""
+    """Block with a wrong checksum. ``read``: which."""
 
     def __init__(self, read: Read):
         self.read = read
@@ -49,7 +49,7 @@ class WrongBlock(RuntimeError):
 
 
 class BlockClient:
-    """One server as one reader sees it. ``bytes_received`` counts what came of blocks, wrong ones included."""
+    """Client of one block server. ``bytes_received`` counts wrong blocks, too."""
 
     def __init__(self, address: Address):
         self.address, self.bytes_received = address, 0
@@ -58,7 +58,7 @@ class BlockClient:
     def take(
         self, stamp: int, slot: int, reads: Sequence[Read], buffer: torch.Tensor, deadline: float, done: Done
     ) -> None:
-        """Blocks of one version, over a connection of its own, into ``buffer`` (uint8, host memory). ``read.block``
+        """Read blocks of one version over an own connection into ``buffer`` (uint8, host memory). ``read.block``
         and ``read.nbytes`` are the server's. Errors: Refused; WrongBlock; OSError if the connection fails, or is
         silent; TimeoutError among these."""
         with socket.create_connection((self.address.host, self.address.port), self._patience(deadline)) as plain:
@@ -117,10 +117,10 @@ class BlockClient:
     def _fill(self, stream: socket.socket, into: memoryview) -> None:
         count = len(into)
         while into:
-            got = stream.recv_into(into)
-            if not got:
+            received = stream.recv_into(into)
+            if not received:
                 raise ConnectionError("the other end closed the connection")
-            into = into[got:]
+            into = into[received:]
         with self._counting:
             self.bytes_received += count
 

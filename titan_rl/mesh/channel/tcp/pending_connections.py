@@ -22,8 +22,8 @@ _PAUSE_SECONDS = 0.05
 """Before it is tried again, where there was no room for another."""
 
 
-class Strangers:
-    """Owns the socket. Each is met in a thread of its own, in which everything with him may happen."""
+class PendingConnections:
+    """Listening socket that serves each connection in a thread of its own."""
 
     def __init__(
         self, listener: socket.socket, meet: Callable[[socket.socket, Callable[[], None]], None], name: str

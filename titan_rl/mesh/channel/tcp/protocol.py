@@ -26,11 +26,11 @@ REQUEST_BYTES, NUMBER_BYTES, FRAME_BYTES = _REQUEST.size, _NUMBER.size, _FRAME.s
 
 
 class ProtocolError(ConnectionError):
-    """The other end says what this protocol does not have."""
+    """Violation of the block protocol by the other end."""
 
 
 class Status(IntEnum):
-    """Of a block that was asked for under a stamp."""
+    """Status of a requested block under a stamp."""
 
     READY = 0
     """Its bytes follow."""
@@ -48,7 +48,7 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """Blocks of one slot, in the order in which they are wanted."""
+    """Request for blocks of one slot, in order."""
 
     region: int
     stamp: int
@@ -77,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Frame:
-    """What is said of a block. ``stamp``: what the slot holds by now."""
+    """Reply for a block. ``stamp``: the slot's current one."""
 
     status: Status
     stamp: int = 0

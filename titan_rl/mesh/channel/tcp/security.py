@@ -16,11 +16,11 @@ _VARIABLES = tuple(VARIABLES)
 
 def certificate_files() -> tuple[str, str, str] | None:
     """Certificate, key and CA of this process; None where it has none. Errors: ValueError if only some are named."""
-    certificate, key, authority = found = [os.environ.get(name, "") for name in _VARIABLES]
-    if any(found) and not all(found):
-        missing = [name for name, value in zip(_VARIABLES, found, strict=True) if not value]
+    certificate, key, authority = files = [os.environ.get(name, "") for name in _VARIABLES]
+    if any(files) and not all(files):
+        missing = [name for name, value in zip(_VARIABLES, files, strict=True) if not value]
         raise ValueError(f"TLS needs {', '.join(_VARIABLES)}: {', '.join(missing)} is not set")
-    return (certificate, key, authority) if all(found) else None
+    return (certificate, key, authority) if all(files) else None
 
 
 @cache

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, Strangers
+from titan_rl.mesh.channel.tcp.pending_connections import BACKLOG, PendingConnections
 from titan_rl.mesh.channel.tcp.protocol import (
     HELLO_BYTES,
     MAGIC,
@@ -38,15 +38,15 @@ _MAX_CLIENTS = 4096
 
 @dataclass(frozen=True)
 class Block:
-    """Where a block lies in the file."""
+    """Location of a block in the file."""
 
     offset: int
     nbytes: int
     checksum: int
 
 
-class Served(Protocol):
-    """Memory whose blocks may be read: a file without a name, and what is known of each block."""
+class BlockSource(Protocol):
+    """Readable memory: an anonymous file, with the status of each block."""
 
     fd: int
     """-1: it may be closed at any time, and is not to be sent from."""
@@ -62,7 +62,7 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a region is served, and what opens it. It travels in messages between the run's actors alone."""
+    """Address of a served region, with its token. Only the run's actors receive it."""
 
     host: str
     port: int
@@ -80,7 +80,7 @@ class BlockServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self.port, self._token = listener.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, BlockSource] = {}
         self._numbers = iter(range(1, 1 << 32))
         self._clients = threading.Semaphore(_MAX_CLIENTS)
         self._counting = threading.Lock()
@@ -88,25 +88,25 @@ class BlockServer:
         """Of each region that was ever served, counted when a block is begun."""
         self.num_refused = 0
         """Connections that showed no certificate or no token."""
-        self._strangers = Strangers(listener, self._meet, "block client")
+        self._strangers = PendingConnections(listener, self._meet, "block client")
 
-    def serve(self, served: Served) -> Address:
+    def serve(self, source: BlockSource) -> Address:
         number = next(self._numbers)
-        self._served[number] = served
+        self._served[number] = source
         return Address(self.host, self.port, number, self._certificate is not None, self._token)
 
     def forget(self, address: Address) -> None:
-        """It is not served any more."""
+        """Stop serving a region."""
         self._served.pop(address.region, None)
 
     def close(self) -> None:
         self._strangers.close()
 
-    def _meet(self, connection: socket.socket, known: Callable[[], None]) -> None:
+    def _meet(self, connection: socket.socket, on_known: Callable[[], None]) -> None:
         """Everything with one client. What it does wrong ends its connection, and nothing else."""
         with connection:
             stream = self._admitted(connection)
-            known()
+            on_known()
             if stream is None or not self._clients.acquire(blocking=False):
                 return
             try:
@@ -161,7 +161,7 @@ class BlockServer:
 
     def _looks(self, request: Request, number: int, deadline: float) -> Iterator[tuple[Status, int]]:
         """What a client is to be told of a block: now and then that it is not there, and at last how that ended."""
-        pause, told = _FIRST_POLL, time.monotonic()
+        pause, reported_at = _FIRST_POLL, time.monotonic()
         while True:
             status, stamp = self._look(request, number)
             now = time.monotonic()
@@ -170,8 +170,8 @@ class BlockServer:
             if now >= deadline:
                 status = Status.LATE
                 break
-            if now >= told + _TOLD_EVERY:
-                told = now
+            if now >= reported_at + _TOLD_EVERY:
+                reported_at = now
                 yield status, stamp
             time.sleep(pause)
             pause = min(2 * pause, _LAST_POLL)
@@ -184,7 +184,7 @@ class BlockServer:
             return Status.UNKNOWN, 0
 
     def send_block(self, stream: socket.socket, region: int, block: Block) -> None:
-        """A block's bytes, to who asked. Errors: ConnectionError if the region is served no more."""
+        """Send a block's bytes. Errors: ConnectionError if the region is served no more."""
         served = self._served.get(region)
         if served is None:
             raise ConnectionError("the region is served no more")
@@ -198,15 +198,15 @@ class BlockServer:
 
 
 def read_exactly(stream: socket.socket, count: int, deadline: float) -> bytes:
-    """So many bytes. Errors: ConnectionError if the stream ends before; TimeoutError."""
+    """Read exactly ``count`` bytes. Errors: ConnectionError if the stream ends before; TimeoutError."""
     data = bytearray(count)
     view = memoryview(data)
     while view:
         stream.settimeout(max(deadline - time.monotonic(), 0.001))
-        got = stream.recv_into(view)
-        if not got:
+        received = stream.recv_into(view)
+        if not received:
             raise ConnectionError("the other end closed the connection")
-        view = view[got:]
+        view = view[received:]
     return bytes(data)
 
 
@@ -215,7 +215,7 @@ _making = threading.Lock()
 
 
 def block_server() -> BlockServer:
-    """This process's, at its host's address. Started when somebody asks for the first time."""
+    """Block server of this process at its host's address, started at the first call."""
     with _making:
         host = host_address()
         if host not in _one:

@@ -58,9 +58,9 @@ class KubernetesOptions:
         return f"{self.name}-host-{number}.{self.service}"
 
 
-def kubernetes_options(settings: HostsConfig, count: int, **given: Any) -> KubernetesOptions:
+def kubernetes_options(settings: HostsConfig, count: int, **overrides: Any) -> KubernetesOptions:
     """``count``: of hosts. ``given``: goes over the settings. Errors: ConfigError."""
-    options = build_section(KubernetesOptions, settings.options | given, "hosts.options")
+    options = build_section(KubernetesOptions, settings.options | overrides, "hosts.options")
     if settings.addresses:
         raise ConfigError(f"{_SAID} finds the addresses of its hosts itself: leave hosts.addresses out")
     if settings.insecure:

@@ -39,11 +39,13 @@ class JobState:
         return self.state == "RUNNING"
 
 
-def check_commands(said: str) -> None:
-    """Errors: ConfigError where Slurm's commands are not at hand. ``said``: who wants them."""
+def check_commands(feature: str) -> None:
+    """Check for Slurm's commands on PATH. ``feature``: for messages. Errors: ConfigError."""
     for name in ("sbatch", "squeue", "scancel"):
         if shutil.which(name) is None:
-            raise ConfigError(f"{said} needs Slurm, and there is no {name} on PATH: go to a machine that submits jobs")
+            raise ConfigError(
+                f"{feature} needs Slurm, and there is no {name} on PATH: go to a machine that submits jobs"
+            )
 
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -53,8 +55,8 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def submit(script: Path, environment: Mapping[str, str]) -> int:
     """The number of the new job. Errors: SlurmError."""
-    said = _ask("sbatch", "--parsable", str(script), environment=environment)
-    return int(said.split(";")[0])
+    output = _ask("sbatch", "--parsable", str(script), environment=environment)
+    return int(output.split(";")[0])
 
 
 def cancel(*what: str) -> None:
@@ -69,13 +71,13 @@ def cancel_named(name: str) -> None:
 
 def list_jobs() -> dict[int, JobState]:
     """Those of this user that Slurm still knows. Errors: SlurmError."""
-    said = _ask("squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%A|%T|%N")
-    return parse_jobs(said)
+    output = _ask("squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%A|%T|%N")
+    return parse_jobs(output)
 
 
-def parse_jobs(said: str) -> dict[int, JobState]:
+def parse_jobs(output: str) -> dict[int, JobState]:
     """Of lines of ``number|state|node``."""
-    rows = [line.strip().split("|") for line in said.splitlines() if line.count("|") == 2]
+    rows = [line.strip().split("|") for line in output.splitlines() if line.count("|") == 2]
     return {int(number): JobState(state, node) for number, state, node in rows if number.isdecimal()}
 
 
@@ -101,10 +103,10 @@ class Queue:
 
     async def look(self) -> dict[int, JobState]:
         """The jobs as they are after this was asked. Errors: SlurmError."""
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         async with self._lock:
-            if self._begun <= asked:
-                await asyncio.sleep(self._begun + _PERIOD - asked)
+            if self._begun <= requested_at:
+                await asyncio.sleep(self._begun + _PERIOD - requested_at)
                 begun = time.monotonic()
                 self._jobs = await asyncio.to_thread(list_jobs)
                 self._begun = begun

@@ -87,16 +87,16 @@ class SlurmLauncher:
         refusals = 0
         while True:
             try:
-                found = (await self._look()).get(job)
+                job_state = (await self._look()).get(job)
                 refusals = 0
             except SlurmError:
                 if (refusals := refusals + 1) == _NUM_REFUSALS:
                     raise
                 continue
-            if found is None or not (found.is_running or found.is_waiting):
-                raise HostUnavailable(self._why(job, "is not there" if found is None else f"is {found.state}"))
-            if found.is_running:
-                return found.node
+            if job_state is None or not (job_state.is_running or job_state.is_waiting):
+                raise HostUnavailable(self._why(job, "is not there" if job_state is None else f"is {job_state.state}"))
+            if job_state.is_running:
+                return job_state.node
 
     async def watch(self, number: int) -> str:
         """A job that ends is seen within a second or two."""
@@ -104,9 +104,9 @@ class SlurmLauncher:
             return "it was given back"
         while True:
             with suppress(SlurmError):  # that Slurm does not answer says nothing of the host
-                found = (await self._look()).get(job)
-                if found is None or not found.is_running:
-                    return self._why(job, "is not there any more" if found is None else f"is {found.state}")
+                job_state = (await self._look()).get(job)
+                if job_state is None or not job_state.is_running:
+                    return self._why(job, "is not there any more" if job_state is None else f"is {job_state.state}")
 
     async def _look(self) -> dict[int, JobState]:
         if self._queue is None:  # made in the event loop that uses it

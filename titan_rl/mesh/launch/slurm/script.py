@@ -26,9 +26,9 @@ def host_script(options: SlurmOptions, number: int, certificates: str) -> str:
     """A host: one job of one node. A multi-node job would end as a whole with any of its nodes. It is never requeued:
     the run asks for another one. ``certificates``: a folder; empty: tcp."""
     name = job_name(options, number)
-    asked = {"gpus-per-node": options.gpus, "cpus-per-task": options.cpus, "mem": options.memory}
+    resources = {"gpus-per-node": options.gpus, "cpus-per-task": options.cpus, "mem": options.memory}
     lines = [f"--job-name={name}", "--no-requeue", f"--output={shlex.quote(f'{options.folder}/{name}-%j.out')}"]
-    lines += [f"--{key}={value}" for key, value in asked.items() if value]
+    lines += [f"--{key}={value}" for key, value in resources.items() if value]
     lines += ["--exclusive"] if options.exclusive else []
     port = f"$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))"
     scheme, way = ("tls", f"--certificates {shlex.quote(certificates)}") if certificates else ("tcp", "--insecure")

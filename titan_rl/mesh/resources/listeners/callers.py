@@ -38,7 +38,7 @@ class Connection(Protocol):
     def getsockname(self) -> Any: ...
 
 
-def is_anothers(connection: Connection) -> bool:
+def is_other_users(connection: Connection) -> bool:
     """Whether it comes from this host and is not held by this user or root: another's, or nobody's any more."""
     try:
         peer, own = connection.getpeername(), connection.getsockname()
@@ -76,14 +76,14 @@ def _end(family: int, own: tuple, peer: tuple) -> tuple[int, int, int] | None:
     return body[_STATE_AT], *_OWNER.unpack_from(body, _OWNER_AT)
 
 
-def closed_to_others(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
+def reject_other_users(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
     """A server's protocol that ends connections of another user of the host before it reads from them."""
 
     class Guarded(protocol):
         _is_refused = False
 
         def connection_made(self, transport: Any) -> None:
-            if is_anothers(transport.get_extra_info("socket")):
+            if is_other_users(transport.get_extra_info("socket")):
                 self._is_refused = True
                 transport.abort()
             else:

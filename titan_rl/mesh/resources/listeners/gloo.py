@@ -21,7 +21,7 @@ from contextlib import closing
 from functools import cache, wraps
 from typing import Any
 
-from titan_rl.mesh.resources.listeners.callers import is_anothers
+from titan_rl.mesh.resources.listeners.callers import is_other_users
 from titan_rl.mesh.resources.listeners.library_calls import LIBC, address_of, entries_of, write_entry
 
 _Listen = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=True)
@@ -95,7 +95,7 @@ def _accept(listener: int, address: Any, size: Any) -> int:
             return -1
         try:
             with closing(socket.socket(fileno=os.dup(descriptor))) as one:
-                is_refused = is_anothers(one)
+                is_refused = is_other_users(one)
         except OSError:  # no descriptor is left to look with
             is_refused = True
         if not is_refused:

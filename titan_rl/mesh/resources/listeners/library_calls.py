@@ -22,23 +22,23 @@ def address_of(function: Any) -> int:
 
 def entries_of(library: str, function: int) -> list[int]:
     """Where a loaded library keeps the address of a function."""
-    wanted, library = function.to_bytes(_WORD_BYTES, sys.byteorder), os.path.realpath(library)  # as maps has it
-    found = []
+    pattern, library = function.to_bytes(_WORD_BYTES, sys.byteorder), os.path.realpath(library)  # as maps has it
+    entries = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, permissions, *_, file = line.split(maxsplit=5)
         if file != library or permissions not in ("r--p", "rw-p"):
             continue
         start, end = (int(number, 16) for number in span.split("-"))
         data = ctypes.string_at(start, end - start)
-        found += [start + i for i in _places(data, wanted) if i % _WORD_BYTES == 0]
-    return found
+        entries += [start + i for i in _places(data, pattern) if i % _WORD_BYTES == 0]
+    return entries
 
 
-def _places(data: bytes, wanted: bytes) -> list[int]:
-    places, place = [], data.find(wanted)
+def _places(data: bytes, pattern: bytes) -> list[int]:
+    places, place = [], data.find(pattern)
     while place >= 0:
         places.append(place)
-        place = data.find(wanted, place + 1)
+        place = data.find(pattern, place + 1)
     return places
 
 

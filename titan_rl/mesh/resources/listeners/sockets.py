@@ -129,10 +129,10 @@ def _binding_in(folder: Path) -> Callable[[int, int, int], int]:
     numbers = itertools.count()
 
     def bind(descriptor: int, address: int, size: int) -> int:
-        given = ctypes.string_at(address, size)
-        if is_abstract(given):
-            given = given[:2] + os.fsencode(f"{folder}/{os.getpid()}.{next(numbers)}") + b"\0"
-        return LIBC.bind(descriptor, given, len(given))
+        sockaddr = ctypes.string_at(address, size)
+        if is_abstract(sockaddr):
+            sockaddr = sockaddr[:2] + os.fsencode(f"{folder}/{os.getpid()}.{next(numbers)}") + b"\0"
+        return LIBC.bind(descriptor, sockaddr, len(sockaddr))
 
     return bind
 
